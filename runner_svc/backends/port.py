@@ -1,0 +1,88 @@
+"""The backend port: what a runner asks of an engine.
+
+`weft.testing.conformance.backend` is the suite every implementation passes. Payloads and events are the generated
+messages: a backend is an adapter, and translating twice would only cost time.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, usage_pb2
+from weft.kernel.request import Operation
+
+Frame = list[event_pb2.InferenceEvent]
+GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendFacts:
+    """What is known about the model once it is loaded."""
+
+    operations: frozenset[Operation]
+    context_tokens: int
+    """Context of one slot, prompt and answer together; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInfo:
+    """What a backend may pass on about the request it works on."""
+
+    request_id: str
+    traceparent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingResult:
+    """Vectors in input order and what they cost."""
+
+    embeddings: list[embedding_pb2.Embedding]
+    usage: usage_pb2.Usage
+
+
+class Backend(Protocol):
+    """One engine process with one model. Life cycle: start, (generate | embed)*, stop; start again after a stop."""
+
+    @property
+    def process_id(self) -> int | None:
+        """Id of the engine's main process; None when there is none."""
+        ...
+
+    async def start(self) -> BackendFacts:
+        """Start the engine and return once it answers requests.
+
+        Raises LOAD_STALLED when it is not ready in time, SERVER_DIED when it exits first (the message has its last
+        log lines), CONNECT_FAILED when it cannot be started at all. Leaves no process behind when it raises or is
+        cancelled.
+        """
+        ...
+
+    async def wait_exit(self) -> str:
+        """Return when the engine's process has ended by itself, with how, in words ("exit code 1", "signal SIGKILL").
+
+        Returns only for a process that `start` reported ready; not for `stop`.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End the engine and everything it started. Idempotent; bounded by the backend's own grace periods."""
+        ...
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """Run one generation.
+
+        Yields frames of `delta`, `progress` and `usage` events: the first content alone, afterwards whatever has
+        arrived. The last event of the last frame is `finished`, its receipt holding usage, gpu_time and
+        tokens_per_second as the engine reported them; every choice has had its finish reason by then. Raises
+        SERVER_DIED, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED, BACKEND_ERROR or
+        BACKEND_PROTOCOL_ERROR. Closing the generator stops the engine's work on it.
+        """
+        ...
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """Embed every input. Raises as `generate`; UNSUPPORTED_OPERATION when the engine gives no embeddings."""
+        ...
+
+    def log_lines(self, count: int) -> list[str]:
+        """The last lines of the engine's output, oldest first, across restarts."""
+        ...

@@ -1,0 +1,32 @@
+"""Placing a request and running it: the one place where router, runner and edge meet.
+
+`port` holds the placement port and its values, `remote` the port over gRPC, `dispatcher` the code that gets a grant,
+calls the runner itself, fails over before the first content, and writes the receipt. `tickets` is the permit that a
+router signs and a runner checks.
+"""
+
+from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall
+from weft.dispatch.journey import RequestContext
+from weft.dispatch.port import (
+    Decision,
+    Grant,
+    LoadingModel,
+    Placement,
+    PlacementPort,
+    PlacementRequest,
+    WaitingInQueue,
+)
+
+__all__ = [
+    "Decision",
+    "Dispatcher",
+    "EmbeddingCall",
+    "GenerationCall",
+    "Grant",
+    "LoadingModel",
+    "Placement",
+    "PlacementPort",
+    "PlacementRequest",
+    "RequestContext",
+    "WaitingInQueue",
+]

@@ -1,0 +1,285 @@
+"""Runs a request: gets a grant, calls the runner itself, fails over before the first content, writes the receipt.
+
+The router decides and never sees a token; the frames of a runner pass through here untouched.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import grpc
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.runner.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    ticket_pb2,
+)
+from weft.dispatch.journey import Journey, RequestContext, log_receipt
+from weft.dispatch.port import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.telemetry import TRACEPARENT
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
+    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
+
+Frame = list[event_pb2.InferenceEvent]
+GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    placement: PlacementPort
+    channels: ChannelPool
+    clock: Clock
+    steady: SteadyConfig
+
+
+class Dispatcher:
+    """Turns requests into calls. One per process that has callers: each gateway, each router."""
+
+    def __init__(
+        self,
+        placement: PlacementPort,
+        channels: ChannelPool,
+        *,
+        clock: Clock | None = None,
+        steady: SteadyConfig | None = None,
+    ) -> None:
+        self._tools = _Tools(placement, channels, clock or SystemClock(), steady or SteadyConfig())
+
+    def generate(self, context: RequestContext, payload: GenerationPayload) -> "GenerationCall":
+        """A chat or text completion. Nothing happens until its frames are read."""
+        return GenerationCall(self._tools, context, payload)
+
+    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> "EmbeddingCall":
+        """An embedding. Nothing happens until its result is awaited."""
+        return EmbeddingCall(self._tools, context, payload)
+
+
+class _Call:
+    """What generation and embedding share: the journey, the placement, the receipt."""
+
+    def __init__(self, tools: _Tools, context: RequestContext) -> None:
+        self._tools = tools
+        self._context = context
+        self._journey = Journey(context, tools.clock.monotonic())
+        self._receipt: receipt_pb2.Receipt | None = None
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """What happened, once it is over; None before that."""
+        return self._receipt
+
+    def _place(self) -> SteadyPlacement:
+        context = self._context
+        request = PlacementRequest(
+            request_id=context.request_id,
+            tenant=context.tenant,
+            model=context.model,
+            operation=context.operation,
+            priority=context.priority,
+            allow_remote=context.allow_remote,
+            seconds_left=context.timeout_seconds,
+        )
+        return SteadyPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
+
+    def _seconds_left(self) -> float | None:
+        timeout = self._context.timeout_seconds
+        if timeout is None:
+            return None
+        return max(0.0, timeout - (self._tools.clock.monotonic() - self._journey.arrived))
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
+
+    async def _fail_attempt(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
+        self._journey.note_attempt_failed(error.reason)
+        await placement.report_attempt_failed(grant.attempt, error.reason)
+
+    def _close(self, reason: Reason, runner_part: receipt_pb2.Receipt | None) -> receipt_pb2.Receipt:
+        now = self._tools.clock.monotonic()
+        self._receipt = self._journey.receipt(reason, runner_part, now)
+        log_receipt(self._context, self._receipt, now - self._journey.arrived)
+        return self._receipt
+
+
+class GenerationCall(_Call):
+    """A generation under way."""
+
+    def __init__(self, tools: _Tools, context: RequestContext, payload: GenerationPayload) -> None:
+        super().__init__(tools, context)
+        self._payload = payload
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """Every frame of events, `finished` in the last one.
+
+        Raises the WeftError that ended the request; `content_started` in its metadata says that content went out
+        before it. Leaving the iterator (aclose, cancel) cancels the runner's work.
+        """
+        try:
+            async with self._place() as placement:
+                async with aclosing(self._attempts(placement)) as frames:
+                    async for frame in frames:
+                        yield frame
+                await placement.report_finished(Reason.UNSPECIFIED)
+        except WeftError as error:
+            if self._receipt is None:
+                self._close(error.reason, None)
+            raise
+        finally:
+            if self._receipt is None:
+                self._close(Reason.CANCELLED, None)
+
+    async def _attempts(self, placement: SteadyPlacement) -> AsyncGenerator[Frame]:
+        last_error: WeftError | None = None
+        while True:
+            try:
+                decision = await placement.next_decision()
+            except WeftError as rejection:
+                raise (last_error or rejection) from rejection
+            now = self._tools.clock.monotonic()
+            if not isinstance(decision, Grant):
+                self._journey.note_waiting(decision, now)
+                yield [waiting_event(decision)]
+                continue
+            self._journey.note_grant(decision, now)
+            try:
+                async with aclosing(self._attempt(placement, decision)) as frames:
+                    async for frame in frames:
+                        yield frame
+            except WeftError as error:
+                await self._fail_attempt_or_raise(placement, decision, error)
+                last_error = error
+            else:
+                return
+
+    async def _fail_attempt_or_raise(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
+        if self._journey.first_content is None:
+            await self._fail_attempt(placement, grant, error)
+            return
+        self._journey.note_attempt_failed(error.reason)
+        await placement.report_finished(error.reason)
+        error.metadata["content_started"] = "true"
+        raise error
+
+    async def _attempt(self, placement: SteadyPlacement, grant: Grant) -> AsyncGenerator[Frame]:
+        started = False
+        call = await self._call_runner(grant)
+        try:
+            async for response in call:
+                frame = list(response.events)
+                if not started and any(map(_is_content, frame)):
+                    started = True
+                    self._journey.note_first_content(self._tools.clock.monotonic())
+                    await placement.report_first_content(grant.attempt)
+                if frame and frame[-1].WhichOneof("event") == "finished":
+                    receipt = self._close(Reason.UNSPECIFIED, frame[-1].finished.receipt)
+                    frame[-1].finished.receipt.CopyFrom(receipt)
+                    yield frame
+                    return
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.WORKER_LOST) from error
+        finally:
+            call.cancel()
+        raise WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")
+
+    async def _call_runner(
+        self, grant: Grant
+    ) -> "grpc.aio.UnaryStreamCall[generation_service_pb2.GenerateRequest, generation_service_pb2.GenerateResponse]":
+        channel = await self._tools.channels.get(grant.address)
+        stub = cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel))
+        request = generation_service_pb2.GenerateRequest(ticket=_ticket(grant))
+        if isinstance(self._payload, chat_pb2.ChatPayload):
+            request.chat.CopyFrom(self._payload)
+        else:
+            request.completion.CopyFrom(self._payload)
+        return stub.Generate(request, timeout=self._seconds_left(), metadata=self._metadata())
+
+
+class EmbeddingCall(_Call):
+    """An embedding under way."""
+
+    def __init__(self, tools: _Tools, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> None:
+        super().__init__(tools, context)
+        self._payload = payload
+
+    async def result(self) -> list[embedding_pb2.Embedding]:
+        """The vectors in input order. Raises the WeftError that ended the request."""
+        try:
+            async with self._place() as placement:
+                response = await self._attempts(placement)
+                self._close(Reason.UNSPECIFIED, response.receipt)
+                await placement.report_finished(Reason.UNSPECIFIED)
+                return list(response.embeddings)
+        except WeftError as error:
+            self._close(error.reason, None)
+            raise
+        except asyncio.CancelledError:
+            self._close(Reason.CANCELLED, None)
+            raise
+
+    async def _attempts(self, placement: SteadyPlacement) -> embedding_service_pb2.EmbedResponse:
+        last_error: WeftError | None = None
+        while True:
+            try:
+                decision = await placement.next_decision()
+            except WeftError as rejection:
+                raise (last_error or rejection) from rejection
+            now = self._tools.clock.monotonic()
+            if not isinstance(decision, Grant):
+                self._journey.note_waiting(decision, now)
+                continue
+            self._journey.note_grant(decision, now)
+            try:
+                return await self._attempt(decision)
+            except WeftError as error:
+                await self._fail_attempt(placement, decision, error)
+                last_error = error
+
+    async def _attempt(self, grant: Grant) -> embedding_service_pb2.EmbedResponse:
+        channel = await self._tools.channels.get(grant.address)
+        stub = cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(channel))
+        request = embedding_service_pb2.EmbedRequest(ticket=_ticket(grant), payload=self._payload)
+        try:
+            return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata())
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.WORKER_LOST) from error
+
+
+def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
+    """The event that tells a client what a scheduler's word means."""
+    event = event_pb2.InferenceEvent()
+    if isinstance(decision, WaitingInQueue):
+        event.queued.position = decision.position
+        event.queued.reason = decision.reason
+        if decision.eta_seconds is not None:
+            event.queued.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
+        return event
+    event.loading.stage = decision.stage
+    if decision.progress is not None:
+        event.loading.progress = decision.progress
+    if decision.eta_seconds is not None:
+        event.loading.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
+    return event
+
+
+def _is_content(event: event_pb2.InferenceEvent) -> bool:
+    if event.WhichOneof("event") != "delta":
+        return False
+    delta = event.delta
+    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
+
+
+def _ticket(grant: Grant) -> ticket_pb2.Ticket:
+    return ticket_pb2.Ticket(claims=grant.claims, mac=grant.mac)

@@ -1,0 +1,132 @@
+"""What happened to one request, kept while it happens and written down as its receipt."""
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.port import Grant, LoadingModel
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.kernel.telemetry import trace_id_of
+
+log = structlog.get_logger("weft.request")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """Who asks for what, as the edge understood it."""
+
+    request_id: str
+    tenant: str
+    model: str
+    operation: Operation
+    traceparent: str
+    priority: Priority = Priority.NORMAL
+    allow_remote: bool = False
+    timeout_seconds: float | None = None
+    """Time to the caller's deadline; None: no deadline."""
+
+
+@dataclass(slots=True)
+class _AttemptRecord:
+    grant: Grant
+    reason: Reason = Reason.UNSPECIFIED
+
+
+@dataclass(slots=True)
+class Journey:
+    """The facts of one request. All times are seconds on the dispatcher's monotonic clock."""
+
+    context: RequestContext
+    arrived: float
+    attempts: list[_AttemptRecord] = field(default_factory=list)
+    granted: float | None = None
+    first_content: float | None = None
+    load_wait: float = 0.0
+    _loading_since: float | None = None
+
+    def note_waiting(self, decision: object, now: float) -> None:
+        """A scheduler's word that is not a grant; time under LoadingModel counts as load wait."""
+        if isinstance(decision, LoadingModel):
+            self._loading_since = self._loading_since or now
+        else:
+            self._end_load_wait(now)
+
+    def note_grant(self, grant: Grant, now: float) -> None:
+        """An attempt begins."""
+        self._end_load_wait(now)
+        self.granted = now
+        self.attempts.append(_AttemptRecord(grant))
+
+    def note_attempt_failed(self, reason: Reason) -> None:
+        """The current attempt failed."""
+        self.attempts[-1].reason = reason
+
+    def note_first_content(self, now: float) -> None:
+        """The answer has begun."""
+        self.first_content = now
+
+    def _end_load_wait(self, now: float) -> None:
+        if self._loading_since is not None:
+            self.load_wait += now - self._loading_since
+            self._loading_since = None
+
+    def receipt(self, reason: Reason, runner_part: receipt_pb2.Receipt | None, now: float) -> receipt_pb2.Receipt:
+        """The receipt at the end. `runner_part` is what the runner reported: usage, digest, host, GPU time."""
+        receipt = receipt_pb2.Receipt()
+        if runner_part is not None:
+            receipt.CopyFrom(runner_part)
+        receipt.request_id = self.context.request_id
+        receipt.outcome = self._outcome(reason)
+        receipt.reason = reason.value  # type: ignore[assignment]  # same numbers
+        receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model
+        if self.attempts and not receipt.host:
+            receipt.host = self.attempts[-1].grant.host
+        for attempt in self.attempts:
+            receipt.attempts.add(
+                runner=attempt.grant.runner,
+                runner_incarnation=attempt.grant.runner_incarnation,
+                reason=attempt.reason.value,  # same numbers
+            )
+        waited = (self.granted if self.granted is not None else now) - self.arrived - self.load_wait
+        receipt.queue_wait.FromNanoseconds(max(0, int(waited * 1e9)))
+        receipt.load_wait.FromNanoseconds(int(self.load_wait * 1e9))
+        if self.first_content is not None:
+            receipt.time_to_first_token.FromNanoseconds(int((self.first_content - self.arrived) * 1e9))
+        return receipt
+
+    def _outcome(self, reason: Reason) -> "receipt_pb2.Outcome.ValueType":
+        if reason is Reason.UNSPECIFIED:
+            return receipt_pb2.OUTCOME_COMPLETED
+        if reason is Reason.CANCELLED:
+            return receipt_pb2.OUTCOME_CANCELLED
+        return receipt_pb2.OUTCOME_FAILED if self.attempts else receipt_pb2.OUTCOME_REJECTED
+
+
+def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_seconds: float) -> None:
+    """The one log line of a request. Tenant and ids are here, and never on a metric."""
+    log.info(
+        "request",
+        request_id=context.request_id,
+        trace_id=trace_id_of(context.traceparent),
+        tenant=context.tenant,
+        model=receipt.model,
+        operation=context.operation.name.lower(),
+        outcome=receipt_pb2.Outcome.Name(receipt.outcome).removeprefix("OUTCOME_").lower(),
+        reason=Reason(receipt.reason).name.lower() if receipt.reason else None,
+        runner=receipt.attempts[-1].runner if receipt.attempts else None,
+        attempts=len(receipt.attempts),
+        queue_wait_ms=_millis(receipt.queue_wait.ToNanoseconds()),
+        load_wait_ms=_millis(receipt.load_wait.ToNanoseconds()),
+        first_token_ms=_millis(receipt.time_to_first_token.ToNanoseconds()),
+        duration_ms=round(duration_seconds * 1e3, 1),
+        prompt_tokens=receipt.usage.prompt_tokens,
+        cached_tokens=receipt.usage.cached_prompt_tokens,
+        completion_tokens=receipt.usage.completion_tokens,
+        left_premises=receipt.left_premises,
+    )
+
+
+def _millis(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e6, 1)

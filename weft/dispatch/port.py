@@ -1,0 +1,101 @@
+"""The placement port: how a dispatcher and a scheduler talk, free of transport.
+
+Two implementations exist, the router's own (`router_svc.placement.LocalPlacement`) and the one over gRPC
+(`weft.dispatch.remote.RemotePlacement`); `weft.testing.conformance.placement` is the suite both pass.
+"""
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """A request as the scheduler sees it. The prompt stays with the dispatcher."""
+
+    request_id: str
+    tenant: str
+    model: str
+    """A model or a pool, by name."""
+    operation: Operation
+    priority: Priority = Priority.NORMAL
+    allow_remote: bool = False
+    age_seconds: float = 0.0
+    """How long ago it first arrived: a request placed again after a lost router keeps its age."""
+    seconds_left: float | None = None
+    """Time to its deadline; None: no deadline."""
+    attempts_used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingInQueue:
+    """The request waits."""
+
+    position: int
+    reason: str
+    eta_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingModel:
+    """The request waits for a model to load."""
+
+    stage: str
+    progress: float | None = None
+    eta_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A permit and where to use it."""
+
+    claims: bytes
+    """A serialized TicketClaims."""
+    mac: bytes
+    runner: str
+    runner_incarnation: str
+    address: str
+    """gRPC target of the runner."""
+    host: str
+    model: str
+    attempt: int
+
+
+Decision = WaitingInQueue | LoadingModel | Grant
+
+
+class Placement(Protocol):
+    """One request's place in the mesh, from arrival to its end. Leaving the context releases whatever it held."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def next_decision(self) -> Decision:
+        """The scheduler's next word. Raises the WeftError of a rejection, or SERVICE_UNAVAILABLE for a lost router."""
+        ...
+
+    async def report_first_content(self, attempt: int) -> None:
+        """The answer has begun: no failover from here on. Never raises."""
+        ...
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        """The attempt failed before any content; the next decision grants another runner or raises. Never raises."""
+        ...
+
+    async def report_finished(self, reason: Reason) -> None:
+        """The request ended, with UNSPECIFIED when it completed. Never raises."""
+        ...
+
+
+class PlacementPort(Protocol):
+    """Who places requests."""
+
+    def place(self, request: PlacementRequest) -> Placement:
+        """Ask for a place. Nothing happens until the returned context is entered."""
+        ...

@@ -1,0 +1,85 @@
+"""Tickets: signing in the router, checking in the runner.
+
+HMAC-SHA256 over the serialized claims with the key of the runner's session. The bytes are checked before they are
+parsed; the algorithm is never taken from the ticket.
+"""
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from weft.api.runner.v1 import ticket_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+TICKET_LIFETIME_SECONDS = 30.0
+MAX_REMEMBERED_TICKETS = 65_536
+
+
+def sign(claims: bytes, key: bytes) -> bytes:
+    """The authentication code of serialized claims."""
+    return hmac.digest(key, claims, hashlib.sha256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    """The claims of a ticket that was checked."""
+
+    request_id: str
+    tenant: str
+    model: str
+    attempt: int
+    allow_remote: bool
+
+
+class TicketGate:
+    """Checks tickets for one runner incarnation; each (request, attempt) passes once.
+
+    Used tickets are remembered until they expire, at most MAX_REMEMBERED_TICKETS of them: since a runner has few slots
+    and tickets live for seconds, the bound is reached only by a flood, which is then refused.
+    """
+
+    def __init__(self, *, runner: str, incarnation: str) -> None:
+        self._runner = runner
+        self._incarnation = incarnation
+        self._key: bytes | None = None
+        self._used: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    def use_key(self, key: bytes) -> None:
+        """Accept tickets of the session whose key this is, and of no other."""
+        self._key = key
+
+    def admit(self, ticket: ticket_pb2.Ticket, *, now: float) -> Permit:
+        """The permit of a good ticket. `now` is UTC in seconds since the epoch.
+
+        Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed.
+        """
+        key = self._key
+        if key is None or not hmac.compare_digest(sign(ticket.claims, key), ticket.mac):
+            raise _refused(Reason.TICKET_INVALID)
+        claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
+        if claims.runner != self._runner or claims.runner_incarnation != self._incarnation:
+            raise _refused(Reason.TICKET_INVALID)
+        expires = claims.expire_time.seconds + claims.expire_time.nanos / 1e9
+        if now >= expires:
+            raise _refused(Reason.TICKET_EXPIRED)
+        self._remember((claims.request_id, claims.attempt), expires, now)
+        return Permit(
+            request_id=claims.request_id,
+            tenant=claims.tenant,
+            model=claims.model,
+            attempt=claims.attempt,
+            allow_remote=claims.allow_remote,
+        )
+
+    def _remember(self, use: tuple[str, int], expires: float, now: float) -> None:
+        while self._used and next(iter(self._used.values())) <= now:
+            self._used.popitem(last=False)
+        if use in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
+            raise _refused(Reason.TICKET_INVALID)
+        self._used[use] = expires
+
+
+def _refused(reason: Reason) -> WeftError:
+    return WeftError(reason, "the ticket was refused; requests go through a router, not to a runner directly")

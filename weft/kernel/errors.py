@@ -1,0 +1,55 @@
+"""The error tree. Every failure that crosses a boundary is one of these, with a reason from `weft.kernel.reasons`.
+
+    WeftError           a reason, a sentence for people, and facts for machines
+    └── FieldError      the caller's request is wrong, and which field of it
+
+Outcomes that are part of the job (a queued request, a refused lease) are values, not errors.
+"""
+
+from collections.abc import Mapping
+
+from weft.kernel.reasons import Reason, ReasonTraits, traits
+
+
+class WeftError(Exception):
+    """Something did not succeed, and this is why.
+
+    `message` is one sentence for a person: the cause, then the remedy where there is one; no paths, keys or traces.
+    `metadata` names the things concerned (model, runner, limits), all values strings.
+    `retry_after_seconds` is set where waiting helps; surfaces clamp it to 1..60.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.metadata: dict[str, str] = dict(metadata or {})
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def traits(self) -> ReasonTraits:
+        """What the reason means on each surface."""
+        return traits(self.reason)
+
+    def __str__(self) -> str:
+        return f"{self.reason.name}: {self.message}"
+
+
+class FieldError(WeftError):
+    """A field of the request has a wrong type, range or combination."""
+
+    def __init__(self, field: str, message: str, reason: Reason = Reason.INVALID_ARGUMENT) -> None:
+        super().__init__(reason, f"{field}: {message}", metadata={"field": field})
+        self.field = field
+
+
+def invalid_field(field: str, message: str) -> FieldError:
+    """The usual FieldError; `field` is a path such as `messages[2].role`."""
+    return FieldError(field, message)

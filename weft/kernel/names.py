@@ -1,0 +1,46 @@
+"""Names of resources and the limits of every string a caller may choose."""
+
+import re
+
+from weft.kernel.errors import invalid_field
+
+MAX_NAME_CHARS = 128
+MAX_REQUEST_ID_CHARS = 128
+MAX_TENANT_CHARS = 64
+
+DEFAULT_TENANT = "default"
+
+# One form for models, pools, runners and agents. ASCII only, so that no two names look alike; the first character
+# keeps a name from being read as an option or a hidden file.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+# Ids and tenants travel as gRPC metadata and HTTP headers: printable ASCII without spaces and separators.
+_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]*")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a resource."""
+    return 0 < len(text) <= MAX_NAME_CHARS and _NAME.fullmatch(text) is not None
+
+
+def is_token(text: str, max_chars: int) -> bool:
+    """Whether `text` is a safe identifier of at most `max_chars` characters."""
+    return 0 < len(text) <= max_chars and _TOKEN.fullmatch(text) is not None
+
+
+def require_name(text: str, field: str) -> str:
+    """Return `text` if it may name a resource; otherwise raise INVALID_ARGUMENT naming `field`."""
+    if not is_name(text):
+        raise invalid_field(
+            field,
+            f"must be 1 to {MAX_NAME_CHARS} letters, digits, '.', '_', ':' or '-', starting with a letter or digit",
+        )
+    return text
+
+
+def require_token(text: str, field: str, max_chars: int) -> str:
+    """Return `text` if it is a safe identifier; otherwise raise INVALID_ARGUMENT naming `field`."""
+    if not is_token(text, max_chars):
+        raise invalid_field(
+            field, f"must be 1 to {max_chars} letters, digits or '._:@/+=-', starting with a letter or digit"
+        )
+    return text

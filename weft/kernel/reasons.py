@@ -1,0 +1,131 @@
+"""Why something did not succeed: one enum and the one table that maps it to gRPC, HTTP and retry behaviour.
+
+The numbers are those of `ErrorReason` in protos/weft/api/common/v1/error_reason.proto, whose comments define each
+reason; `tests/unit/kernel/test_reasons.py` holds the two together.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Reason(IntEnum):
+    """The domain's own copy of ErrorReason, so that policies need no generated code."""
+
+    UNSPECIFIED = 0
+    INVALID_ARGUMENT = 1
+    MALFORMED_REQUEST = 2
+    REQUEST_TOO_LARGE = 3
+    CONTEXT_LENGTH_EXCEEDED = 4
+    MODEL_NOT_FOUND = 5
+    NOT_FOUND = 6
+    METHOD_NOT_ALLOWED = 7
+    UNSUPPORTED_OPERATION = 8
+    ALREADY_EXISTS = 9
+    UNAUTHENTICATED = 10
+    PERMISSION_DENIED = 11
+    QUEUE_FULL = 20
+    QUEUE_TIMEOUT = 21
+    RATE_LIMIT_EXCEEDED = 22
+    NO_SLOT_AVAILABLE = 23
+    NO_RUNNER_AVAILABLE = 24
+    DEADLINE_EXCEEDED = 25
+    SHUTTING_DOWN = 26
+    CANCELLED = 27
+    TICKET_INVALID = 40
+    TICKET_EXPIRED = 41
+    SESSION_UNKNOWN = 42
+    STALE_HEARTBEAT = 43
+    WATCH_LAGGED = 44
+    BACKEND_NOT_READY = 60
+    CONNECT_FAILED = 61
+    HEADERS_TIMEOUT = 62
+    SERVER_DIED = 63
+    WORKER_RESTARTED = 64
+    WORKER_LOST = 65
+    STALL_TIMEOUT = 66
+    LOAD_STALLED = 67
+    OUT_OF_MEMORY = 68
+    REPEATED_LINE_LOOP = 69
+    BACKEND_REJECTED = 70
+    BACKEND_ERROR = 71
+    BACKEND_PROTOCOL_ERROR = 72
+    INTERNAL = 90
+    SERVICE_UNAVAILABLE = 91
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonTraits:
+    """What a reason means on each surface."""
+
+    grpc_code: str
+    """Name of the grpc.StatusCode. Busy is RESOURCE_EXHAUSTED, broken is UNAVAILABLE: proxies eject on the latter."""
+    http_status: int
+    retryable: bool
+    """Whether the same call may succeed later."""
+    safe_to_retry: bool
+    """Whether nothing was generated for it, so that a retry repeats no work."""
+
+
+def _caller(grpc_code: str, http_status: int) -> ReasonTraits:
+    return ReasonTraits(grpc_code, http_status, retryable=False, safe_to_retry=True)
+
+
+def _busy(http_status: int) -> ReasonTraits:
+    return ReasonTraits("RESOURCE_EXHAUSTED", http_status, retryable=True, safe_to_retry=True)
+
+
+def _not_begun(http_status: int) -> ReasonTraits:
+    return ReasonTraits("UNAVAILABLE", http_status, retryable=True, safe_to_retry=True)
+
+
+def _broken(http_status: int) -> ReasonTraits:
+    return ReasonTraits("UNAVAILABLE", http_status, retryable=True, safe_to_retry=False)
+
+
+TRAITS: dict[Reason, ReasonTraits] = {
+    Reason.UNSPECIFIED: ReasonTraits("UNKNOWN", 500, retryable=False, safe_to_retry=False),
+    Reason.INVALID_ARGUMENT: _caller("INVALID_ARGUMENT", 400),
+    Reason.MALFORMED_REQUEST: _caller("INVALID_ARGUMENT", 400),
+    Reason.REQUEST_TOO_LARGE: _caller("INVALID_ARGUMENT", 413),
+    Reason.CONTEXT_LENGTH_EXCEEDED: _caller("INVALID_ARGUMENT", 400),
+    Reason.MODEL_NOT_FOUND: _caller("NOT_FOUND", 404),
+    Reason.NOT_FOUND: _caller("NOT_FOUND", 404),
+    Reason.METHOD_NOT_ALLOWED: _caller("UNIMPLEMENTED", 405),
+    Reason.UNSUPPORTED_OPERATION: _caller("UNIMPLEMENTED", 501),
+    Reason.ALREADY_EXISTS: _caller("ALREADY_EXISTS", 409),
+    Reason.UNAUTHENTICATED: _caller("UNAUTHENTICATED", 401),
+    Reason.PERMISSION_DENIED: _caller("PERMISSION_DENIED", 403),
+    Reason.QUEUE_FULL: _busy(503),
+    Reason.QUEUE_TIMEOUT: _busy(503),
+    Reason.RATE_LIMIT_EXCEEDED: _busy(429),
+    Reason.NO_SLOT_AVAILABLE: _busy(503),
+    Reason.NO_RUNNER_AVAILABLE: _not_begun(503),
+    Reason.DEADLINE_EXCEEDED: ReasonTraits("DEADLINE_EXCEEDED", 504, retryable=True, safe_to_retry=False),
+    Reason.SHUTTING_DOWN: _not_begun(503),
+    Reason.CANCELLED: ReasonTraits("CANCELLED", 499, retryable=False, safe_to_retry=False),
+    Reason.TICKET_INVALID: _caller("UNAUTHENTICATED", 401),
+    Reason.TICKET_EXPIRED: _caller("UNAUTHENTICATED", 401),
+    Reason.SESSION_UNKNOWN: _caller("NOT_FOUND", 404),
+    Reason.STALE_HEARTBEAT: _caller("FAILED_PRECONDITION", 409),
+    Reason.WATCH_LAGGED: _busy(503),
+    Reason.BACKEND_NOT_READY: _not_begun(503),
+    Reason.CONNECT_FAILED: _not_begun(502),
+    Reason.HEADERS_TIMEOUT: _broken(504),
+    Reason.SERVER_DIED: _broken(502),
+    Reason.WORKER_RESTARTED: _broken(502),
+    Reason.WORKER_LOST: _broken(502),
+    Reason.STALL_TIMEOUT: _broken(504),
+    Reason.LOAD_STALLED: _not_begun(503),
+    Reason.OUT_OF_MEMORY: ReasonTraits("UNAVAILABLE", 503, retryable=False, safe_to_retry=False),
+    Reason.REPEATED_LINE_LOOP: ReasonTraits("ABORTED", 502, retryable=False, safe_to_retry=False),
+    Reason.BACKEND_REJECTED: _caller("INVALID_ARGUMENT", 400),
+    Reason.BACKEND_ERROR: _broken(502),
+    Reason.BACKEND_PROTOCOL_ERROR: _broken(502),
+    Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
+    Reason.SERVICE_UNAVAILABLE: _not_begun(503),
+}
+
+
+def traits(reason: Reason) -> ReasonTraits:
+    """What `reason` means on each surface."""
+    return TRAITS[reason]

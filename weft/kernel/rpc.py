@@ -1,0 +1,176 @@
+"""gRPC plumbing: channel and server options, and one function each way between WeftError and status."""
+
+from collections import OrderedDict
+from types import TracebackType
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+ERROR_DOMAIN = "weft"
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_METADATA_BYTES = 16 * 1024
+KEEPALIVE_INTERVAL_MS = 30_000
+# Detection of a frozen peer hangs on this option alone; its default is 60 s (measured, grpcio 1.85).
+PING_TIMEOUT_MS = 10_000
+MAX_CHANNELS = 1024
+
+log = structlog.get_logger("weft.rpc")
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # A runner that restarts is back within a second or two; the default back-off grows to 120 s.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),
+)
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # Both ends must agree, or the server ends the connection with too_many_pings.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_INTERVAL_MS // 3),
+    ("grpc.http2.max_ping_strikes", 4),
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A plaintext channel to a gRPC target; loopback and Unix sockets only, until TLS is configured."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def new_server() -> grpc.aio.Server:
+    """A gRPC server with the mesh's limits and keepalive."""
+    return grpc.aio.server(options=SERVER_OPTIONS)
+
+
+class ChannelPool:
+    """Channels by address, at most MAX_CHANNELS, the least recently used one closed first."""
+
+    def __init__(self, max_channels: int = MAX_CHANNELS) -> None:
+        self._max_channels = max_channels
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+
+    async def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to `address`, opened on first use."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+            if len(self._channels) > self._max_channels:
+                _, oldest = self._channels.popitem(last=False)
+                await oldest.close(grace=None)
+        else:
+            self._channels.move_to_end(address)
+        return channel
+
+    async def close(self) -> None:
+        """Close every channel; calls still running on them are cancelled."""
+        while self._channels:
+            _, channel = self._channels.popitem()
+            await channel.close(grace=None)
+
+
+def error_to_status(error: WeftError) -> status_pb2.Status:
+    """The status of an error: one ErrorInfo, a RetryInfo where waiting helps, a BadRequest where a field is wrong."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason.name, domain=ERROR_DOMAIN, metadata=error.metadata)
+    details = [_packed(info)]
+    if error.retry_after_seconds is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
+        details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if isinstance(error, FieldError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+    code = code_pb2.Code.Value(error.traits.grpc_code)
+    return status_pb2.Status(code=code, message=error.message, details=details)
+
+
+def _packed(
+    message: any_pb2.Any | error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest,
+) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+# Codes that gRPC itself raises, without an ErrorInfo, when a peer is gone or the call ended from outside.
+_BARE_CODES: dict[grpc.StatusCode, Reason] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: Reason.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED: Reason.CANCELLED,
+    grpc.StatusCode.UNIMPLEMENTED: Reason.UNSUPPORTED_OPERATION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.REQUEST_TOO_LARGE,
+    grpc.StatusCode.INVALID_ARGUMENT: Reason.INVALID_ARGUMENT,
+}
+
+
+def error_from_call(error: grpc.aio.AioRpcError, peer_lost: Reason) -> WeftError:
+    """The WeftError a failed call stands for.
+
+    `peer_lost` is the reason to use when the transport failed: WORKER_LOST towards a runner, SERVICE_UNAVAILABLE
+    towards a service. A reset stream arrives as INTERNAL and is a transport failure too.
+    """
+    status = rpc_status.from_call(error)
+    if status is not None:
+        found = _error_from_details(status)
+        if found is not None:
+            return found
+    code, details = error.code(), error.details() or ""
+    if code == grpc.StatusCode.UNAVAILABLE or (code == grpc.StatusCode.INTERNAL and "RST_STREAM" in details):
+        return WeftError(peer_lost, "the connection was lost")
+    return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
+
+
+def _error_from_details(status: status_pb2.Status) -> WeftError | None:
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    has_info = any(detail.Unpack(info) for detail in status.details)
+    if not has_info or info.domain != ERROR_DOMAIN:
+        return None
+    has_retry = any(detail.Unpack(retry) for detail in status.details)
+    reason = Reason.__members__.get(info.reason, Reason.INTERNAL)
+    if reason is Reason.INVALID_ARGUMENT and "field" in info.metadata:
+        field = info.metadata["field"]
+        return FieldError(field, status.message.removeprefix(f"{field}: "))
+    return WeftError(
+        reason,
+        status.message,
+        metadata=dict(info.metadata),
+        retry_after_seconds=retry.retry_delay.ToNanoseconds() / 1e9 if has_retry else None,
+    )
+
+
+class answering:  # noqa: N801 - reads as a statement: `async with answering(context):`
+    """Wraps the body of an rpc: a WeftError becomes its status, anything unforeseen becomes INTERNAL and is logged."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
+            return
+        if not isinstance(error, WeftError):
+            log.error("rpc failed unexpectedly", exc_info=error)
+            error = WeftError(Reason.INTERNAL, "an internal error; the service's log has the details")
+        await self._context.abort_with_status(rpc_status.to_status(error_to_status(error)))

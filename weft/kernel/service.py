@@ -1,0 +1,71 @@
+"""The life cycle every service has, and the health it reports."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+
+class Service(Protocol):
+    """What `weft.host` composes: a thing that registers on a gRPC server, starts, and stops."""
+
+    @property
+    def service_names(self) -> Sequence[str]:
+        """Full names of the gRPC services it registers, for health and reflection."""
+        ...
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add its servicers. Called once, before the server starts."""
+        ...
+
+    async def start(self) -> None:
+        """Begin work; return once it can be used."""
+        ...
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Finish what runs for at most `grace_seconds`, then end. Safe to call twice, or when never started."""
+        ...
+
+
+class Health:
+    """grpc.health.v1 for one server: the empty name is live, a service's name is ready.
+
+    `liveness` and `readiness` repeat those two for callers of the endpoint-picker protocol.
+    """
+
+    def __init__(self) -> None:
+        self._servicer = health_aio.HealthServicer()
+
+    def register(self, server: grpc.aio.Server, service_names: Iterable[str]) -> None:
+        """Add health and reflection for `service_names` to the server."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        reflection.enable_server_reflection(
+            (*service_names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME),
+            server,
+        )
+
+    async def set_serving(self, service_names: Iterable[str], *, serving: bool) -> None:
+        """Report the named services as ready or not; liveness stays as it is."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in (*service_names, "readiness"):
+            await self._servicer.set(name, status)
+
+    async def set_live(self) -> None:
+        """Report the process as alive."""
+        for name in ("", "liveness"):
+            await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel background tasks and wait until each has ended; an error of theirs is raised, not hidden."""
+    pending = list(tasks)
+    for task in pending:
+        task.cancel()
+    for task in pending:
+        with suppress(asyncio.CancelledError):
+            await task
