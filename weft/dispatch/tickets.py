@@ -34,7 +34,7 @@ class Permit:
 
 
 class TicketGate:
-    """Checks tickets for one runner incarnation; each (request, attempt) passes once.
+    """Checks tickets for one runner incarnation; each passes once.
 
     Used tickets are remembered until they expire, at most MAX_REMEMBERED_TICKETS of them: since a runner has few slots
     and tickets live for seconds, the bound is reached only by a flood, which is then refused.
@@ -44,7 +44,7 @@ class TicketGate:
         self._runner = runner
         self._incarnation = incarnation
         self._key: bytes | None = None
-        self._used: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._used: OrderedDict[str, float] = OrderedDict()
 
     def use_key(self, key: bytes) -> None:
         """Accept tickets of the session whose key this is, and of no other."""
@@ -64,7 +64,7 @@ class TicketGate:
         expires = claims.expire_time.seconds + claims.expire_time.nanos / 1e9
         if now >= expires:
             raise _refused(Reason.TICKET_EXPIRED)
-        self._remember((claims.request_id, claims.attempt), expires, now)
+        self._remember(claims.ticket_id, expires, now)
         return Permit(
             request_id=claims.request_id,
             tenant=claims.tenant,
@@ -73,12 +73,12 @@ class TicketGate:
             allow_remote=claims.allow_remote,
         )
 
-    def _remember(self, use: tuple[str, int], expires: float, now: float) -> None:
+    def _remember(self, ticket_id: str, expires: float, now: float) -> None:
         while self._used and next(iter(self._used.values())) <= now:
             self._used.popitem(last=False)
-        if use in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
+        if ticket_id in self._used or len(self._used) >= MAX_REMEMBERED_TICKETS:
             raise _refused(Reason.TICKET_INVALID)
-        self._used[use] = expires
+        self._used[ticket_id] = expires
 
 
 def _refused(reason: Reason) -> WeftError:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import structlog
@@ -118,18 +118,20 @@ _BARE_CODES: dict[grpc.StatusCode, Reason] = {
 }
 
 
-def error_from_call(error: grpc.aio.AioRpcError, peer_lost: Reason) -> WeftError:
+def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
     """The WeftError a failed call stands for.
 
     `peer_lost` is the reason to use when the transport failed: WORKER_LOST towards a runner, SERVICE_UNAVAILABLE
     towards a service. A reset stream arrives as INTERNAL and is a transport failure too.
     """
-    status = rpc_status.from_call(error)
+    # What a call raises is an RpcError and a Call in one, synchronous or not; the stubs know only the former.
+    call = cast("grpc.Call", error)
+    status = rpc_status.from_call(call)
     if status is not None:
         found = _error_from_details(status)
         if found is not None:
             return found
-    code, details = error.code(), error.details() or ""
+    code, details = call.code(), call.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE or (code == grpc.StatusCode.INTERNAL and "RST_STREAM" in details):
         return WeftError(peer_lost, "the connection was lost")
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())

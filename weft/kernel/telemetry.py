@@ -1,13 +1,15 @@
 """Structured logs, and the trace context that travels with every request.
 
-Logs are pretty on a terminal and JSON lines otherwise, always on stderr. The trace context is W3C `traceparent`: a
-caller's is carried on to the backend, a missing one is made up at the edge, so that every log line of a request has the
-same trace id on every hop.
+Logs go to stderr, pretty on a terminal and JSON lines otherwise, or to a bounded file. The trace context is W3C
+`traceparent`: a caller's is carried on to the backend, a missing one is made up at the edge, so that every log line of
+a request has the same trace id on every hop.
 """
 
 import logging
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -20,9 +22,39 @@ _propagator = TraceContextTextMapPropagator()
 _new_ids = RandomIdGenerator()
 
 
-def configure_logging(service: str, *, level: str = "info", pretty: bool | None = None) -> None:
-    """Send this process's logs to stderr; `service` is on every line. `pretty` defaults to: stderr is a terminal."""
-    pretty = sys.stderr.isatty() if pretty is None else pretty
+class BoundedLogFile:
+    """A file that is moved to `<name>.1` and begun anew when it has grown past its limit."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._open()
+
+    def _open(self) -> None:
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._size = self._path.stat().st_size
+
+    def write(self, text: str) -> int:
+        """Append; whole lines are never split between files."""
+        self._size += len(text)
+        written = self._file.write(text)
+        if self._size > self._max_bytes and text.endswith("\n"):
+            self._file.close()
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._open()
+        return written
+
+    def flush(self) -> None:
+        """Nothing to do: the file is line buffered."""
+
+
+def configure_logging(service: str, *, level: str = "info", file: TextIO | BoundedLogFile | None = None) -> None:
+    """Send this process's logs to `file` (default: stderr); `service` is on every line.
+
+    Pretty when that is a terminal, JSON lines otherwise.
+    """
+    output = sys.stderr if file is None else file
+    pretty = file is None and sys.stderr.isatty()
     threshold = logging.getLevelNamesMapping()[level.upper()]
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
@@ -37,7 +69,7 @@ def configure_logging(service: str, *, level: str = "info", pretty: bool | None 
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", output)),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

@@ -7,7 +7,6 @@ import builtins
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.message
-import google.protobuf.timestamp_pb2
 import typing
 import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.event_pb2
@@ -217,7 +216,6 @@ class Granted(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
-    EXPIRE_TIME_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
@@ -234,10 +232,6 @@ class Granted(google.protobuf.message.Message):
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The permit."""
 
-    @property
-    def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the ticket stops being good."""
-
     def __init__(
         self,
         *,
@@ -248,9 +242,8 @@ class Granted(google.protobuf.message.Message):
         host: builtins.str = ...,
         model: builtins.str = ...,
         attempt: builtins.int = ...,
-        expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["expire_time", b"expire_time", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "expire_time", b"expire_time", "host", b"host", "model", b"model", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "host", b"host", "model", b"model", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket"]) -> None: ...
 
 global___Granted = Granted

@@ -49,8 +49,7 @@ class GenerationServiceServicer(object):
     def Generate(self, request, context):
         """Generate works on one request and streams its events.
 
-        A first frame with `started` comes as soon as a slot is held. Cancelling the call stops the generation on the
-        backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
+        `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
         RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
         backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
         """

@@ -27,8 +27,7 @@ class GenerationServiceStub:
     ]
     """Generate works on one request and streams its events.
 
-    A first frame with `started` comes as soon as a slot is held. Cancelling the call stops the generation on the
-    backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
+    `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
     RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
     backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
     """
@@ -42,8 +41,7 @@ class GenerationServiceAsyncStub:
     ]
     """Generate works on one request and streams its events.
 
-    A first frame with `started` comes as soon as a slot is held. Cancelling the call stops the generation on the
-    backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
+    `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
     RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
     backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
     """
@@ -59,8 +57,7 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.generation_service_pb2.GenerateResponse], collections.abc.AsyncIterator[weft.api.runner.v1.generation_service_pb2.GenerateResponse]]:
         """Generate works on one request and streams its events.
 
-        A first frame with `started` comes as soon as a slot is held. Cancelling the call stops the generation on the
-        backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
+        `started` leads the first frame. Cancelling the call stops the generation on the backend. Refused with UNAUTHENTICATED / TICKET_INVALID or TICKET_EXPIRED without a good ticket, with
         RESOURCE_EXHAUSTED / NO_SLOT_AVAILABLE when every slot is taken, with UNAVAILABLE / BACKEND_NOT_READY while the
         backend is not ready. After content has been sent, any fault is a non-OK status; nothing is replayed.
         """

@@ -51,6 +51,7 @@ class TicketClaims(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     ALLOW_REMOTE_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    TICKET_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request."""
     tenant: builtins.str
@@ -62,9 +63,11 @@ class TicketClaims(google.protobuf.message.Message):
     runner_incarnation: builtins.str
     """The runner's incarnation; any other must refuse."""
     attempt: builtins.int
-    """Which attempt of the request, counted from 1. (request_id, attempt) is accepted once."""
+    """Which attempt of the request, counted from 1."""
     allow_remote: builtins.bool
     """Whether the runner may send bytes off the premises for it."""
+    ticket_id: builtins.str
+    """Unique for every ticket, and accepted once. Not the request's id: callers choose that, and may choose it twice."""
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the ticket stops being good for starting work; running work is not affected."""
@@ -80,8 +83,9 @@ class TicketClaims(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         allow_remote: builtins.bool = ...,
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        ticket_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["expire_time", b"expire_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "attempt", b"attempt", "expire_time", b"expire_time", "model", b"model", "request_id", b"request_id", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "attempt", b"attempt", "expire_time", b"expire_time", "model", b"model", "request_id", b"request_id", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
 
 global___TicketClaims = TicketClaims

@@ -1,0 +1,108 @@
+"""InferenceService: the public gRPC surface, over the same dispatcher as the HTTP edge. Translation only."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from router_svc.validation import check_chat, check_completion, check_embedding
+from weft.api.router.v1 import inference_service_pb2 as pb
+from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.dispatch.dispatcher import Dispatcher, Frame, GenerationPayload
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import invalid_field
+from weft.kernel.ids import new_id
+from weft.kernel.names import (
+    DEFAULT_TENANT,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+    require_name,
+    require_token,
+)
+from weft.kernel.request import Operation, Priority
+from weft.kernel.rpc import answering
+from weft.kernel.telemetry import traceparent_of
+
+REQUEST_ID = "x-request-id"
+TENANT = "x-tenant-id"
+RECEIPT_TRAILER = "weft-receipt-bin"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
+    """See InferenceService."""
+
+    def __init__(self, dispatcher: Dispatcher, default_timeout_seconds: float) -> None:
+        self._dispatcher = dispatcher
+        self._default_timeout_seconds = default_timeout_seconds
+
+    async def Chat(self, request: pb.ChatRequest, context: Context) -> AsyncGenerator[pb.ChatResponse]:  # noqa: N802
+        """See InferenceService.Chat."""
+        async with answering(context):
+            about = await self._about(request, Operation.CHAT, context)
+            check_chat(request.payload)
+            async with aclosing(self._generate(about, request.payload, context)) as frames:
+                async for frame in frames:
+                    yield pb.ChatResponse(events=frame)
+
+    async def Complete(  # noqa: N802
+        self, request: pb.CompleteRequest, context: Context
+    ) -> AsyncGenerator[pb.CompleteResponse]:
+        """See InferenceService.Complete."""
+        async with answering(context):
+            about = await self._about(request, Operation.COMPLETION, context)
+            check_completion(request.payload)
+            async with aclosing(self._generate(about, request.payload, context)) as frames:
+                async for frame in frames:
+                    yield pb.CompleteResponse(events=frame)
+
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:  # noqa: N802
+        """See InferenceService.Embed."""
+        async with answering(context):
+            about = await self._about(request, Operation.EMBEDDING, context)
+            check_embedding(request.payload)
+            call = self._dispatcher.embed(about, request.payload)
+            try:
+                embeddings = await call.result()
+            finally:
+                _send_receipt(context, call)
+            return pb.EmbedResponse(embeddings=embeddings, receipt=call.receipt)
+        raise AssertionError("abort has raised")
+
+    async def _generate(
+        self, about: RequestContext, payload: GenerationPayload, context: Context
+    ) -> AsyncGenerator[Frame]:
+        call = self._dispatcher.generate(about, payload)
+        try:
+            async with aclosing(call.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            _send_receipt(context, call)
+
+    async def _about(
+        self, request: pb.ChatRequest | pb.CompleteRequest | pb.EmbedRequest, operation: Operation, context: Context
+    ) -> RequestContext:
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        request_id = metadata.get(REQUEST_ID) or new_id("req")
+        require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
+        await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        if request.options.priority not in {0, *(priority.value for priority in Priority)}:
+            raise invalid_field("options.priority", "must be high, normal or low")
+        return RequestContext(
+            request_id=request_id,
+            tenant=require_token(metadata.get(TENANT) or DEFAULT_TENANT, TENANT, MAX_TENANT_CHARS),
+            model=require_name(request.model, "model"),
+            operation=operation,
+            traceparent=traceparent_of(metadata),
+            priority=Priority(request.options.priority or Priority.NORMAL),
+            allow_remote=request.options.allow_remote,
+            timeout_seconds=context.time_remaining() or self._default_timeout_seconds,
+        )
+
+
+def _send_receipt(context: Context, call: Any) -> None:
+    if call.receipt is not None:
+        context.set_trailing_metadata(((RECEIPT_TRAILER, call.receipt.SerializeToString()),))

@@ -1,0 +1,181 @@
+"""The single writer around the scheduler: owns the clock, the timer and the waiting callers; decides nothing."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Iterable
+
+import structlog
+
+from router_svc.fleet_view import candidates_of
+from router_svc.policy.candidates import Candidate, Fleet
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits
+from router_svc.policy.queue import Arrival
+from router_svc.policy.scheduler import Scheduler, SchedulerLimits
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch import port
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.tickets import sign
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.router")
+
+TICK_SECONDS = 0.25
+"""How often waiting requests are looked at for timeouts. There is no timer while nobody waits."""
+
+
+class Mailbox:
+    """The decisions for one placed request, in order. At most one caller waits on it."""
+
+    def __init__(self, request: port.PlacementRequest) -> None:
+        self.request = request
+        self._decisions: deque[port.Decision | WeftError] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+
+    def put(self, decision: port.Decision | WeftError) -> None:
+        """Deliver a decision. A word about waiting replaces an older one that nobody has read yet."""
+        if self._decisions and isinstance(self._decisions[-1], (port.WaitingInQueue, port.LoadingModel)):
+            self._decisions.pop()
+        self._decisions.append(decision)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def get(self) -> port.Decision:
+        """The next decision; raises the WeftError of a rejection."""
+        while not self._decisions:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        decision = self._decisions.popleft()
+        if isinstance(decision, WeftError):
+            raise decision
+        return decision
+
+
+class SchedulingLoop:
+    """Runs one Scheduler on one event loop. All methods are called from that loop, so there are no locks."""
+
+    def __init__(self, limits: SchedulerLimits, clock: Clock, ticket_lifetime_seconds: float) -> None:
+        self._scheduler = Scheduler(limits)
+        self._clock = clock
+        self._ticket_lifetime_seconds = ticket_lifetime_seconds
+        self._view: FleetView | None = None
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._keys = itertools.count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self._scheduler.waiting
+
+    @property
+    def running(self) -> int:
+        """How many requests hold a slot."""
+        return self._scheduler.running
+
+    def update_view(self, view: FleetView) -> None:
+        """The registry told something new."""
+        self._view = view
+        self._deliver(self._scheduler.update_fleet(Fleet.of(candidates_of(view)), self._clock.monotonic()))
+
+    def submit(self, request: port.PlacementRequest) -> tuple[int, Mailbox]:
+        """A request arrived; its decisions come to the mailbox. Raises SERVICE_UNAVAILABLE before the first view."""
+        if self._closed:
+            raise WeftError(Reason.SHUTTING_DOWN, "the router is stopping")
+        if self._view is None:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
+        now = self._clock.monotonic()
+        key = next(self._keys)
+        mailbox = self._mailboxes[key] = Mailbox(request)
+        arrival = Arrival(
+            key=key,
+            target=request.model,
+            operation=request.operation,
+            priority=request.priority,
+            allow_remote=request.allow_remote,
+            arrived_at=now - request.age_seconds,
+            deadline_at=None if request.seconds_left is None else now + request.seconds_left,
+            attempts_used=request.attempts_used,
+        )
+        self._deliver(self._scheduler.submit(arrival, now))
+        return key, mailbox
+
+    def report_first_content(self, key: int) -> None:
+        """See Placement.report_first_content."""
+        self._scheduler.report_first_content(key)
+
+    def report_failed(self, key: int, attempt: int, reason: Reason) -> None:
+        """See Placement.report_attempt_failed."""
+        self._deliver(self._scheduler.report_failed(key, attempt, reason, self._clock.monotonic()))
+
+    def finish(self, key: int) -> None:
+        """The request is over, however; idempotent."""
+        if self._mailboxes.pop(key, None) is not None:
+            self._deliver(self._scheduler.finish(key, self._clock.monotonic()))
+
+    def close(self) -> None:
+        """Refuse everybody who waits, and everybody who comes."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for mailbox in self._mailboxes.values():
+            mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
+
+    def _deliver(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            mailbox = self._mailboxes.get(decision.key)
+            if mailbox is not None:
+                mailbox.put(self._word(decision, mailbox.request))
+        if self._timer is None and self._scheduler.waiting and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._deliver(self._scheduler.tick(self._clock.monotonic()))
+
+    def _word(self, decision: Decision, request: port.PlacementRequest) -> port.Decision | WeftError:
+        match decision:
+            case Placed():
+                return self._grant(decision.candidate, decision.attempt, request)
+            case Waits():
+                return port.WaitingInQueue(position=decision.position, reason=decision.reason)
+            case Loads():
+                return port.LoadingModel(stage=decision.stage, progress=decision.progress)
+            case Rejects():
+                return WeftError(
+                    decision.reason,
+                    decision.message,
+                    metadata={"model": request.model},
+                    retry_after_seconds=decision.retry_after_seconds,
+                )
+
+    def _grant(self, candidate: Candidate, attempt: int, request: port.PlacementRequest) -> port.Grant:
+        assert self._view is not None, "a grant before the first view"
+        runner = self._view.runners[candidate.runner]
+        claims = ticket_pb2.TicketClaims(
+            ticket_id=new_id("tkt"),
+            request_id=request.request_id,
+            tenant=request.tenant,
+            model=candidate.model,
+            runner=candidate.runner,
+            runner_incarnation=candidate.incarnation,
+            attempt=attempt,
+            allow_remote=request.allow_remote,
+        )
+        expires = self._clock.utc_now().timestamp() + self._ticket_lifetime_seconds
+        claims.expire_time.FromNanoseconds(int(expires * 1e9))
+        signed = claims.SerializeToString()
+        return port.Grant(
+            claims=signed,
+            mac=sign(signed, runner.ticket_key),
+            runner=candidate.runner,
+            runner_incarnation=candidate.incarnation,
+            address=runner.address,
+            host=runner.host,
+            model=candidate.model,
+            attempt=attempt,
+        )

@@ -1,0 +1,61 @@
+"""The placement port inside the router's own process: no transport, the same semantics."""
+
+from types import TracebackType
+from typing import Self
+
+from router_svc.loop import Mailbox, SchedulingLoop
+from weft.dispatch.port import Decision, PlacementRequest
+from weft.kernel.reasons import Reason
+
+
+class LocalPlacement:
+    """A PlacementPort over the scheduling loop of this process."""
+
+    def __init__(self, loop: SchedulingLoop) -> None:
+        self._loop = loop
+
+    def place(self, request: PlacementRequest) -> "LocalPlace":
+        """See PlacementPort.place."""
+        return LocalPlace(self._loop, request)
+
+
+class LocalPlace:
+    """A Placement over the scheduling loop of this process."""
+
+    def __init__(self, loop: SchedulingLoop, request: PlacementRequest) -> None:
+        self._loop = loop
+        self._request = request
+        self._key: int | None = None
+        self._mailbox: Mailbox | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish()
+
+    async def next_decision(self) -> Decision:
+        """See Placement.next_decision."""
+        if self._mailbox is None:
+            self._key, self._mailbox = self._loop.submit(self._request)
+        return await self._mailbox.get()
+
+    async def report_first_content(self, attempt: int) -> None:  # noqa: ARG002 - the port's signature
+        """See Placement.report_first_content."""
+        if self._key is not None:
+            self._loop.report_first_content(self._key)
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        """See Placement.report_attempt_failed."""
+        if self._key is not None:
+            self._loop.report_failed(self._key, attempt, reason)
+
+    async def report_finished(self, reason: Reason) -> None:  # noqa: ARG002 - the port's signature
+        """See Placement.report_finished."""
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._key is not None:
+            self._loop.finish(self._key)

@@ -1,0 +1,50 @@
+"""Whether an attempt that failed before its first content may be tried elsewhere, and what its runner is worth."""
+
+from enum import Enum
+
+from weft.kernel.reasons import Reason
+
+
+class FailureKind(Enum):
+    """What a failed attempt says about the request and the runner."""
+
+    BOUNCED = "bounced"
+    """The runner did not take it: nothing was tried, the request goes back into the queue."""
+    BROKE = "broke"
+    """The runner or its backend failed: another runner may succeed."""
+    FINAL = "final"
+    """It would fail anywhere, or the caller is gone."""
+
+
+_BOUNCES = frozenset(
+    {
+        Reason.NO_SLOT_AVAILABLE,
+        Reason.BACKEND_NOT_READY,
+        Reason.SHUTTING_DOWN,
+        # A runner that restarted between the grant and the call knows neither the incarnation nor the key.
+        Reason.TICKET_INVALID,
+        Reason.TICKET_EXPIRED,
+        Reason.MODEL_NOT_FOUND,
+    }
+)
+_BREAKS = frozenset(
+    {
+        Reason.CONNECT_FAILED,
+        Reason.HEADERS_TIMEOUT,
+        Reason.SERVER_DIED,
+        Reason.WORKER_RESTARTED,
+        Reason.WORKER_LOST,
+        Reason.STALL_TIMEOUT,
+        Reason.LOAD_STALLED,
+        Reason.OUT_OF_MEMORY,
+        Reason.BACKEND_ERROR,
+        Reason.BACKEND_PROTOCOL_ERROR,
+    }
+)
+
+
+def classify(reason: Reason) -> FailureKind:
+    """What a failure with this reason means. A refusal of the request itself is final: siblings would refuse it too."""
+    if reason in _BOUNCES:
+        return FailureKind.BOUNCED
+    return FailureKind.BROKE if reason in _BREAKS else FailureKind.FINAL

@@ -1,0 +1,198 @@
+"""Payloads to the JSON bodies of an OpenAI-compatible server. Pure functions."""
+
+import base64
+from typing import Any
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2, sampling_pb2
+
+Json = dict[str, Any]
+
+_ROLES = {
+    chat_pb2.ROLE_SYSTEM: "system",
+    # Chat templates of open models know no developer role; it means the same.
+    chat_pb2.ROLE_DEVELOPER: "system",
+    chat_pb2.ROLE_USER: "user",
+    chat_pb2.ROLE_ASSISTANT: "assistant",
+    chat_pb2.ROLE_TOOL: "tool",
+}
+_TOOL_MODES = {
+    chat_pb2.ToolChoice.MODE_NONE: "none",
+    chat_pb2.ToolChoice.MODE_AUTO: "auto",
+    chat_pb2.ToolChoice.MODE_REQUIRED: "required",
+}
+_SCALARS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+)
+
+
+def chat_body(payload: chat_pb2.ChatPayload) -> Json:
+    """The body of POST /v1/chat/completions; always a stream with usage."""
+    body = _stream_body(payload.sampling)
+    body["messages"] = [_message(message) for message in payload.messages]
+    if payload.HasField("choice_count"):
+        body["n"] = payload.choice_count
+    if payload.logprobs:
+        body["logprobs"] = True
+        if payload.HasField("top_logprobs"):
+            body["top_logprobs"] = payload.top_logprobs
+    if payload.tools:
+        body["tools"] = [_tool(tool.function) for tool in payload.tools]
+    if payload.HasField("tool_choice"):
+        body["tool_choice"] = _tool_choice(payload.tool_choice)
+    if payload.HasField("parallel_tool_calls"):
+        body["parallel_tool_calls"] = payload.parallel_tool_calls
+    if payload.HasField("response_format"):
+        body["response_format"] = _response_format(payload.response_format)
+    if payload.reasoning_effort:
+        name = chat_pb2.ReasoningEffort.Name(payload.reasoning_effort)
+        body["reasoning_effort"] = name.removeprefix("REASONING_EFFORT_").lower()
+    return body
+
+
+def completion_body(payload: completion_pb2.CompletionPayload) -> Json:
+    """The body of POST /v1/completions; always a stream with usage."""
+    body = _stream_body(payload.sampling)
+    prompts = [_prompt(prompt) for prompt in payload.prompts]
+    body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+    if payload.HasField("choice_count"):
+        body["n"] = payload.choice_count
+    if payload.HasField("logprobs"):
+        body["logprobs"] = payload.logprobs
+    if payload.echo:
+        body["echo"] = True
+    if payload.HasField("suffix"):
+        body["suffix"] = payload.suffix
+    return body
+
+
+def embedding_body(payload: embedding_pb2.EmbeddingPayload) -> Json:
+    """The body of POST /v1/embeddings."""
+    body: Json = {"input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
+    if payload.HasField("dimensions"):
+        body["dimensions"] = payload.dimensions
+    return body
+
+
+def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
+    """How many choices must come to an end."""
+    count = payload.choice_count if payload.HasField("choice_count") else 1
+    return count * len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else count
+
+
+def _stream_body(sampling: sampling_pb2.SamplingParams) -> Json:
+    body: Json = {"stream": True, "stream_options": {"include_usage": True}}
+    for name in _SCALARS:
+        if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SCALARS
+            body[name] = getattr(sampling, name)
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return body
+
+
+def _message(message: chat_pb2.ChatMessage) -> Json:
+    result: Json = {"role": _ROLES[message.role], "content": _content(message)}
+    if message.HasField("name"):
+        result["name"] = message.name
+    if message.HasField("tool_call_id"):
+        result["tool_call_id"] = message.tool_call_id
+    if message.HasField("reasoning"):
+        result["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def _content(message: chat_pb2.ChatMessage) -> str | list[Json] | None:
+    parts = message.content
+    if not parts:
+        return None if message.tool_calls else ""
+    if len(parts) == 1 and parts[0].WhichOneof("kind") == "text":
+        return parts[0].text
+    return [_part(part) for part in parts]
+
+
+def _part(part: chat_pb2.ContentPart) -> Json:
+    match part.WhichOneof("kind"):
+        case "image":
+            image = part.image
+            data = base64.b64encode(image.data).decode("ascii")
+            url: Json = {"url": f"data:{image.media_type};base64,{data}"}
+            if image.detail:
+                url["detail"] = image.detail
+            return {"type": "image_url", "image_url": url}
+        case "audio":
+            data = base64.b64encode(part.audio.data).decode("ascii")
+            return {
+                "type": "input_audio",
+                "input_audio": {"data": data, "format": part.audio.media_type.split("/")[-1]},
+            }
+        case _:
+            return {"type": "text", "text": part.text}
+
+
+def _tool(function: chat_pb2.FunctionTool) -> Json:
+    result: Json = {"name": function.name}
+    if function.HasField("description"):
+        result["description"] = function.description
+    if function.HasField("parameters"):
+        result["parameters"] = json_object(function.parameters)
+    if function.HasField("strict"):
+        result["strict"] = function.strict
+    return {"type": "function", "function": result}
+
+
+def _tool_choice(choice: chat_pb2.ToolChoice) -> str | Json:
+    if choice.WhichOneof("kind") == "function_name":
+        return {"type": "function", "function": {"name": choice.function_name}}
+    return _TOOL_MODES.get(choice.mode, "auto")
+
+
+def _response_format(response_format: chat_pb2.ResponseFormat) -> Json:
+    match response_format.WhichOneof("kind"):
+        case "json_object":
+            return {"type": "json_object"}
+        case "json_schema":
+            declared = response_format.json_schema
+            schema: Json = {"name": declared.name, "schema": json_object(declared.schema)}
+            if declared.HasField("strict"):
+                schema["strict"] = declared.strict
+            if declared.HasField("description"):
+                schema["description"] = declared.description
+            return {"type": "json_schema", "json_schema": schema}
+        case _:
+            return {"type": "text"}
+
+
+def _prompt(prompt: completion_pb2.PromptInput) -> str | list[int]:
+    return list(prompt.tokens.ids) if prompt.WhichOneof("kind") == "tokens" else prompt.text
+
+
+def json_object(document: json_value_pb2.JsonObject) -> Json:
+    """A JsonObject as plain data, order kept."""
+    return {item.name: _json_value(item.value) for item in document.fields}
+
+
+def _json_value(value: json_value_pb2.JsonValue) -> Any:
+    kind = value.WhichOneof("kind")
+    match kind:
+        case None | "null_value":
+            return None
+        case "array_value":
+            return [_json_value(item) for item in value.array_value.values]
+        case "object_value":
+            return json_object(value.object_value)
+        case _:
+            return getattr(value, kind)

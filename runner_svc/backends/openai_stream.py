@@ -1,0 +1,275 @@
+"""The chunks of an OpenAI-compatible stream, typed, and turned into events.
+
+One reader serves chat and text completions. It runs once per token: chunks are decoded straight into typed structs,
+and a chunk of a wrong shape is a BACKEND_PROTOCOL_ERROR, never a KeyError.
+"""
+
+import msgspec
+
+from runner_svc.backends.port import Frame
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+DONE = b"[DONE]"
+# llama-server opens the stream of a multi-prompt completion with this; it carries nothing.
+_EMPTY = b"null"
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Top(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[_Top] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Timings(msgspec.Struct):
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+    predicted_per_second: float = 0.0
+
+
+class _PromptProgress(msgspec.Struct):
+    total: int = 0
+    cache: int = 0
+    processed: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    prompt_progress: _PromptProgress | None = None
+    error: msgspec.Raw | None = None
+
+
+_FINISH_REASONS = {
+    "stop": event_pb2.FINISH_REASON_STOP,
+    "length": event_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": event_pb2.FINISH_REASON_TOOL_CALLS,
+    "function_call": event_pb2.FINISH_REASON_TOOL_CALLS,
+    "content_filter": event_pb2.FINISH_REASON_CONTENT_FILTER,
+}
+
+
+class StreamReader:
+    """Reads one stream: payloads in, frames of events out, and a verdict at the end."""
+
+    def __init__(self, expected_choices: int) -> None:
+        self._decoder = msgspec.json.Decoder(_Chunk)
+        self._expected_choices = expected_choices
+        self._finished: set[int] = set()
+        self._content_started = False
+        self._usage = usage_pb2.Usage()
+        self._timings = _Timings()
+        self.done = False
+        """Whether the stream said [DONE]."""
+
+    def read(self, payloads: list[bytes]) -> list[Frame]:
+        """The frames for what arrived together: the first content of the stream alone, everything else in one."""
+        frames: list[Frame] = []
+        frame: Frame = []
+        for payload in payloads:
+            if payload == DONE:
+                self.done = True
+                break
+            if payload == _EMPTY:
+                continue
+            events = self._events(self._decode(payload))
+            if not self._content_started and any(map(_has_content, events)):
+                self._content_started = True
+                if frame:
+                    frames.append(frame)
+                frames.append(events)
+                frame = []
+            else:
+                frame += events
+        if frame:
+            frames.append(frame)
+        return frames
+
+    def finish(self) -> Frame:
+        """The last frame, once the stream is over. Raises BACKEND_PROTOCOL_ERROR if a choice has no finish reason."""
+        if len(self._finished) < self._expected_choices:
+            raise WeftError(
+                Reason.BACKEND_PROTOCOL_ERROR,
+                f"the backend ended the stream with {len(self._finished)} of {self._expected_choices} choices finished",
+            )
+        receipt = receipt_pb2.Receipt(usage=self._usage, tokens_per_second=self._timings.predicted_per_second)
+        receipt.gpu_time.FromMicroseconds(int((self._timings.prompt_ms + self._timings.predicted_ms) * 1e3))
+        return [
+            event_pb2.InferenceEvent(usage=self._usage),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+        ]
+
+    def _decode(self, payload: bytes) -> _Chunk:
+        try:
+            chunk = self._decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise WeftError(
+                Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event that is not a chunk: {error}"
+            ) from error
+        if chunk.error is not None:
+            raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {error_message(bytes(chunk.error))}")
+        return chunk
+
+    def _events(self, chunk: _Chunk) -> Frame:
+        if chunk.usage is not None:
+            self._usage = _usage(chunk.usage)
+        if chunk.timings is not None:
+            self._timings = chunk.timings
+        events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
+        if chunk.prompt_progress is not None:
+            progress = chunk.prompt_progress
+            events.append(
+                event_pb2.InferenceEvent(
+                    progress=event_pb2.Progress(
+                        prompt_tokens=progress.total,
+                        processed_tokens=progress.processed,
+                        cached_tokens=progress.cache,
+                    )
+                )
+            )
+        return events
+
+    def _delta_event(self, choice: _Choice) -> event_pb2.InferenceEvent | None:
+        """The event of one choice's piece; None for a preamble that carries nothing."""
+        event = event_pb2.InferenceEvent()
+        delta = event.delta
+        text = choice.text if choice.delta is None else choice.delta.content
+        if text:
+            delta.text = text
+        if choice.delta is not None:
+            _copy_rare_content(choice.delta, delta)
+        if choice.logprobs is not None and choice.logprobs.content:
+            delta.logprobs.extend(map(_token_logprob, choice.logprobs.content))
+        if choice.finish_reason is not None:
+            delta.finish_reason = _FINISH_REASONS.get(choice.finish_reason, event_pb2.FINISH_REASON_STOP)
+            self._finished.add(choice.index)
+        elif not text and not delta.ByteSize():
+            return None
+        delta.index = choice.index
+        return event
+
+
+def _copy_rare_content(source: _Delta, delta: event_pb2.Delta) -> None:
+    if source.reasoning_content:
+        delta.reasoning = source.reasoning_content
+    if source.refusal:
+        delta.refusal = source.refusal
+    for call in source.tool_calls or ():
+        function = call.function or _Function()
+        delta.tool_calls.add(
+            index=call.index, id=call.id or "", name=function.name or "", arguments_text=function.arguments or ""
+        )
+
+
+def _has_content(event: event_pb2.InferenceEvent) -> bool:
+    if event.WhichOneof("event") != "delta":
+        return False
+    delta = event.delta
+    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
+
+
+def _token_logprob(token: _Token) -> event_pb2.TokenLogprob:
+    return event_pb2.TokenLogprob(
+        token=token.token,
+        logprob=token.logprob,
+        raw_bytes=None if token.bytes is None else bytes(token.bytes),
+        top=[
+            event_pb2.TopLogprob(
+                token=top.token, logprob=top.logprob, raw_bytes=None if top.bytes is None else bytes(top.bytes)
+            )
+            for top in token.top_logprobs or ()
+        ],
+    )
+
+
+def _usage(usage: _Usage) -> usage_pb2.Usage:
+    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+    return usage_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_prompt_tokens=(prompt.cached_tokens or 0) if prompt is not None else 0,
+        reasoning_tokens=(completion.reasoning_tokens or 0) if completion is not None else 0,
+    )
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+    type: str = ""
+
+
+class _ErrorEnvelope(msgspec.Struct):
+    error: _ErrorBody | str | None = None
+    message: str = ""
+
+
+MAX_ERROR_CHARS = 500
+
+
+def error_message(body: bytes) -> str:
+    """What a backend's error says, cut to MAX_ERROR_CHARS; takes the envelope or the bare error object."""
+    return error_fields(body)[0]
+
+
+def error_fields(body: bytes) -> tuple[str, str]:
+    """Message and type of a backend's error; the raw text where it is not JSON."""
+    try:
+        envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
+    except msgspec.DecodeError:
+        return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
+    if isinstance(envelope.error, _ErrorBody):
+        return envelope.error.message[:MAX_ERROR_CHARS], envelope.error.type
+    return (envelope.error or envelope.message)[:MAX_ERROR_CHARS], ""

@@ -1,0 +1,1 @@
+"""Pure decisions of the runner: values and `now` in, decisions out."""

@@ -1,0 +1,77 @@
+"""What a runner says about itself: to the registry with every heartbeat, to people through Describe."""
+
+from collections.abc import Sequence
+
+from runner_svc.config import RunnerConfig
+from runner_svc.instance import Instance
+from weft import __version__
+from weft.api.registry.v1 import model_pb2, runner_pb2
+from weft.api.runner.v1 import runner_service_pb2
+
+
+class RunnerReport:
+    """Builds the messages from the live instances."""
+
+    def __init__(self, config: RunnerConfig, incarnation: str, instances: Sequence[Instance]) -> None:
+        self._config = config
+        self._incarnation = incarnation
+        self._instances = instances
+        self.draining = False
+
+    def capability(self) -> runner_pb2.Capability:
+        """What the runner can take on right now."""
+        return runner_pb2.Capability(
+            instances=[_instance_state(instance) for instance in self._instances], draining=self.draining
+        )
+
+    def runner(self) -> runner_pb2.Runner:
+        """The runner as the registry keeps it."""
+        return runner_pb2.Runner(
+            name=self._config.name,
+            incarnation=self._incarnation,
+            address=self._config.advertised_address,
+            host=self._config.host,
+            runtime=self._config.runtime,
+            version=__version__,
+            capability=self.capability(),
+        )
+
+    def manifests(self) -> list[model_pb2.ModelManifest]:
+        """The models it publishes."""
+        return [
+            model_pb2.ModelManifest(
+                name=model.name,
+                pool_name=model.pool,
+                operations=[operation.value for operation in sorted(model.operations)],  # type: ignore[misc]  # same numbers
+                context_tokens=model.context_tokens,
+            )
+            for model in self._config.models
+        ]
+
+    def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
+        """The description with the last `log_line_count` lines of each backend."""
+        return runner_service_pb2.DescribeResponse(
+            runner=self.runner(),
+            instances=[
+                runner_service_pb2.InstanceDescription(
+                    model=instance.model,
+                    process_id=instance.backend.process_id or 0,
+                    restart_count=instance.restart_count,
+                    last_restart_reason=instance.last_restart_reason,
+                    log_lines=instance.backend.log_lines(log_line_count),
+                    active_request_ids=instance.slots.holders,
+                )
+                for instance in self._instances
+            ],
+        )
+
+
+def _instance_state(instance: Instance) -> runner_pb2.InstanceState:
+    return runner_pb2.InstanceState(
+        model=instance.model,
+        phase=instance.phase.value,  # type: ignore[arg-type]  # same numbers
+        slots_total=instance.slots.total,
+        slots_used=len(instance.slots.holders),
+        context_tokens=instance.context_tokens,
+        detail=instance.detail,
+    )

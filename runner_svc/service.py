@@ -1,0 +1,134 @@
+"""The runner as a service: instances, session, and the three gRPC services on one server."""
+
+import asyncio
+
+import grpc
+import structlog
+
+from runner_svc.config import RunnerConfig
+from runner_svc.instance import Instance, InstanceConfig
+from runner_svc.model_digest import model_digest
+from runner_svc.report import RunnerReport
+from runner_svc.servicer import EmbeddingServicer, GenerationServicer, RunnerServicer, WorkDesk
+from runner_svc.session import RunnerSession
+from weft.api.runner.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    runner_service_pb2,
+    runner_service_pb2_grpc,
+)
+from weft.dispatch.tickets import TicketGate
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.ids import new_id
+from weft.kernel.rpc import open_channel
+from weft.kernel.service import stop_tasks
+
+log = structlog.get_logger("weft.runner")
+
+DRAIN_CHECK_SECONDS = 0.05
+
+
+def build(config: RunnerConfig, *, clock: Clock | None = None) -> "RunnerService":
+    """A runner that is not started yet."""
+    return RunnerService(config, clock or SystemClock())
+
+
+class RunnerService:
+    """See weft.kernel.service.Service."""
+
+    def __init__(self, config: RunnerConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        incarnation = new_id("run")
+        self._instances = {
+            model.name: Instance(
+                InstanceConfig(model=model.name, slots=model.slots, restart=config.restart),
+                model.make_backend(),
+                clock,
+                self._note_change,
+            )
+            for model in config.models
+        }
+        self._gate = TicketGate(runner=config.name, incarnation=incarnation)
+        self._report = RunnerReport(config, incarnation, list(self._instances.values()))
+        self._incarnation = incarnation
+        self._registry: grpc.aio.Channel | None = None
+        self._session: RunnerSession | None = None
+        self._digests: asyncio.Task[None] | None = None
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """See Service.service_names."""
+        return (
+            generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
+            embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
+            runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
+        )
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """See Service.register."""
+        desk = WorkDesk(
+            runner=self._config.name,
+            incarnation=self._incarnation,
+            host=self._config.host,
+            gate=self._gate,
+            instances=self._instances,
+            clock=self._clock,
+        )
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk), server)
+        embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(desk), server)
+        runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerServicer(self._report), server)
+
+    async def start(self) -> None:
+        """See Service.start. Backends load in the background; the registry hears of each change."""
+        self._registry = open_channel(self._config.registry_address)
+        self._session = RunnerSession(
+            registry=self._registry,
+            report=self._report,
+            gate=self._gate,
+            incarnation=self._incarnation,
+            session_file=self._config.session_file,
+            clock=self._clock,
+        )
+        for instance in self._instances.values():
+            await instance.start()
+        await self._session.start()
+        self._digests = asyncio.create_task(self._compute_digests(), name="model-digests")
+
+    async def stop(self, grace_seconds: float) -> None:
+        """See Service.stop: refuse new work, let running work finish, say good-bye, end the backends."""
+        await self._drain(grace_seconds)
+        if self._digests is not None:
+            await stop_tasks([self._digests])
+            self._digests = None
+        if self._session is not None:
+            await self._session.stop()
+        await asyncio.gather(*(instance.stop() for instance in self._instances.values()))
+        if self._registry is not None:
+            await self._registry.close(grace=None)
+            self._registry = None
+
+    async def _drain(self, grace_seconds: float) -> None:
+        self._report.draining = True
+        for instance in self._instances.values():
+            instance.drain()
+        if self._session is not None:
+            await self._session.report_now()
+        deadline = self._clock.monotonic() + grace_seconds
+        while self._clock.monotonic() < deadline and any(i.slots.holders for i in self._instances.values()):
+            await self._clock.sleep(DRAIN_CHECK_SECONDS)
+
+    async def _compute_digests(self) -> None:
+        memory = self._config.session_file.with_name("digests.json")
+        for model in self._config.models:
+            if model.model_path is not None:
+                try:
+                    self._instances[model.name].digest = await model_digest(model.model_path, memory)
+                except OSError as error:
+                    log.warning("no digest of the model file", model=model.name, error=error.strerror)
+
+    def _note_change(self) -> None:
+        if self._session is not None:
+            self._session.note_change()

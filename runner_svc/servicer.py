@@ -1,0 +1,161 @@
+"""gRPC translation for the runner: ticket in, frames out."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from runner_svc.backends.port import CallInfo, Frame
+from runner_svc.instance import Instance
+from runner_svc.report import RunnerReport
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.runner.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    runner_service_pb2,
+    runner_service_pb2_grpc,
+)
+from weft.dispatch.tickets import Permit, TicketGate
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering
+from weft.kernel.telemetry import TRACEPARENT, traceparent_of
+
+MAX_LOG_LINES = 1000
+
+GenerateContext = grpc.aio.ServicerContext[
+    generation_service_pb2.GenerateRequest, generation_service_pb2.GenerateResponse
+]
+
+
+class WorkDesk:
+    """What both data-plane services need: the gate, the instances, and the runner's part of a receipt."""
+
+    def __init__(
+        self,
+        *,
+        runner: str,
+        incarnation: str,
+        host: str,
+        gate: TicketGate,
+        instances: Mapping[str, Instance],
+        clock: Clock,
+    ) -> None:
+        self._runner = runner
+        self._incarnation = incarnation
+        self._host = host
+        self._gate = gate
+        self._instances = instances
+        self._clock = clock
+
+    def admit(self, ticket: Any) -> tuple[Permit, Instance]:
+        """Check a ticket and find the instance it is for. Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND."""
+        permit = self._gate.admit(ticket, now=self._clock.utc_now().timestamp())
+        instance = self._instances.get(permit.model)
+        if instance is None:
+            raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {permit.model}")
+        return permit, instance
+
+    def started(self, permit: Permit) -> event_pb2.InferenceEvent:
+        """The event that says who works on the request."""
+        return event_pb2.InferenceEvent(
+            started=event_pb2.Started(
+                runner=self._runner,
+                runner_incarnation=self._incarnation,
+                model=permit.model,
+                attempt=permit.attempt,
+            )
+        )
+
+    def complete(self, receipt: receipt_pb2.Receipt, permit: Permit, instance: Instance) -> None:
+        """Add the runner's own facts to a backend's receipt."""
+        receipt.request_id = permit.request_id
+        receipt.model = permit.model
+        receipt.model_digest = instance.digest
+        receipt.host = self._host
+
+
+class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
+    """See GenerationService."""
+
+    def __init__(self, desk: WorkDesk) -> None:
+        self._desk = desk
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self, request: generation_service_pb2.GenerateRequest, context: GenerateContext
+    ) -> AsyncGenerator[generation_service_pb2.GenerateResponse]:
+        """See GenerationService.Generate."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            payload = _payload(request)
+            with instance.admit(permit.request_id) as backend:
+                first = [self._desk.started(permit)]
+                async with aclosing(backend.generate(payload, _call_info(permit, context))) as frames:
+                    async for frame in frames:
+                        self._complete(frame, permit, instance)
+                        yield generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
+                        first = []
+
+    def _complete(self, frame: Frame, permit: Permit, instance: Instance) -> None:
+        if frame[-1].WhichOneof("event") == "finished":
+            self._desk.complete(frame[-1].finished.receipt, permit, instance)
+
+
+class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
+    """See EmbeddingService."""
+
+    def __init__(self, desk: WorkDesk) -> None:
+        self._desk = desk
+
+    async def Embed(  # noqa: N802 - the rpc's name
+        self,
+        request: embedding_service_pb2.EmbedRequest,
+        context: grpc.aio.ServicerContext[embedding_service_pb2.EmbedRequest, embedding_service_pb2.EmbedResponse],
+    ) -> embedding_service_pb2.EmbedResponse:
+        """See EmbeddingService.Embed."""
+        async with answering(context):
+            permit, instance = self._desk.admit(request.ticket)
+            if not request.payload.inputs:
+                raise invalid_field("payload.inputs", "must not be empty")
+            with instance.admit(permit.request_id) as backend:
+                result = await backend.embed(request.payload, _call_info(permit, context))
+            response = embedding_service_pb2.EmbedResponse(embeddings=result.embeddings)
+            response.receipt.usage.CopyFrom(result.usage)
+            self._desk.complete(response.receipt, permit, instance)
+            return response
+        raise AssertionError("abort has raised")
+
+
+class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
+    """See RunnerService."""
+
+    def __init__(self, report: RunnerReport) -> None:
+        self._report = report
+
+    async def Describe(  # noqa: N802 - the rpc's name
+        self,
+        request: runner_service_pb2.DescribeRequest,
+        context: grpc.aio.ServicerContext[runner_service_pb2.DescribeRequest, runner_service_pb2.DescribeResponse],
+    ) -> runner_service_pb2.DescribeResponse:
+        """See RunnerService.Describe."""
+        async with answering(context):
+            if not 0 <= request.log_line_count <= MAX_LOG_LINES:
+                raise invalid_field("log_line_count", f"must be 0 to {MAX_LOG_LINES}")
+            return self._report.describe(request.log_line_count)
+        raise AssertionError("abort has raised")
+
+
+def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
+    kind = request.WhichOneof("payload")
+    if kind is None:
+        raise invalid_field("payload", "must be set")
+    return getattr(request, kind)
+
+
+def _call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any]) -> CallInfo:
+    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
+    return CallInfo(request_id=permit.request_id, traceparent=traceparent_of(metadata))

@@ -1,0 +1,83 @@
+"""`weft demo`: up, one streamed chat, down. The exit code tells whether all of it worked."""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import aiohttp
+import typer
+import uvloop
+
+from weft.cli.options import reporting
+from weft.cli.up import StageDisplay
+from weft.host.config import load_config
+from weft.host.home import WeftHome
+from weft.host.up import UpHost
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import BoundedLogFile, configure_logging
+
+TIMEOUT_SECONDS = 120.0
+
+
+def demo(
+    prompt: Annotated[str, typer.Option(help="What to ask.")] = "Explain in two sentences why the sky is blue.",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 64,
+) -> None:
+    """Start a mesh in a temporary home, stream one chat through its HTTP surface, stop it.
+
+    Example: weft demo --prompt "Say hello"
+    """
+    with reporting(), tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
+        home = WeftHome(Path(folder))
+        home.create()
+        config = load_config(None, {"port": 0})
+        configure_logging("host", file=BoundedLogFile(home.logs / "host.log", config.log.max_file_bytes))
+        with home.claim():
+            uvloop.run(_demo(UpHost(config, home, None, StageDisplay().show), prompt, max_tokens))
+
+
+async def _demo(host: UpHost, prompt: str, max_tokens: int) -> None:
+    began = time.monotonic()
+    await host.start()
+    try:
+        sys.stdout.write(f"\n> {prompt}\n")
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            pieces, first = await _stream_chat(host.url, host.models[0], prompt, max_tokens)
+        sys.stdout.write(f"\n\n{pieces} pieces; from start to first token {first - began:.1f} s\n")
+    finally:
+        await host.stop()
+    sys.stdout.write("ok: up, chat, down\n")
+
+
+async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tuple[int, float]:
+    """Stream one chat to stdout; how many pieces came, and when the first did. Raises when it is not complete."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+    }
+    pieces, first, done = 0, 0.0, False
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            data = line.decode().removeprefix("data:").strip()
+            if not line.startswith(b"data:"):
+                continue
+            if data == "[DONE]":
+                done = True
+                break
+            for choice in json.loads(data).get("choices", ()):
+                text = choice["delta"].get("content")
+                if text:
+                    pieces, first = pieces + 1, first or time.monotonic()
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+    if not (done and pieces):
+        raise WeftError(Reason.INTERNAL, f"the stream ended early, after {pieces} pieces")
+    return pieces, first

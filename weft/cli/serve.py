@@ -1,0 +1,113 @@
+"""`weft serve <service>`: one service in this process."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
+from weft.host import serve
+from weft.host.config import WeftConfig, load_config
+from weft.host.home import WeftHome
+from weft.kernel.telemetry import BoundedLogFile, configure_logging
+
+app = typer.Typer(
+    help="Run one service of a mesh in this process, for meshes that span processes or machines.", no_args_is_help=True
+)
+
+ListenOption = Annotated[
+    str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")
+]
+RegistryOption = Annotated[str | None, typer.Option("--registry", help="gRPC target of the registry.")]
+RouterOption = Annotated[str | None, typer.Option("--router", help="gRPC target of the router.")]
+
+
+@app.command("registry")
+def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None, listen: ListenOption = None) -> None:
+    """Run the registry: who is there, and who is alive.
+
+    Example: weft serve registry --listen 127.0.0.1:7070
+    """
+    with reporting():
+        loaded, folder = _prepare("registry", home, config, {})
+        uvloop.run(serve.serve_registry(loaded, folder, listen, _announce("registry")))
+
+
+@app.command("router")
+def serve_router(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    registry: RegistryOption = None,
+) -> None:
+    """Run a router: the scheduler, and the public gRPC surface.
+
+    Example: weft serve router --registry 127.0.0.1:7070 --listen 127.0.0.1:7071
+    """
+    with reporting():
+        loaded, folder = _prepare("router", home, config, {"registry": registry})
+        uvloop.run(serve.serve_router(loaded, folder, listen, _announce("router")))
+
+
+@app.command("gateway")
+def serve_gateway(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one.")] = None,
+    registry: RegistryOption = None,
+    router: RouterOption = None,
+) -> None:
+    """Run a gateway: the OpenAI-compatible HTTP surface.
+
+    Example: weft serve gateway --registry 127.0.0.1:7070 --router 127.0.0.1:7071 --port 8080
+    """
+    with reporting():
+        overrides = {} if port is None else {"port": port}
+        loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
+        uvloop.run(serve.serve_gateway(loaded, folder, _announce("gateway")))
+
+
+@app.command("runner")
+def serve_runner(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    registry: RegistryOption = None,
+    runner: Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")] = None,
+) -> None:
+    """Run a runner: the backends of one runtime on this host.
+
+    Example: weft serve runner --config weft.yaml --runner gpu-0 --registry 127.0.0.1:7070
+    """
+    with reporting():
+        name = f"runner-{runner}" if runner else "runner"
+        loaded, folder = _prepare(name, home, config, {"registry": registry})
+        uvloop.run(serve.serve_runner(loaded, folder, listen, _announce("runner"), name=runner))
+
+
+def _prepare(
+    service: str,
+    home: Any,
+    config: Any,
+    addresses: dict[str, str | None],
+    overrides: dict[str, Any] | None = None,
+) -> tuple[WeftConfig, WeftHome]:
+    given = {name: address for name, address in addresses.items() if address is not None}
+    loaded = load_config(config, {**(overrides or {}), "addresses": given})
+    folder = WeftHome(home.expanduser().absolute())
+    folder.create()
+    # On a terminal somebody watches; everywhere else the file under the home is where people look.
+    log_file = (
+        None if sys.stderr.isatty() else BoundedLogFile(folder.logs / f"{service}.log", loaded.log.max_file_bytes)
+    )
+    configure_logging(service, level=loaded.log.level, file=log_file)
+    return loaded, folder
+
+
+def _announce(service: str) -> serve.Announce:
+    def announce(address: str) -> None:
+        sys.stdout.write(f"{service} serves at {address}\n")
+        sys.stdout.flush()
+
+    return announce

@@ -1,0 +1,70 @@
+"""The asynchronous client."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack, cast
+
+import grpc
+
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.client._address import mesh_address
+from weft.client._messages import ChatOptions, Message, chat_request, embed_request
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
+
+
+def connect_async(target: str | None = None, *, home: Path | str | None = None) -> "AsyncMesh":
+    """The mesh at a gRPC target, or the one that runs on `home`. Call it on the event loop that will use it."""
+    return AsyncMesh(target or mesh_address(home))
+
+
+class AsyncMesh:
+    """Calls on one mesh. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = open_channel(target)
+        self._stub = cast("InferenceServiceAsyncStub", inference_service_pb2_grpc.InferenceServiceStub(self._channel))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; calls still running are cancelled."""
+        await self._channel.close(grace=None)
+
+    async def chat(
+        self,
+        model: str,
+        messages: str | Iterable[Message],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncGenerator[event_pb2.InferenceEvent]:
+        """The events of a chat as they come; closing the generator cancels it. `timeout` is the deadline in seconds."""
+        call = self._stub.Chat(chat_request(model, messages, options), timeout=timeout)
+        try:
+            async for response in call:
+                for event in response.events:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        finally:
+            call.cancel()
+
+    async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[list[float]]:
+        """One vector per text."""
+        try:
+            response = await self._stub.Embed(embed_request(model, texts), timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        return [list(embedding.values) for embedding in response.embeddings]

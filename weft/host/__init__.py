@@ -1,0 +1,1 @@
+"""The composition root: reads the configuration, builds the services, and runs them together or one by one."""

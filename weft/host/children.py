@@ -1,0 +1,83 @@
+"""Runner processes of `weft up`: started, watched, started again, ended."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from runner_svc.supervise import parent_death
+from weft.kernel.clock import Clock
+from weft.kernel.service import stop_tasks
+
+log = structlog.get_logger("weft.host")
+
+RESTART_PAUSE_SECONDS = 1.0
+KILL_MARGIN_SECONDS = 15.0
+"""On top of the drain: what a runner needs to end its backends."""
+
+
+class RunnerChild:
+    """One `weft serve runner` process. It dies with us, even if we are killed; its backends die with it."""
+
+    def __init__(self, name: str, arguments: Sequence[str], output: Path, clock: Clock) -> None:
+        self.name = name
+        self._arguments = arguments
+        self._output = output
+        self._clock = clock
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while the process runs."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the process and keep it running."""
+        self._process = await self._spawn()
+        self._watch = asyncio.create_task(self._keep_running(), name=f"runner-{self.name}")
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ask it to drain, and kill it when it takes much longer than that. Idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await stop_tasks([watch])
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), grace_seconds + KILL_MARGIN_SECONDS)
+            return
+        log.error("runner did not end, killing it", runner=self.name)
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        # Its own logs go to a file of their own; this one holds what is printed past them, a crash above all.
+        with self._output.open("wb") as output:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-S", str(Path(parent_death.__file__)), str(os.getpid())),
+                *(sys.executable, "-m", "weft.cli.main", *self._arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                # Ctrl-C on the terminal is for the host alone: it decides who drains when.
+                start_new_session=True,
+            )
+
+    async def _keep_running(self) -> None:
+        while True:
+            assert self._process is not None, "watched before it was started"
+            code = await self._process.wait()
+            log.error("runner process ended, starting it again", runner=self.name, code=code, output=str(self._output))
+            await self._clock.sleep(RESTART_PAUSE_SECONDS)
+            self._process = await self._spawn()

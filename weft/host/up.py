@@ -1,0 +1,151 @@
+"""`weft up`: registry, router and gateway on one event loop, each runner a child process, one home."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import gateway.service
+import registry_svc.service
+import router_svc.service
+from weft.dispatch import Dispatcher
+from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
+from weft.host.assemble import configured_runners, gateway_config, registry_config, router_config
+from weft.host.children import RunnerChild
+from weft.host.config import WeftConfig
+from weft.host.grpc_host import GrpcHost
+from weft.host.home import WeftHome
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, open_channel
+
+MODEL_CHECK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of coming up, for whoever shows progress."""
+
+    name: str
+    """What is being done, such as "services" or "smollm2-135m"."""
+    detail: str
+    done: bool = False
+
+
+ShowProgress = Callable[[Stage], None]
+
+
+class UpHost:
+    """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
+
+    def __init__(self, config: WeftConfig, home: WeftHome, config_path: Path | None, show: ShowProgress) -> None:
+        self._config = config
+        self._home = home
+        self._config_path = config_path
+        self._show = show
+        self._runners = configured_runners(config)
+        self._children: list[RunnerChild] = []
+        self._stack = AsyncExitStack()
+        self._clock = SystemClock()
+        self.url = ""
+        """Base URL of the HTTP edge, once it is started."""
+        self.grpc_address = ""
+
+    @property
+    def models(self) -> list[str]:
+        """The models it is configured to serve, first one first."""
+        return [model.name for runner in self._runners for model in runner.models]
+
+    async def start(self) -> None:
+        """Start everything and return once every model is ready. Raises LOAD_STALLED when one never will be."""
+        try:
+            fleet = await self._start_services()
+            await self._start_runners()
+            await self._until_models_are_ready(fleet)
+            self._home.announce(self._facts())
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Drain and end everything, the edge first. Idempotent."""
+        await self._stack.aclose()
+
+    async def _start_services(self) -> FleetWatcher:
+        self._show(Stage(name="services", detail="starting registry, router and gateway"))
+        host = GrpcHost()
+        self.grpc_address = host.bind(self._home.address("weft"))
+        if self._config.grpc_port is not None:
+            host.bind(f"127.0.0.1:{self._config.grpc_port}")
+        router = router_svc.service.build(router_config(self._config, self.grpc_address))
+        registry = registry_svc.service.build(registry_config(self._config, self._home))
+        self._stack.push_async_callback(host.stop, self._config.drain_seconds)
+        await host.start([registry, router])
+
+        channel, channels = open_channel(self.grpc_address), ChannelPool()
+        fleet = FleetWatcher(channel, self._clock)
+        self._stack.push_async_callback(channel.close)
+        self._stack.push_async_callback(channels.close)
+        self._stack.push_async_callback(fleet.stop)
+        await fleet.start()
+        await fleet.wait_ready()
+
+        dispatcher = Dispatcher(router.placement, channels, clock=self._clock)
+        edge = gateway.service.build(gateway_config(self._config), dispatcher=dispatcher, fleet=fleet)
+        self._stack.push_async_callback(self._stop_runners)
+        self._stack.push_async_callback(edge.stop, self._config.drain_seconds)
+        await edge.start()
+        self.url = f"http://{self._config.host}:{edge.port}"
+        self._show(Stage(name="services", detail=f"listening at {self.url}", done=True))
+        return fleet
+
+    async def _start_runners(self) -> None:
+        for runner in self._runners:
+            arguments = ["serve", "runner", "--runner", runner.name, "--home", str(self._home.root)]
+            arguments += ["--registry", self.grpc_address]
+            if self._config_path is not None:
+                arguments += ["--config", str(self._config_path)]
+            child = RunnerChild(runner.name, arguments, self._home.logs / f"runner-{runner.name}.out", self._clock)
+            self._children.append(child)
+            await child.start()
+
+    async def _stop_runners(self) -> None:
+        await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
+
+    async def _until_models_are_ready(self, fleet: FleetWatcher) -> None:
+        waiting = {model.name: runner.name for runner in self._runners for model in runner.models}
+        for model, runner in waiting.items():
+            self._show(Stage(name=model, detail=f"loading on {runner}"))
+        while waiting:
+            for model, runner in list(waiting.items()):
+                if self._is_ready(fleet.view, model, runner):
+                    del waiting[model]
+                    self._show(Stage(name=model, detail=f"ready on {runner}", done=True))
+            await self._clock.sleep(MODEL_CHECK_SECONDS)
+
+    def _is_ready(self, view: FleetView, model: str, runner_name: str) -> bool:
+        runner = view.runners.get(runner_name)
+        instance = runner.instances.get(model) if runner is not None and runner.active else None
+        if instance is None:
+            return False
+        if instance.phase in (Phase.CRASH_LOOP, Phase.FAILED):
+            raise WeftError(
+                Reason.LOAD_STALLED,
+                f"{model} does not start on {runner_name}: {instance.detail}; "
+                f"see {self._home.logs / f'runner-{runner_name}.log'}",
+            )
+        return instance.phase is Phase.READY
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "grpc": self.grpc_address,
+            "models": self.models,
+            "pids": {"host": os.getpid(), "runners": {child.name: child.pid for child in self._children}},
+            "startTime": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
