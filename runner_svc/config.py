@@ -33,10 +33,8 @@ class RunnerConfig:
     """Unique in the mesh."""
     runtime: str = "llama_server"
     host: str
-    listen_address: str
-    """gRPC listen target, such as "unix:/path/runner.sock" or "127.0.0.1:0"."""
-    advertised_address: str
-    """Where others reach it, as a gRPC target."""
+    address: str
+    """Where others reach it, as a gRPC target such as "unix:/path/runner.sock"."""
     registry_address: str
     session_file: Path
     """Keeps the session id across restarts."""

@@ -29,7 +29,7 @@ class RunnerReport:
         return runner_pb2.Runner(
             name=self._config.name,
             incarnation=self._incarnation,
-            address=self._config.advertised_address,
+            address=self._config.address,
             host=self._config.host,
             runtime=self._config.runtime,
             version=__version__,

@@ -36,7 +36,8 @@ FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
 CRASH_LOG_LINES = 5
 
-_LISTENING = re.compile(r"listening on http://[^\s:]+:(\d+)|listening, .*port: (\d+)")
+# Two writers share the pipe, so another line may begin right behind the port: six digits are not a port.
+_LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
 _Result = TypeVar("_Result")
 
 
@@ -121,7 +122,10 @@ class LlamaServerBackend:
 
     async def wait_exit(self) -> str:
         """See Backend.wait_exit."""
-        return await self._process.wait()
+        how = await self._process.wait()
+        if self._process.ended_by_us:
+            await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
+        return how
 
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: a server without requests obeys its first SIGTERM."""

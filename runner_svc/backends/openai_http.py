@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from runner_svc.backends.openai_request import chat_body, completion_body, embedding_body, expected_choices
+from runner_svc.backends.openai_request import (
+    chat_body,
+    choices_per_prompt,
+    completion_body,
+    embedding_body,
+    expected_choices,
+)
 from runner_svc.backends.openai_stream import StreamReader, error_fields
 from runner_svc.backends.port import CallInfo, EmbeddingResult, Frame, GenerationPayload
 from runner_svc.backends.sse import SseDecoder
@@ -79,7 +85,7 @@ class OpenAiHttp:
             path, body = "/v1/chat/completions", chat_body(payload)
         else:
             path, body = "/v1/completions", completion_body(payload)
-        reader = StreamReader(expected_choices(payload))
+        reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
         decoder = SseDecoder()
         async with self._post(path, body, call) as response:
             _require_content_type(response, "text/event-stream")
@@ -157,6 +163,13 @@ class OpenAiHttp:
                 raise WeftError(
                     Reason.STALL_TIMEOUT,
                     f"the backend sent nothing for {self._timeouts.idle_stream_seconds:.0f} s in mid-answer",
+                ) from error
+            except RuntimeError as error:
+                # aiohttp's word for a read on a connection that `close` has closed.
+                if not self._session.closed:
+                    raise
+                raise await self._broken(
+                    Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request"
                 ) from error
             if not chunk:
                 return

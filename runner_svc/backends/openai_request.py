@@ -4,6 +4,7 @@ import base64
 from typing import Any
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2, sampling_pb2
+from weft.kernel.errors import invalid_field
 
 Json = dict[str, Any]
 
@@ -58,7 +59,7 @@ def chat_body(payload: chat_pb2.ChatPayload) -> Json:
 
 
 def completion_body(payload: completion_pb2.CompletionPayload) -> Json:
-    """The body of POST /v1/completions; always a stream with usage."""
+    """The body of POST /v1/completions; always a stream with usage. Raises INVALID_ARGUMENT for echo and suffix."""
     body = _stream_body(payload.sampling)
     prompts = [_prompt(prompt) for prompt in payload.prompts]
     body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
@@ -66,10 +67,11 @@ def completion_body(payload: completion_pb2.CompletionPayload) -> Json:
         body["n"] = payload.choice_count
     if payload.HasField("logprobs"):
         body["logprobs"] = payload.logprobs
+    # llama-server ignores both without a word, which would be an answer to another question.
     if payload.echo:
-        body["echo"] = True
+        raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
     if payload.HasField("suffix"):
-        body["suffix"] = payload.suffix
+        raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
     return body
 
 
@@ -81,10 +83,15 @@ def embedding_body(payload: embedding_pb2.EmbeddingPayload) -> Json:
     return body
 
 
+def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
+    """How many answers each prompt gets."""
+    return payload.choice_count if payload.HasField("choice_count") else 1
+
+
 def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
     """How many choices must come to an end."""
-    count = payload.choice_count if payload.HasField("choice_count") else 1
-    return count * len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else count
+    prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
+    return prompts * choices_per_prompt(payload)
 
 
 def _stream_body(sampling: sampling_pb2.SamplingParams) -> Json:

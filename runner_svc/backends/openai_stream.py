@@ -77,7 +77,6 @@ class _Usage(msgspec.Struct):
 class _Timings(msgspec.Struct):
     prompt_ms: float = 0.0
     predicted_ms: float = 0.0
-    predicted_per_second: float = 0.0
 
 
 class _PromptProgress(msgspec.Struct):
@@ -86,12 +85,17 @@ class _PromptProgress(msgspec.Struct):
     processed: int = 0
 
 
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+    type: str = ""
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     timings: _Timings | None = None
     prompt_progress: _PromptProgress | None = None
-    error: msgspec.Raw | None = None
+    error: _ErrorBody | str | None = None
 
 
 _FINISH_REASONS = {
@@ -103,16 +107,58 @@ _FINISH_REASONS = {
 }
 
 
+class _Bill:
+    """Adds up what a stream cost: llama-server sends usage and timings once per choice, others once for all."""
+
+    def __init__(self, choices_per_prompt: int) -> None:
+        self._choices_per_prompt = choices_per_prompt
+        self._prompts: dict[int, _Usage] = {}
+        self._completion_tokens = 0
+        self._reasoning_tokens = 0
+        self._compute_ms = 0.0
+        self._decode_ms = 0.0
+
+    def add(self, chunk: _Chunk) -> None:
+        """Count a chunk's figures. Choices of one prompt share it, so its tokens count once."""
+        usage, timings = chunk.usage, chunk.timings
+        if usage is not None:
+            first = chunk.choices[0].index if chunk.choices else 0
+            self._prompts[first // self._choices_per_prompt] = usage
+            self._completion_tokens += usage.completion_tokens
+            details = usage.completion_tokens_details
+            self._reasoning_tokens += (details.reasoning_tokens or 0) if details is not None else 0
+        if timings is not None:
+            self._compute_ms += timings.prompt_ms + timings.predicted_ms
+            self._decode_ms += timings.predicted_ms
+
+    def receipt(self) -> receipt_pb2.Receipt:
+        """The backend's part of a receipt."""
+        usage = usage_pb2.Usage(
+            prompt_tokens=sum(prompt.prompt_tokens for prompt in self._prompts.values()),
+            completion_tokens=self._completion_tokens,
+            cached_prompt_tokens=sum(
+                prompt.prompt_tokens_details.cached_tokens or 0
+                for prompt in self._prompts.values()
+                if prompt.prompt_tokens_details is not None
+            ),
+            reasoning_tokens=self._reasoning_tokens,
+        )
+        receipt = receipt_pb2.Receipt(usage=usage)
+        receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
+        if self._decode_ms > 0:
+            receipt.tokens_per_second = self._completion_tokens / self._decode_ms * 1e3
+        return receipt
+
+
 class StreamReader:
     """Reads one stream: payloads in, frames of events out, and a verdict at the end."""
 
-    def __init__(self, expected_choices: int) -> None:
+    def __init__(self, expected_choices: int, choices_per_prompt: int) -> None:
         self._decoder = msgspec.json.Decoder(_Chunk)
         self._expected_choices = expected_choices
         self._finished: set[int] = set()
         self._content_started = False
-        self._usage = usage_pb2.Usage()
-        self._timings = _Timings()
+        self._bill = _Bill(choices_per_prompt)
         self.done = False
         """Whether the stream said [DONE]."""
 
@@ -146,10 +192,9 @@ class StreamReader:
                 Reason.BACKEND_PROTOCOL_ERROR,
                 f"the backend ended the stream with {len(self._finished)} of {self._expected_choices} choices finished",
             )
-        receipt = receipt_pb2.Receipt(usage=self._usage, tokens_per_second=self._timings.predicted_per_second)
-        receipt.gpu_time.FromMicroseconds(int((self._timings.prompt_ms + self._timings.predicted_ms) * 1e3))
+        receipt = self._bill.receipt()
         return [
-            event_pb2.InferenceEvent(usage=self._usage),
+            event_pb2.InferenceEvent(usage=receipt.usage),
             event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
         ]
 
@@ -161,14 +206,11 @@ class StreamReader:
                 Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event that is not a chunk: {error}"
             ) from error
         if chunk.error is not None:
-            raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {error_message(bytes(chunk.error))}")
+            raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {_words(chunk.error)}")
         return chunk
 
     def _events(self, chunk: _Chunk) -> Frame:
-        if chunk.usage is not None:
-            self._usage = _usage(chunk.usage)
-        if chunk.timings is not None:
-            self._timings = chunk.timings
+        self._bill.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
         if chunk.prompt_progress is not None:
             progress = chunk.prompt_progress
@@ -236,21 +278,6 @@ def _token_logprob(token: _Token) -> event_pb2.TokenLogprob:
     )
 
 
-def _usage(usage: _Usage) -> usage_pb2.Usage:
-    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-    return usage_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_prompt_tokens=(prompt.cached_tokens or 0) if prompt is not None else 0,
-        reasoning_tokens=(completion.reasoning_tokens or 0) if completion is not None else 0,
-    )
-
-
-class _ErrorBody(msgspec.Struct):
-    message: str = ""
-    type: str = ""
-
-
 class _ErrorEnvelope(msgspec.Struct):
     error: _ErrorBody | str | None = None
     message: str = ""
@@ -259,17 +286,16 @@ class _ErrorEnvelope(msgspec.Struct):
 MAX_ERROR_CHARS = 500
 
 
-def error_message(body: bytes) -> str:
-    """What a backend's error says, cut to MAX_ERROR_CHARS; takes the envelope or the bare error object."""
-    return error_fields(body)[0]
+def _words(error: _ErrorBody | str) -> str:
+    return (error if isinstance(error, str) else error.message)[:MAX_ERROR_CHARS]
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
-    """Message and type of a backend's error; the raw text where it is not JSON."""
+    """Message (cut to MAX_ERROR_CHARS) and type of a backend's error; the raw text where it is not JSON."""
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
     except msgspec.DecodeError:
         return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
     if isinstance(envelope.error, _ErrorBody):
-        return envelope.error.message[:MAX_ERROR_CHARS], envelope.error.type
-    return (envelope.error or envelope.message)[:MAX_ERROR_CHARS], ""
+        return _words(envelope.error), envelope.error.type
+    return _words(envelope.error or envelope.message), ""

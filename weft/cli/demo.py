@@ -6,20 +6,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import aiohttp
 import typer
 import uvloop
 
 from weft.cli.options import reporting
-from weft.cli.up import StageDisplay
+from weft.cli.stages import StageDisplay
 from weft.host.config import load_config
 from weft.host.home import WeftHome
-from weft.host.up import UpHost
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
+
+if TYPE_CHECKING:
+    from weft.host.up import UpHost
 
 TIMEOUT_SECONDS = 120.0
 
@@ -37,11 +39,13 @@ def demo(
         home.create()
         config = load_config(None, {"port": 0})
         configure_logging("host", file=BoundedLogFile(home.logs / "host.log", config.log.max_file_bytes))
+        from weft.host.up import UpHost  # noqa: PLC0415 - see weft.cli.serve
+
         with home.claim():
             uvloop.run(_demo(UpHost(config, home, None, StageDisplay().show), prompt, max_tokens))
 
 
-async def _demo(host: UpHost, prompt: str, max_tokens: int) -> None:
+async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:
     began = time.monotonic()
     await host.start()
     try:

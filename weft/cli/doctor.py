@@ -17,9 +17,8 @@ import typer
 from weft import __version__
 from weft.cli.options import DEFAULT_HOME, EXIT_FAILED, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
-from weft.host.assemble import configured_runners
 from weft.host.config import DEFAULT_PORT, WeftConfig, load_config
-from weft.host.demo import llama_command
+from weft.host.demo import configured_runners, llama_command
 from weft.host.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft.kernel.errors import WeftError
 

@@ -1,4 +1,7 @@
-"""`weft serve <service>`: one service in this process."""
+"""`weft serve <service>`: one service in this process.
+
+Each command imports its own service when it runs: a runner host has neither the web stack nor the database installed.
+"""
 
 import sys
 from typing import Annotated, Any
@@ -7,9 +10,9 @@ import typer
 import uvloop
 
 from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
-from weft.host import serve
 from weft.host.config import WeftConfig, load_config
 from weft.host.home import WeftHome
+from weft.host.serving import Announce
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 
 app = typer.Typer(
@@ -31,7 +34,9 @@ def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None,
     """
     with reporting():
         loaded, folder = _prepare("registry", home, config, {})
-        uvloop.run(serve.serve_registry(loaded, folder, listen, _announce("registry")))
+        from weft.host.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, listen, _announce("registry")))
 
 
 @app.command("router")
@@ -47,7 +52,9 @@ def serve_router(
     """
     with reporting():
         loaded, folder = _prepare("router", home, config, {"registry": registry})
-        uvloop.run(serve.serve_router(loaded, folder, listen, _announce("router")))
+        from weft.host.router import serve_router as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, listen, _announce("router")))
 
 
 @app.command("gateway")
@@ -65,7 +72,9 @@ def serve_gateway(
     with reporting():
         overrides = {} if port is None else {"port": port}
         loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
-        uvloop.run(serve.serve_gateway(loaded, folder, _announce("gateway")))
+        from weft.host.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, _announce("gateway")))
 
 
 @app.command("runner")
@@ -83,7 +92,9 @@ def serve_runner(
     with reporting():
         name = f"runner-{runner}" if runner else "runner"
         loaded, folder = _prepare(name, home, config, {"registry": registry})
-        uvloop.run(serve.serve_runner(loaded, folder, listen, _announce("runner"), name=runner))
+        from weft.host.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner))
 
 
 def _prepare(
@@ -105,7 +116,7 @@ def _prepare(
     return loaded, folder
 
 
-def _announce(service: str) -> serve.Announce:
+def _announce(service: str) -> Announce:
     def announce(address: str) -> None:
         sys.stdout.write(f"{service} serves at {address}\n")
         sys.stdout.flush()

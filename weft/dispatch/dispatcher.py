@@ -3,7 +3,6 @@
 The router decides and never sees a token; the frames of a runner pass through here untouched.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -225,9 +224,9 @@ class EmbeddingCall(_Call):
         except WeftError as error:
             self._close(error.reason, None)
             raise
-        except asyncio.CancelledError:
-            self._close(Reason.CANCELLED, None)
-            raise
+        finally:
+            if self._receipt is None:
+                self._close(Reason.CANCELLED, None)
 
     async def _attempts(self, placement: SteadyPlacement) -> embedding_service_pb2.EmbedResponse:
         last_error: WeftError | None = None

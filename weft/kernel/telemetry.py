@@ -47,6 +47,10 @@ class BoundedLogFile:
     def flush(self) -> None:
         """Nothing to do: the file is line buffered."""
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
 
 def configure_logging(service: str, *, level: str = "info", file: TextIO | BoundedLogFile | None = None) -> None:
     """Send this process's logs to `file` (default: stderr); `service` is on every line.

@@ -1,0 +1,9 @@
+"""The stateless HTTP edge: OpenAI-compatible JSON and SSE on the outside, `weft.dispatch` on the inside.
+
+`service.build` makes the service that `weft.host` composes; `app.create_app` makes the ASGI application alone.
+"""
+
+from gateway.config import GatewayConfig, RequestLimits
+from gateway.service import GatewayService, build
+
+__all__ = ["GatewayConfig", "GatewayService", "RequestLimits", "build"]

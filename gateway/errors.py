@@ -1,0 +1,107 @@
+"""Errors as HTTP: one envelope for every answer that is not 2xx, and the headers that tell a client whether to retry.
+
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+WeftError
+├── EdgeError          HTTP has a finer status than the reason (408, 431), or asks for a header (405)
+└── ClientGoneError    the caller hung up; there is nobody to answer
+"""
+
+import math
+
+import msgspec
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MIN_RETRY_AFTER_SECONDS = 1
+# openai-js ignores a longer Retry-After, openai-py does not retry at all above 120 s.
+MAX_RETRY_AFTER_SECONDS = 60
+
+_BUSY_STATUSES = frozenset({429, 503})
+# Statuses that the OpenAI clients repeat on their own account.
+_RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# What these hold may name files, addresses or code; the gateway's log has it.
+_NOT_FOR_CALLERS = frozenset({Reason.INTERNAL, Reason.UNSPECIFIED})
+_INTERNAL_MESSAGE = "an internal error; the gateway's log has the details under this request id"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EdgeError(WeftError):
+    """A refusal for which HTTP has a finer status than the reason, or asks for a header of its own."""
+
+    def __init__(
+        self, http_status: int, reason: Reason, message: str, *, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        super().__init__(reason, message)
+        self.http_status = http_status
+        self.headers = headers
+
+
+class ClientGoneError(WeftError):
+    """The caller hung up."""
+
+    def __init__(self, message: str = "the client closed the connection") -> None:
+        super().__init__(Reason.CANCELLED, message)
+
+
+def internal_error() -> WeftError:
+    """What a caller hears of a fault in weft itself."""
+    return WeftError(Reason.INTERNAL, _INTERNAL_MESSAGE)
+
+
+def shutting_down() -> WeftError:
+    """What a caller hears when the gateway ends before its request does."""
+    return WeftError(Reason.SHUTTING_DOWN, "the gateway is shutting down", retry_after_seconds=2)
+
+
+def http_status(error: WeftError) -> int:
+    """The status of an error."""
+    return error.http_status if isinstance(error, EdgeError) else error.traits.http_status
+
+
+def envelope(error: WeftError) -> bytes:
+    """The body of an error, as JSON."""
+    status = http_status(error)
+    default_type = "server_error" if status >= 500 else "invalid_request_error"
+    return _encode(
+        {
+            "error": {
+                "message": _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message,
+                "type": _TYPES.get(status, default_type),
+                "param": error.metadata.get("field"),
+                "code": error.reason.name.lower(),
+            }
+        }
+    )
+
+
+def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
+    """`retry-after` where waiting helps or is asked for by the status, `x-should-retry` where a client would guess."""
+    status = http_status(error)
+    retryable = error.traits.retryable
+    headers: list[tuple[bytes, bytes]] = []
+    if status in _BUSY_STATUSES:
+        headers.append((b"retry-after", str(retry_after_seconds(error)).encode()))
+        headers.append((b"x-should-retry", b"true" if retryable else b"false"))
+    elif not retryable and (status >= 500 or status in _RETRIED_BY_CLIENTS):
+        headers.append((b"x-should-retry", b"false"))
+    return headers
+
+
+def retry_after_seconds(error: WeftError) -> int:
+    """Whole seconds, 1 to 60."""
+    wanted = min(MAX_RETRY_AFTER_SECONDS, error.retry_after_seconds or 0.0)
+    return max(MIN_RETRY_AFTER_SECONDS, math.ceil(wanted))
+
+
+def error_headers(error: WeftError, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Every header of an error's answer but the request id."""
+    return [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *retry_headers(error),
+        *(error.headers if isinstance(error, EdgeError) else ()),
+    ]

@@ -1,0 +1,34 @@
+"""What the edge learns about one request while it runs, for its metrics and its log line."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.types import Scope
+
+from weft.kernel.errors import WeftError
+
+FACTS_KEY = "weft.facts"
+UNKNOWN_MODEL = "unknown"
+
+
+@dataclass(slots=True)
+class RequestFacts:
+    """One request. Times are seconds on the gateway's monotonic clock."""
+
+    request_id: str
+    arrived: float
+    surface: str = "none"
+    """Which API: chat, completions, embeddings, or none for everything else."""
+    model: str = UNKNOWN_MODEL
+    """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
+    was_dispatched: bool = False
+    """Whether the dispatcher has it, and with it the duty to log."""
+    status: int = 0
+    """The HTTP status sent; 0 before that."""
+    error: WeftError | None = None
+    """Why it did not complete, also when the status was sent before."""
+
+
+def facts_of(scope: Scope) -> RequestFacts:
+    """The facts that the edge middleware began for this request."""
+    return cast("RequestFacts", scope[FACTS_KEY])

@@ -1,0 +1,137 @@
+"""Who asks, as the headers say. On loopback without keys the caller is believed."""
+
+import math
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from gateway.config import GatewayConfig
+from gateway.errors import EdgeError
+from gateway.facts import facts_of
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.ids import new_id
+from weft.kernel.names import (
+    DEFAULT_TENANT,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+    is_token,
+    require_name,
+    require_token,
+)
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.kernel.telemetry import TRACEPARENT, traceparent_of
+
+_PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_MAX_TIMEOUT_CHARS = 16
+
+Headers = Mapping[bytes, bytes]
+
+
+def headers_of(scope: Scope) -> Headers:
+    """The headers by lower-case name; of a repeated one the last."""
+    return dict(scope["headers"])
+
+
+def request_id_of(headers: Headers) -> str:
+    """The caller's own request id if it is a safe one, otherwise a new one."""
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    return given if is_token(given, MAX_REQUEST_ID_CHARS) else new_id("req")
+
+
+def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
+    """Refuse what the HTTP parser lets pass: too many or too large headers, no Host, a foreign Host or Origin."""
+    raw = scope["headers"]
+    limits = config.connections
+    if len(raw) > limits.max_header_count:
+        raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_count} headers")
+    if sum(len(name) + len(value) for name, value in raw) > limits.max_header_bytes:
+        raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_bytes} bytes of headers")
+    hosts = [value for name, value in raw if name == b"host"]
+    if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0"):
+        raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
+    if hosts:
+        _require_own_host(hosts[0], config)
+    origin = dict(raw).get(b"origin")
+    if origin is not None:
+        _require_own_origin(origin, config)
+
+
+def _require_own_host(host: bytes, config: GatewayConfig) -> None:
+    name = _host_name(f"//{host.decode('latin-1')}")
+    if not _is_own(name, config):
+        raise WeftError(
+            Reason.PERMISSION_DENIED, "the Host header is not a name of this gateway; allow it with `allowed_hosts`"
+        )
+
+
+def _require_own_origin(origin: bytes, config: GatewayConfig) -> None:
+    if not _is_own(_host_name(origin.decode("latin-1")), config):
+        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not call this gateway")
+
+
+def _host_name(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_own(name: str | None, config: GatewayConfig) -> bool:
+    return name is not None and (name in _LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts)
+
+
+def request_context(
+    scope: Scope, config: GatewayConfig, *, model: str, operation: Operation, allow_remote: bool | None
+) -> RequestContext:
+    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
+    headers = headers_of(scope)
+    return RequestContext(
+        request_id=facts_of(scope).request_id,
+        tenant=_tenant(headers),
+        model=require_name(model, "model"),
+        operation=operation,
+        traceparent=_traceparent(headers),
+        priority=_priority(headers),
+        allow_remote=bool(allow_remote),
+        timeout_seconds=_timeout_seconds(headers, config),
+    )
+
+
+def _tenant(headers: Headers) -> str:
+    given = headers.get(b"x-tenant-id")
+    if given is None:
+        return DEFAULT_TENANT
+    return require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
+
+
+def _priority(headers: Headers) -> Priority:
+    given = headers.get(b"x-priority")
+    if given is None:
+        return Priority.NORMAL
+    priority = _PRIORITIES.get(given)
+    if priority is None:
+        raise invalid_field("X-Priority", "must be 'high', 'normal' or 'low'")
+    return priority
+
+
+def _timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
+    given = headers.get(b"x-request-timeout-seconds")
+    if given is None:
+        return config.request_timeout_seconds
+    try:
+        seconds = float(given) if len(given) <= _MAX_TIMEOUT_CHARS else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= config.request_timeout_seconds:
+        limit = config.request_timeout_seconds
+        raise invalid_field("X-Request-Timeout-Seconds", f"must be a number above 0 and at most {limit:g}")
+    return seconds
+
+
+def _traceparent(headers: Headers) -> str:
+    given = headers.get(TRACEPARENT.encode())
+    return traceparent_of({} if given is None else {TRACEPARENT: given.decode("latin-1")})

@@ -1,0 +1,80 @@
+"""Raw bytes to a request model, strictly: real JSON, not too deep, and an error that names the field."""
+
+import re
+from itertools import accumulate
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.schemas.base import TAG_MARK
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+# As signed bytes: an opening bracket counts +1, a closing one -1.
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_MAX_MESSAGE_CHARS = 500
+_MAX_SEGMENT_CHARS = 64
+
+
+def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
+    """The request in `raw`. Raises MALFORMED_REQUEST for what is not JSON, INVALID_ARGUMENT naming the field else."""
+    require_strict_json(raw, max_depth)
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    raise _field_error(found)
+
+
+def require_strict_json(raw: bytes, max_depth: int) -> None:
+    """Refuse what the parser would let pass: deep nesting, NaN and Infinity, text that is not UTF-8.
+
+    It looks only for these; whether the rest is JSON is the parser's business.
+    """
+    if not raw.isascii():
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            raise WeftError(Reason.MALFORMED_REQUEST, "the body is not valid UTF-8") from None
+    suspicious = b"NaN" in raw or b"Infinity" in raw
+    if not suspicious and raw.count(b"[") + raw.count(b"{") <= max_depth:
+        return
+    outside_strings = _STRING.sub(b"", raw)
+    if b"NaN" in outside_strings or b"Infinity" in outside_strings:
+        raise WeftError(Reason.MALFORMED_REQUEST, "the body is not valid JSON: NaN and Infinity are no JSON numbers")
+    if _depth(outside_strings) > max_depth:
+        raise WeftError(Reason.MALFORMED_REQUEST, f"the body is nested deeper than {max_depth} levels")
+
+
+def _depth(outside_strings: bytes) -> int:
+    brackets = outside_strings.translate(None, _NOT_BRACKETS).replace(b"[]", b"").replace(b"{}", b"")
+    steps = memoryview(brackets.translate(_STEPS)).cast("b")
+    # The pairs dropped above were one level deeper than what is left.
+    return max(accumulate(steps), default=0) + 1
+
+
+def _field_error(found: ErrorDetails) -> WeftError:
+    if found["type"] == "json_invalid":
+        detail = found["msg"].removeprefix("Invalid JSON: ")
+        return WeftError(Reason.MALFORMED_REQUEST, f"the body is not valid JSON: {detail}"[:_MAX_MESSAGE_CHARS])
+    path = field_path(found["loc"])
+    if not path:
+        return WeftError(Reason.MALFORMED_REQUEST, "the body must be a JSON object")
+    return invalid_field(path, found["msg"][:_MAX_MESSAGE_CHARS])
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """A pydantic location as a caller writes it: `messages[2].role`."""
+    path = ""
+    for segment in location:
+        if isinstance(segment, int):
+            path += f"[{segment}]"
+        elif not segment.startswith(TAG_MARK):
+            # A segment may be a key the caller chose.
+            path += f".{segment[:_MAX_SEGMENT_CHARS]}" if path else segment[:_MAX_SEGMENT_CHARS]
+    return path

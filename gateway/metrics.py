@@ -1,0 +1,92 @@
+"""What the edge counts. No label comes from a caller: models are names the fleet knows, or `unknown`."""
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.facts import UNKNOWN_MODEL, RequestFacts
+from gateway.translate.models import known_names
+from weft.api.common.v1 import usage_pb2
+from weft.dispatch.fleet import FleetView
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_COMPLETED = "completed"
+
+
+class GatewayMetrics:
+    """The gateway's metrics on a registry of its own or the host's."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._view: FleetView | None = None
+        self._known: frozenset[str] = frozenset()
+        self._requests = Counter(
+            "weft_gateway_requests",
+            "Requests by API, model, HTTP status and how they ended ('completed' or the reason).",
+            ("surface", "model", "code", "reason"),
+            registry=self.registry,
+        )
+        self._duration = Histogram(
+            "weft_gateway_request_duration_seconds",
+            "From the request's head to the last byte of its answer.",
+            ("surface", "model"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._first_token = Histogram(
+            "weft_gateway_time_to_first_token_seconds",
+            "From the request's head to the first content of a stream.",
+            ("surface", "model"),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._tokens = Counter(
+            "weft_gateway_tokens",
+            "Tokens by kind: prompt, cached (part of prompt), completion, reasoning (part of completion).",
+            ("model", "kind"),
+            registry=self.registry,
+        )
+        self._streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=self.registry)
+
+    def model_label(self, name: str, view: FleetView) -> str:
+        """`name` if the fleet knows it, otherwise `unknown`."""
+        if view is not self._view:
+            self._view, self._known = view, known_names(view)
+        return name if name in self._known else UNKNOWN_MODEL
+
+    def request_ended(self, facts: RequestFacts, seconds: float) -> None:
+        """Count a request and its duration."""
+        reason = _COMPLETED if facts.error is None else facts.error.reason.name.lower()
+        self._requests.labels(facts.surface, facts.model, str(facts.status), reason).inc()
+        self._duration.labels(facts.surface, facts.model).observe(seconds)
+
+    def refused(self, status: int) -> None:
+        """Count a request that did not get as far as a route: its head was not HTTP, too large or too slow."""
+        self._requests.labels("none", UNKNOWN_MODEL, str(status), "refused").inc()
+
+    def first_token(self, facts: RequestFacts, seconds: float) -> None:
+        """Note when a stream's first content went out."""
+        self._first_token.labels(facts.surface, facts.model).observe(seconds)
+
+    def tokens_used(self, facts: RequestFacts, usage: usage_pb2.Usage) -> None:
+        """Count the tokens of an answer."""
+        for kind, count in (
+            ("prompt", usage.prompt_tokens),
+            ("cached", usage.cached_prompt_tokens),
+            ("completion", usage.completion_tokens),
+            ("reasoning", usage.reasoning_tokens),
+        ):
+            if count:
+                self._tokens.labels(facts.model, kind).inc(count)
+
+    def stream_began(self) -> None:
+        """One more stream is being answered."""
+        self._streams.inc()
+
+    def stream_ended(self) -> None:
+        """One stream less."""
+        self._streams.dec()
+
+    def render(self) -> bytes:
+        """The text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,47 @@
+"""POST /v1/chat/completions."""
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.body import read_json_body
+from gateway.generation import streamed, whole
+from gateway.json_guard import parse
+from gateway.openapi import json_body
+from gateway.parts import GatewayParts
+from gateway.schemas import ChatRequest
+from gateway.translate import chat
+from gateway.translate.chat_answer import ChatAnswer
+from gateway.translate.chat_stream import ChatStream
+from gateway.translate.sampling import wants_usage
+from weft.kernel.request import Operation
+
+
+def add_chat(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the route."""
+    limits = parts.config.limits
+
+    async def chat_completions(request: Request) -> Response:
+        """Continue a conversation, as one answer or as a stream of server-sent events."""
+        scope = request.scope
+        raw = await read_json_body(scope, request.receive, parts.config)
+        asked = parse(ChatRequest, raw, max_depth=limits.max_json_depth)
+        context = parts.context(
+            scope, surface="chat", model=asked.model, operation=Operation.CHAT, allow_remote=asked.allow_remote
+        )
+        payload = chat.to_payload(asked, limits)
+        identity = parts.identity("chatcmpl", asked.model)
+        count = payload.choice_count or 1
+        if asked.stream:
+            encoder = ChatStream(
+                identity, choice_count=count, include_usage=wants_usage(asked), logprobs=payload.logprobs
+            )
+            return streamed(parts, scope, context, payload, encoder)
+        answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs)
+        return whole(parts, scope, context, payload, answer)
+
+    app.add_api_route(
+        "/v1/chat/completions",
+        chat_completions,
+        methods=["POST"],
+        tags=["openai"],
+        openapi_extra=json_body(ChatRequest),
+    )

@@ -1,0 +1,51 @@
+"""POST /v1/completions."""
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.body import read_json_body
+from gateway.generation import streamed, whole
+from gateway.json_guard import parse
+from gateway.openapi import json_body
+from gateway.parts import GatewayParts
+from gateway.schemas import CompletionRequest
+from gateway.translate import completions
+from gateway.translate.completion_answer import CompletionAnswer
+from gateway.translate.completion_stream import CompletionStream
+from gateway.translate.sampling import wants_usage
+from weft.kernel.request import Operation
+
+
+def add_completions(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the route."""
+    limits = parts.config.limits
+
+    async def text_completions(request: Request) -> Response:
+        """Continue raw text, without a chat template."""
+        scope = request.scope
+        raw = await read_json_body(scope, request.receive, parts.config)
+        asked = parse(CompletionRequest, raw, max_depth=limits.max_json_depth)
+        context = parts.context(
+            scope,
+            surface="completions",
+            model=asked.model,
+            operation=Operation.COMPLETION,
+            allow_remote=asked.allow_remote,
+        )
+        payload = completions.to_payload(asked, limits)
+        identity = parts.identity("cmpl", asked.model)
+        count, logprobs = completions.choice_count(payload), asked.logprobs is not None
+        if asked.stream:
+            encoder = CompletionStream(
+                identity, choice_count=count, include_usage=wants_usage(asked), logprobs=logprobs
+            )
+            return streamed(parts, scope, context, payload, encoder)
+        answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)
+        return whole(parts, scope, context, payload, answer)
+
+    app.add_api_route(
+        "/v1/completions",
+        text_completions,
+        methods=["POST"],
+        tags=["openai"],
+        openapi_extra=json_body(CompletionRequest),
+    )

@@ -1,0 +1,61 @@
+"""POST /v1/embeddings."""
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.body import read_json_body
+from gateway.facts import facts_of
+from gateway.generation import cut_off_seconds
+from gateway.json_guard import parse
+from gateway.openapi import json_body
+from gateway.parts import GatewayParts
+from gateway.schemas import EmbeddingRequest
+from gateway.translate import embeddings
+from gateway.translate.sse import receipt_facts
+from gateway.unary import JsonAnswer, UnaryAnswer
+from weft.api.common.v1 import receipt_pb2
+from weft.kernel.request import Operation
+
+
+def add_embeddings(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the route."""
+    limits = parts.config.limits
+
+    async def create_embeddings(request: Request) -> Response:
+        """Turn texts into vectors."""
+        scope = request.scope
+        facts = facts_of(scope)
+        raw = await read_json_body(scope, request.receive, parts.config)
+        asked = parse(EmbeddingRequest, raw, max_depth=limits.max_json_depth)
+        context = parts.context(
+            scope,
+            surface="embeddings",
+            model=asked.model,
+            operation=Operation.EMBEDDING,
+            allow_remote=asked.allow_remote,
+        )
+        payload = embeddings.to_payload(asked, limits)
+
+        async def produce() -> JsonAnswer:
+            facts.was_dispatched = True
+            call = parts.dispatcher.embed(context, payload)
+            vectors = await call.result()
+            receipt = call.receipt or receipt_pb2.Receipt()
+            body = embeddings.to_body(
+                vectors,
+                expected=len(payload.inputs),
+                model=receipt.model or asked.model,
+                usage=receipt.usage,
+                as_base64=asked.encoding_format == "base64",
+            )
+            parts.metrics.tokens_used(facts, receipt.usage)
+            return JsonAnswer(body, receipt_facts(receipt))
+
+        return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, context))
+
+    app.add_api_route(
+        "/v1/embeddings",
+        create_embeddings,
+        methods=["POST"],
+        tags=["openai"],
+        openapi_extra=json_body(EmbeddingRequest),
+    )

@@ -1,0 +1,59 @@
+"""GET and HEAD /health and /metrics."""
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.errors import envelope, error_headers
+from gateway.facts import facts_of
+from gateway.metrics import CONTENT_TYPE
+from gateway.parts import GatewayParts
+from gateway.translate.sse import encode_json
+from weft.dispatch.fleet import FleetView
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_METHODS = ("GET", "HEAD")
+
+
+def add_health(app: FastAPI, parts: GatewayParts) -> None:
+    """Add the routes."""
+
+    async def health(request: Request) -> Response:
+        """200 as soon as the fleet is known and a model of it is active; 503 with the reason otherwise."""
+        facts = facts_of(request.scope)
+        facts.surface = "health"
+        status = health_status(parts.fleet.view)
+        if status == "ok":
+            return Response(encode_json({"status": status}), media_type="application/json")
+        facts.error = unhealthy(status)
+        return _unhealthy_response(status, facts.error)
+
+    async def metrics(request: Request) -> Response:
+        """The gateway's metrics in the Prometheus text format."""
+        facts_of(request.scope).surface = "metrics"
+        return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
+
+    for path, endpoint in (("/health", health), ("/metrics", metrics)):
+        for method in _METHODS:
+            app.add_api_route(path, endpoint, methods=[method], tags=["operations"], include_in_schema=method == "GET")
+
+
+def health_status(view: FleetView) -> str:
+    """`ok`, `starting` before the fleet is known, or `no_active_model`."""
+    if view.revision == 0:
+        return "starting"
+    return "ok" if any(model.active for model in view.models.values()) else "no_active_model"
+
+
+def unhealthy(status: str) -> WeftError:
+    """The error that goes with a status other than `ok`."""
+    if status == "starting":
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the fleet yet")
+    return WeftError(Reason.NO_RUNNER_AVAILABLE, "no model is active")
+
+
+def _unhealthy_response(status: str, error: WeftError) -> Response:
+    # The status first, for probes; the envelope beside it, as on every other failure.
+    body = b'{"status":' + encode_json(status) + b"," + envelope(error)[1:]
+    response = Response(body, status_code=error.traits.http_status)
+    response.raw_headers = error_headers(error, body)
+    return response

@@ -1,0 +1,126 @@
+"""A streamed answer: events in, SSE out, and an honest end in every case."""
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ClientGoneError, internal_error, shutting_down
+from gateway.facts import RequestFacts, facts_of
+from gateway.interrupt import Interruptible, deadline_passed, interrupt_on_disconnect
+from gateway.parts import GatewayParts
+from gateway.ports import Generation
+from gateway.sse_writer import SlowReaderError, SseWriter
+from gateway.translate.pieces import unfinished_answer
+from gateway.translate.sse import StreamEncoder
+from weft.kernel.errors import WeftError
+
+ABORT_KEY = "abort_connection"
+_ABORT_WAIT_SECONDS = 1.0
+
+log = structlog.get_logger("weft.gateway")
+
+
+class StreamedAnswer(Response):
+    """Sends one generation as server-sent events.
+
+    A failure before the status line is raised and becomes a status. After it, it becomes an error event, the last of
+    the stream; a stream without `[DONE]` and without an error event was cut, and its connection is aborted.
+    """
+
+    def __init__(
+        self, parts: GatewayParts, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
+    ) -> None:
+        self.status_code = 200
+        self.background: Any = None
+        self._parts = parts
+        self._generation = generation
+        self._encoder = encoder
+        self._cut_off_seconds = cut_off_seconds
+        self._guards: list[asyncio.Task[None]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the end, whichever it is."""
+        facts = facts_of(scope)
+        writer = SseWriter(send, self._parts.config, self._parts.clock)
+        self._parts.metrics.stream_began()
+        try:
+            await self._run(receive, writer, facts)
+        except SlowReaderError:
+            await _abort(scope, receive)
+            raise
+        finally:
+            self._parts.metrics.stream_ended()
+            self._parts.metrics.tokens_used(facts, self._encoder.usage)
+
+    async def _run(self, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
+        try:
+            with Interruptible() as block:
+                cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
+                self._guards.append(asyncio.create_task(interrupt_on_disconnect(receive, block)))
+                self._guards.append(asyncio.create_task(writer.keep_up(block)))
+                try:
+                    await self._pump(writer, facts)
+                finally:
+                    cut_off.cancel()
+                    self._dismiss_guards()
+        except ClientGoneError:
+            raise
+        except WeftError as error:
+            await self._fail(error, writer, facts)
+        except asyncio.CancelledError:
+            await self._fail(shutting_down(), writer, facts)
+        except Exception:
+            if not writer.is_committed:
+                raise
+            log.exception("stream failed unexpectedly", request_id=facts.request_id)
+            await self._fail(internal_error(), writer, facts)
+
+    async def _pump(self, writer: SseWriter, facts: RequestFacts) -> None:
+        encoder = self._encoder
+        async with aclosing(self._generation.frames()) as frames:
+            async for frame in frames:
+                began = encoder.has_content
+                data = encoder.encode(frame)
+                if encoder.is_done:
+                    # From here on a hang-up is no loss, and a finished answer must not be counted as cancelled.
+                    self._dismiss_guards()
+                    await writer.finish(data)
+                elif not (encoder.has_content or writer.is_committed):
+                    writer.hold(data)
+                elif data:
+                    await writer.write(data)
+                if encoder.has_content and not began:
+                    self._parts.metrics.first_token(facts, self._parts.age_seconds(facts))
+        if not encoder.is_done:
+            raise unfinished_answer()
+
+    async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
+        if self._encoder.is_done:
+            # The caller has the whole answer; what went wrong after it is not the answer's failure.
+            log.warning("failure after a complete answer", request_id=facts.request_id, reason=error.reason.name)
+            return
+        if not writer.is_committed:
+            raise error
+        facts.error = error
+        await writer.finish(self._encoder.failure(error))
+
+    def _dismiss_guards(self) -> None:
+        for guard in self._guards:
+            guard.cancel()
+        self._guards.clear()
+
+
+async def _abort(scope: Scope, receive: Receive) -> None:
+    """Drop the connection with what is still unread in it: closing it would wait for the reader that does not read."""
+    abort = scope.get("state", {}).get(ABORT_KEY)
+    if abort is None:
+        return
+    abort()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_ABORT_WAIT_SECONDS):
+            while (await receive())["type"] != "http.disconnect":
+                pass

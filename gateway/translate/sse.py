@@ -1,0 +1,145 @@
+"""The stream encoder that every generating surface shares: a frame of events in, the bytes of one write out."""
+
+from abc import ABC, abstractmethod
+
+import msgspec
+from google.protobuf import duration_pb2
+
+from gateway.errors import envelope
+from gateway.translate.pieces import AnswerIdentity, unfinished_answer
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+
+KEEPALIVE = b": keepalive\n\n"
+_DONE = b"data: [DONE]\n\n"
+_MAX_COMMENT_CHARS = 200
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class StreamEncoder(ABC):
+    """Turns one answer's events into server-sent events. Feed it each frame in order.
+
+    Waiting, loading and prefill become comments, which clients skip. Until there is content, the mesh may begin again
+    with another runner: whatever comes before it is held back, and forgotten when another attempt starts.
+    """
+
+    def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool) -> None:
+        self._identity = identity
+        self._model = identity.model
+        self._include_usage = include_usage
+        self._open_choices = set(range(choice_count))
+        self._held: list[event_pb2.Delta] = []
+        self.has_content = False
+        """Whether the answer has begun: from here on nothing can be taken back."""
+        self.is_done = False
+        """Whether the last bytes of a complete answer have been encoded."""
+        self.usage = usage_pb2.Usage()
+        """Token counts, as far as known."""
+
+    def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
+        """The bytes of one write, possibly none. Raises BACKEND_PROTOCOL_ERROR for an end before every choice's."""
+        out: list[bytes] = []
+        for event in frame:
+            kind = event.WhichOneof("event")
+            if kind == "delta":
+                self._take_delta(event.delta, out)
+            elif kind == "usage":
+                self.usage = event.usage
+            elif kind == "finished":
+                self._encode_end(event.finished.receipt, out)
+            elif kind == "started":
+                self._model = event.started.model or self._model
+                self._held.clear()
+            else:
+                out.append(comment_of(event, kind))
+        return b"".join(out)
+
+    def failure(self, error: WeftError) -> bytes:
+        """The last event of an answer that could not be completed. No [DONE] follows it."""
+        return b"data: " + envelope(error) + b"\n\n"
+
+    def _take_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        if not self.has_content:
+            if not is_content(delta):
+                self._held.append(delta)
+                return
+            self._begin(out)
+        self._encode_delta(delta, out)
+
+    def _begin(self, out: list[bytes]) -> None:
+        self.has_content = True
+        for delta in self._held:
+            self._encode_delta(delta, out)
+        self._held.clear()
+
+    def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
+        if not self.has_content:
+            self._begin(out)
+        if self._open_choices:
+            raise unfinished_answer()
+        if not (self.usage.prompt_tokens or self.usage.completion_tokens):
+            self.usage = receipt.usage
+        if self._include_usage:
+            out.append(self._usage_chunk())
+        out.append(receipt_comment(receipt))
+        out.append(_DONE)
+        self.is_done = True
+
+    def _close_choice(self, index: int) -> None:
+        self._open_choices.discard(index)
+
+    @abstractmethod
+    def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+        """Append the chunks of one delta."""
+
+    @abstractmethod
+    def _usage_chunk(self) -> bytes:
+        """The chunk that carries the token counts."""
+
+
+def is_content(delta: event_pb2.Delta) -> bool:
+    """Whether a delta is part of the answer itself, after which there is no failover."""
+    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
+
+
+def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
+    """What a client may read while there is no content, as an SSE comment; nothing for other kinds of events."""
+    if kind == "queued":
+        facts = f": queued position={event.queued.position}"
+        facts += _eta(event.queued) + f" reason={event.queued.reason}"
+    elif kind == "loading":
+        share = f" progress={event.loading.progress:.2f}" if event.loading.HasField("progress") else ""
+        facts = f": loading{share}{_eta(event.loading)} stage={event.loading.stage}"
+    elif kind == "progress":
+        facts = f": prefill {event.progress.processed_tokens}/{event.progress.prompt_tokens} tokens"
+    else:
+        return b""
+    # A line break inside a reason would end the comment and begin a field.
+    return " ".join(facts.split())[:_MAX_COMMENT_CHARS].encode() + b"\n\n"
+
+
+def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
+    """What happened to the request, before the end of a stream that completed."""
+    facts = receipt_facts(receipt)
+    return b": " + b" ".join(name + b"=" + value for name, value in facts) + b"\n\n"
+
+
+def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
+    """What callers are told of a receipt, as response headers; times in whole milliseconds."""
+    cached = receipt.usage.cached_prompt_tokens
+    return [
+        (b"x-queue-wait-ms", b"%d" % _millis(receipt.queue_wait)),
+        (b"x-load-wait-ms", b"%d" % _millis(receipt.load_wait)),
+        (b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time)),
+        (b"x-cache-hit", b"true" if cached else b"false"),
+        (b"x-cache-tokens-reused", b"%d" % cached),
+    ]
+
+
+def _eta(event: event_pb2.Queued | event_pb2.Loading) -> str:
+    return f" eta_seconds={event.eta.ToNanoseconds() / 1e9:.0f}" if event.HasField("eta") else ""
+
+
+def _millis(duration: duration_pb2.Duration) -> int:
+    return duration.ToMilliseconds()

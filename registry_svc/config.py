@@ -1,0 +1,45 @@
+"""Everything about the registry that an operator can set."""
+
+from dataclasses import dataclass
+
+from weft.kernel.errors import invalid_field
+
+_MAY_BE_ZERO = frozenset({"restart_grace_seconds"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryConfig:
+    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+
+    database_url: str
+    """SQLAlchemy URL of an async driver, such as "sqlite+aiosqlite:////var/lib/weft/registry.db"."""
+    heartbeat_interval_seconds: float = 30.0
+    """How often runners are told to send a sign of life."""
+    report_interval_seconds: float = 5.0
+    """How often runners are told to report capability."""
+    inactive_after_seconds: float = 90.0
+    """A runner that was not heard of for this long is inactive."""
+    delete_after_seconds: float = 14_400.0
+    """A runner that was inactive for this long is forgotten."""
+    restart_grace_seconds: float = 90.0
+    """For this long after a start nobody expires: runners could not reach a registry that was away."""
+    sweep_interval_seconds: float = 5.0
+    """How often liveness is judged and lazily kept facts are written."""
+    heartbeat_save_interval_seconds: float = 60.0
+    """How old the stored time of a runner's last heartbeat may become."""
+    watch_buffer_responses: int = 1024
+    """How many changes may wait for one watcher before it is ended with WATCH_LAGGED."""
+    max_models_per_session: int = 1024
+    """How many models one runner may publish."""
+    max_runners: int = 100_000
+    """How many runners may be known at once, inactive ones included."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                continue
+            if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+                raise invalid_field(name, "must be greater than zero")
+        if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
+            raise invalid_field("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")

@@ -1,0 +1,86 @@
+"""The tables as the code sees them; `migrations` makes them. A test holds the two together."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    TypeDecorator,
+)
+
+from weft.kernel.names import MAX_NAME_CHARS
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment with zone UTC, also on databases that forget zones (SQLite)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """UTC in."""
+        del dialect
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
+        """UTC out."""
+        del dialect
+        if value is None:
+            return None
+        moment: datetime = value
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(MAX_NAME_CHARS), primary_key=True),
+    Column("request_id", String(MAX_NAME_CHARS), nullable=False),
+    Column("ticket_key", LargeBinary, nullable=False),
+)
+
+runners = Table(
+    "runners",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("session_id", ForeignKey(sessions.c.id, ondelete="CASCADE"), nullable=False, unique=True),
+    Column("incarnation", String(MAX_NAME_CHARS), nullable=False),
+    Column("address", String(512), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("runtime", String(MAX_NAME_CHARS), nullable=False),
+    Column("version", String(MAX_NAME_CHARS), nullable=False),
+    Column("standing", String(16), nullable=False),
+    Column("last_heartbeat_at", UtcDateTime, nullable=False),
+    Column("inactive_since", UtcDateTime, nullable=True),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("runner", ForeignKey(runners.c.name, ondelete="CASCADE"), nullable=False, index=True),
+    Column("pool_name", String(MAX_NAME_CHARS), nullable=False),
+    Column("operations", String(64), nullable=False),
+    Column("context_tokens", Integer, nullable=False),
+    Column("digest", String(128), nullable=False),
+    Column("remote", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)

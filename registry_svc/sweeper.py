@@ -1,0 +1,39 @@
+"""The loop that lets time pass for the roster."""
+
+import asyncio
+
+import structlog
+
+from registry_svc.roster import Roster
+from weft.kernel.clock import Clock
+from weft.kernel.service import stop_tasks
+
+log = structlog.get_logger("weft.registry")
+
+
+class Sweeper:
+    """Sweeps the roster every `interval_seconds` from `start` to `stop`."""
+
+    def __init__(self, roster: Roster, clock: Clock, interval_seconds: float) -> None:
+        self._roster = roster
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; the first sweep comes after one interval."""
+        self._task = asyncio.create_task(self._run(), name="registry-sweeper")
+
+    async def stop(self) -> None:
+        """End the loop. Safe to call twice, or when never started."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await stop_tasks([task])
+
+    async def _run(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval_seconds)
+            try:
+                await self._roster.sweep()
+            except Exception:  # the next sweep does again what this one could not; a loop that ends would do it never
+                log.exception("sweep failed")

@@ -1,0 +1,103 @@
+"""Tells changes to everyone who watches, without ever waiting for anyone."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from registry_svc.domain import Revised
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+RETRY_AFTER_SECONDS = 1.0
+
+
+class Watcher:
+    """One listener's queue of changes, bounded. Iterate over it inside `async with`; leaving ends it."""
+
+    def __init__(self, broadcaster: "Broadcaster", max_waiting: int) -> None:
+        self._broadcaster = broadcaster
+        self._max_waiting = max_waiting
+        self._waiting: deque[Revised] = deque()
+        self._news = asyncio.Event()
+        self._ended: WeftError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._broadcaster.forget(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Revised:
+        """The next change; raises WATCH_LAGGED or SHUTTING_DOWN when there will be none any more."""
+        while not self._waiting:
+            if self._ended is not None:
+                raise self._ended
+            self._news.clear()
+            await self._news.wait()
+        return self._waiting.popleft()
+
+    def offer(self, batch: Sequence[Revised]) -> bool:
+        """Queue `batch`; False when there was no room, which ends this watcher.
+
+        A batch belongs together, so one that comes upon an empty queue is taken whatever its size: a listener that has
+        kept up is not punished for the size of what happened.
+        """
+        if self._waiting and len(self._waiting) + len(batch) > self._max_waiting:
+            # What waits is worth nothing with a gap behind it; free it now, the listener may be stuck in a write.
+            self._waiting.clear()
+            self.end(
+                WeftError(
+                    Reason.WATCH_LAGGED,
+                    f"more than {self._max_waiting} changes were waiting to be read; watch again",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
+            )
+            return False
+        self._waiting.extend(batch)
+        self._news.set()
+        return True
+
+    def end(self, error: WeftError) -> None:
+        """Raise `error` to the listener once it has read what waits."""
+        self._ended = error
+        self._news.set()
+
+
+class Broadcaster:
+    """All watchers of one registry."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._watchers: set[Watcher] = set()
+
+    @property
+    def watchers(self) -> int:
+        """How many are listening."""
+        return len(self._watchers)
+
+    def subscribe(self) -> Watcher:
+        """A new watcher that hears everything published from now on."""
+        watcher = Watcher(self, self._max_waiting)
+        self._watchers.add(watcher)
+        return watcher
+
+    def publish(self, batch: Sequence[Revised]) -> None:
+        """Tell everyone; whoever has no room left is ended with WATCH_LAGGED."""
+        self._watchers = {watcher for watcher in self._watchers if watcher.offer(batch)}
+
+    def forget(self, watcher: Watcher) -> None:
+        """Stop telling `watcher`; one that is not listening is passed over."""
+        self._watchers.discard(watcher)
+
+    def close(self) -> None:
+        """End all watchers with SHUTTING_DOWN."""
+        for watcher in self._watchers:
+            watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
+        self._watchers.clear()

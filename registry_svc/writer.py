@@ -1,0 +1,58 @@
+"""One write at a time, each to its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+T = TypeVar("T")
+
+
+class SingleWriter:
+    """Lets writes pass one by one, so that what one decides on still holds when it acts.
+
+    A write that reaches the disk must also reach memory. Therefore `run` carries on when its caller is cancelled, as
+    happens to every rpc whose client has gone.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """The right to write, for a block that awaits nothing."""
+        async with self._turn:
+            yield
+
+    async def run(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Run `write` in its turn and return its result; it is finished even if the caller is not there any more.
+
+        Raises SHUTTING_DOWN when `drain` gave it up.
+        """
+        task = asyncio.create_task(self._in_turn(write), name="registry-write")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise WeftError(Reason.SHUTTING_DOWN, "the registry stopped before this was written") from None
+            raise
+
+    async def drain(self, limit_seconds: float) -> None:
+        """Wait until all writes have ended; those still running after `limit_seconds` are cancelled."""
+        if not self._running:
+            return
+        _, late = await asyncio.wait(self._running, timeout=limit_seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+    async def _in_turn(self, write: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            return await write()

@@ -1,0 +1,140 @@
+"""Misbehaviour of the process as a whole."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_backend_client import fake, until
+
+from weft.testing.fake_backend.process import fake_backend_command, run_fake_backend
+
+
+def _is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _stdout_of(pid: int) -> Path:
+    return Path(f"/proc/{pid}/fd/1").readlink()
+
+
+async def _wait_until_gone(pid: int) -> None:
+    async def gone() -> bool:
+        return not _is_alive(pid)
+
+    await until(gone)
+
+
+async def test_sigterm_ends_the_process_at_once_even_with_a_stream_open() -> None:
+    async with fake(stall_after_tokens=1) as client, client.open_stream() as response:
+        await response.content.readany()
+        client.backend.signal(signal.SIGTERM)
+        assert await client.backend.wait_exit(seconds=2) == 0
+
+
+async def test_sigterm_may_be_ignored_until_sigkill() -> None:
+    async with fake(ignore_sigterm=True) as client:
+        client.backend.signal(signal.SIGTERM)
+        client.backend.signal(signal.SIGTERM)
+        assert (await client.get("/health")).status == 200
+        client.backend.signal(signal.SIGKILL)
+        assert await client.backend.wait_exit() == -signal.SIGKILL
+
+
+async def test_only_the_second_sigterm_may_count() -> None:
+    async with fake(second_sigterm=True) as client:
+        client.backend.signal(signal.SIGTERM)
+        assert (await client.get("/health")).status == 200
+        client.backend.signal(signal.SIGTERM)
+        assert await client.backend.wait_exit() == 0
+
+
+async def test_the_process_may_exit_before_it_listens() -> None:
+    with pytest.raises(ChildProcessError, match=r"exited with 3 .*failed to load model"):
+        async with run_fake_backend(exit_at_start=3):
+            pass
+
+
+async def test_the_process_may_die_while_it_loads() -> None:
+    async with fake(exit_at_start=7, load_seconds=0.3) as client:
+        assert (await client.get("/health")).status == 503
+        assert await client.backend.wait_exit() == 7
+
+
+async def test_a_grandchild_holds_the_pipes_and_outlives_the_process() -> None:
+    async with fake(fork_grandchild=True) as client:
+        grandchild = (await client.backend.state()).grandchild_pid
+        assert grandchild is not None
+        assert os.getpgid(grandchild) == client.backend.pid
+        assert _stdout_of(grandchild) == _stdout_of(client.backend.pid)
+        client.backend.signal(signal.SIGTERM)
+        assert await client.backend.wait_exit() == 0
+        assert _is_alive(grandchild)
+    await _wait_until_gone(grandchild)
+
+
+async def test_a_grandchild_may_leave_the_group_and_may_be_started_later() -> None:
+    async with fake() as client:
+        assert (await client.backend.state()).grandchild_pid is None
+        await client.backend.set_behaviour(fork_grandchild=True, grandchild_setsid=True)
+        grandchild = (await client.backend.state()).grandchild_pid
+        assert grandchild is not None
+        assert os.getpgid(grandchild) == grandchild
+    await _wait_until_gone(grandchild)
+
+
+async def test_stderr_is_flooded_until_somebody_reads_it() -> None:
+    read_end, write_end = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *fake_backend_command(stderr_flood_bytes=1_000_000),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=write_end,
+        start_new_session=True,
+    )
+    os.close(write_end)
+    try:
+        assert process.stdout is not None
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(process.stdout.readline(), 1.0)
+        flood = await asyncio.to_thread(_read_bytes, read_end, 1_000_000)
+        assert flood.startswith(b"flood flood")
+        assert (await asyncio.wait_for(process.stdout.readline(), 5)).startswith(b"listening on http://127.0.0.1:")
+    finally:
+        os.close(read_end)
+        process.kill()
+        await process.wait()
+
+
+def _read_bytes(descriptor: int, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count and (chunk := os.read(descriptor, 65536)):
+        received += chunk
+    return bytes(received)
+
+
+async def test_the_fake_goes_with_the_process_that_started_it() -> None:
+    parent_code = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(60)"
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-S", "-c", parent_code, *fake_backend_command("--die-with-parent")),
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    line = await asyncio.wait_for(parent.stdout.readline(), 20)
+    assert line.startswith(b"listening on ")
+    (child,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    await parent.wait()
+    await _wait_until_gone(child.pid)
+
+
+async def test_leaving_the_block_leaves_nothing_behind() -> None:
+    async with fake("--parallel", "1", stall_after_tokens=0, ignore_sigterm=True) as client:
+        request = asyncio.create_task(client.chat())
+        await client.backend.wait_for_state(lambda state: state.active_requests == 1)
+        pid = client.backend.pid
+        request.cancel()
+    assert not _is_alive(pid)

@@ -1,0 +1,256 @@
+"""A gateway with a scripted dispatcher behind it, and a client that speaks bytes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from openai import AsyncOpenAI
+
+from gateway import GatewayConfig, GatewayService, build
+from gateway.ports import GenerationPayload
+from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.journey import RequestContext
+from weft.kernel.request import Operation
+
+Frame = list[event_pb2.InferenceEvent]
+Step = Frame | Exception | asyncio.Event
+
+
+def delta(text: str = "", *, index: int = 0, finish: str = "", **fields: object) -> event_pb2.InferenceEvent:
+    """An event with a piece of an answer; `finish` is a finish reason's name, such as "STOP"."""
+    piece = event_pb2.Delta(index=index, text=text, **fields)  # type: ignore[arg-type]
+    if finish:
+        piece.finish_reason = event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}")
+    return event_pb2.InferenceEvent(delta=piece)
+
+
+def usage(prompt: int = 7, completion: int = 3, cached: int = 0, reasoning: int = 0) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(
+        usage=usage_pb2.Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_prompt_tokens=cached,
+            reasoning_tokens=reasoning,
+        )
+    )
+
+
+def finished() -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=sample_receipt()))
+
+
+def sample_receipt() -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="tiny")
+    receipt.queue_wait.FromMilliseconds(150)
+    receipt.gpu_time.FromMilliseconds(450)
+    receipt.usage.prompt_tokens = 7
+    receipt.usage.completion_tokens = 3
+    receipt.usage.cached_prompt_tokens = 5
+    return receipt
+
+
+def started(model: str = "tiny") -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(started=event_pb2.Started(runner="r1", model=model, attempt=1))
+
+
+def queued(position: int = 3, reason: str = "every slot is taken") -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(queued=event_pb2.Queued(position=position, reason=reason))
+
+
+def hello() -> list[Step]:
+    """A complete answer: Hello, world."""
+    return [
+        [started()],
+        [delta("Hello")],
+        [delta(", "), delta("world")],
+        [delta(finish="STOP"), usage(cached=5), finished()],
+    ]
+
+
+@dataclass
+class ScriptedGeneration:
+    steps: list[Step]
+    was_closed: asyncio.Event
+    receipt: receipt_pb2.Receipt | None = None
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        try:
+            for step in self.steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+            self.receipt = sample_receipt()
+        finally:
+            self.was_closed.set()
+
+
+@dataclass
+class ScriptedEmbedding:
+    answer: list[list[float]] | Exception | asyncio.Event
+    was_closed: asyncio.Event
+    receipt: receipt_pb2.Receipt | None = None
+
+    async def result(self) -> list[embedding_pb2.Embedding]:
+        try:
+            if isinstance(self.answer, asyncio.Event):
+                await self.answer.wait()
+                return []
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            self.receipt = sample_receipt()
+            return [embedding_pb2.Embedding(index=index, values=values) for index, values in enumerate(self.answer)]
+        finally:
+            self.was_closed.set()
+
+
+@dataclass
+class ScriptedDispatcher:
+    """Answers every generation with `steps` and every embedding with `vectors`; remembers what was asked."""
+
+    steps: list[Step] = field(default_factory=hello)
+    vectors: list[list[float]] | Exception | asyncio.Event = field(default_factory=list)
+    contexts: list[RequestContext] = field(default_factory=list)
+    payloads: list[GenerationPayload | embedding_pb2.EmbeddingPayload] = field(default_factory=list)
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    was_closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
+        self._note(context, payload)
+        return ScriptedGeneration(self.steps, self.was_closed)
+
+    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> ScriptedEmbedding:
+        self._note(context, payload)
+        return ScriptedEmbedding(self.vectors, self.was_closed)
+
+    def _note(self, context: RequestContext, payload: GenerationPayload | embedding_pb2.EmbeddingPayload) -> None:
+        self.contexts.append(context)
+        self.payloads.append(payload)
+        self.was_asked.set()
+
+
+def model(name: str, *, pool: str = "", active: bool = True, context_tokens: int = 4096) -> ModelView:
+    return ModelView(
+        name=name,
+        pool=pool or name,
+        runner="r1",
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=active,
+        context_tokens=context_tokens,
+        created_at_seconds=1_700_000_000,
+    )
+
+
+@dataclass
+class FixedFleet:
+    view: FleetView
+
+    @classmethod
+    def of(cls, *models: ModelView, revision: int = 1) -> "FixedFleet":
+        return cls(FleetView(revision, {}, {entry.name: entry for entry in models}))
+
+
+@dataclass
+class RunningGateway:
+    service: GatewayService
+    dispatcher: ScriptedDispatcher
+    sdk: AsyncOpenAI
+
+    async def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> "RawResponse":
+        """One request on a connection of its own."""
+        given = {"Host": f"127.0.0.1:{self.service.port}", "Connection": "close", **(headers or {})}
+        if body:
+            given = {"Content-Type": "application/json", "Content-Length": str(len(body)), **given}
+        return await self.exchange(head(f"{method} {path} HTTP/1.1", given) + body)
+
+    async def exchange(self, raw: bytes) -> "RawResponse":
+        """Send bytes, read until the gateway closes."""
+        async with self.connection() as (reader, writer):
+            writer.write(raw)
+            return RawResponse.parse(await reader.read())
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.service.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            await asyncio.wait({asyncio.create_task(ignoring_reset(writer))})
+
+    def post(self, path: str, body: bytes) -> bytes:
+        """The bytes of a POST that keeps its connection."""
+        return (
+            head(
+                f"POST {path} HTTP/1.1",
+                {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body))},
+            )
+            + body
+        )
+
+
+async def ignoring_reset(writer: asyncio.StreamWriter) -> None:
+    try:
+        await writer.wait_closed()
+    except ConnectionError:
+        return
+
+
+def head(first_line: str, headers: Mapping[str, str]) -> bytes:
+    lines = [first_line, *(f"{name}: {value}" for name, value in headers.items())]
+    return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1")
+
+
+@dataclass(frozen=True)
+class RawResponse:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "RawResponse":
+        top, _, body = raw.partition(b"\r\n\r\n")
+        first, *lines = top.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if headers.get("transfer-encoding") == "chunked":
+            body = unchunked(body)
+        return cls(int(first.split()[1]), headers, body)
+
+
+def unchunked(raw: bytes) -> bytes:
+    """The content of a chunked body, also of one that was cut off."""
+    content = b""
+    while raw:
+        size, _, rest = raw.partition(b"\r\n")
+        content += rest[: int(size, 16)]
+        raw = rest[int(size, 16) + 2 :]
+    return content
+
+
+@asynccontextmanager
+async def serving(
+    dispatcher: ScriptedDispatcher | None = None,
+    *,
+    config: GatewayConfig | None = None,
+    fleet: FixedFleet | None = None,
+) -> AsyncIterator[RunningGateway]:
+    """A running gateway and an SDK client that does not retry."""
+    script = dispatcher or ScriptedDispatcher()
+    service = build(
+        config or GatewayConfig(port=0),
+        dispatcher=script,
+        fleet=fleet or FixedFleet.of(model("tiny"), model("small", pool="chat")),
+    )
+    await service.start()
+    try:
+        async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0) as sdk:
+            yield RunningGateway(service, script, sdk)
+    finally:
+        await service.stop(grace_seconds=0.0)

@@ -1,0 +1,279 @@
+import asyncio
+import json
+
+import pytest
+from gateway_script import (
+    RunningGateway,
+    ScriptedDispatcher,
+    Step,
+    delta,
+    finished,
+    queued,
+    serving,
+    usage,
+)
+from openai import APIError, AsyncStream, InternalServerError, NotFoundError
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
+
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello"}]
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+def weather_call() -> list[Step]:
+    def piece(**fields: object) -> event_pb2.InferenceEvent:
+        return delta(tool_calls=[event_pb2.ToolCallDelta(**fields)])  # type: ignore[arg-type]
+
+    return [
+        [piece(index=0, id="call_1", name="weather")],
+        [piece(index=0, arguments_text='{"city": '), piece(index=0, arguments_text='"Oslo"}')],
+        [piece(index=1, id="call_2", name="weather", arguments_text="{}")],
+        [delta(finish="TOOL_CALLS"), usage(), finished()],
+    ]
+
+
+async def test_a_unary_chat_carries_the_answer_usage_and_receipt() -> None:
+    async with serving() as gateway:
+        raw = await gateway.sdk.chat.completions.with_raw_response.create(model="chat", messages=MESSAGES)
+        answer = raw.parse()
+    assert answer.choices[0].message.content == "Hello, world"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.model == "tiny"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (7, 3, 10)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 5
+    facts = {name: value for name, value in raw.headers.items() if name.startswith("x-")}
+    assert facts["x-queue-wait-ms"] == "150"
+    assert facts["x-gpu-time-ms"] == "450"
+    assert facts["x-cache-hit"] == "true"
+    assert facts["x-cache-tokens-reused"] == "5"
+    assert facts["x-request-id"].startswith("req-")
+
+
+async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with serving() as gateway:
+        answer = await gateway.sdk.chat.completions.create(
+            model="chat",
+            messages=MESSAGES,
+            temperature=0,
+            max_completion_tokens=12,
+            extra_headers={
+                "X-Request-Id": "mine-1",
+                "X-Tenant-ID": "acme",
+                "X-Priority": "low",
+                "traceparent": traceparent,
+                "X-Request-Timeout-Seconds": "20",
+            },
+            extra_body={"allow_remote": True, "top_k": 40, "unheard_of": {"x": 1}},
+        )
+        assert answer._request_id == "mine-1"
+        context, payload = gateway.dispatcher.contexts[0], gateway.dispatcher.payloads[0]
+    assert (context.request_id, context.tenant, context.priority) == ("mine-1", "acme", Priority.LOW)
+    assert (context.model, context.operation, context.allow_remote) == ("chat", Operation.CHAT, True)
+    assert context.traceparent == traceparent
+    assert context.timeout_seconds == 20
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    assert payload.messages[0].content[0].text == "Say hello"
+    assert payload.sampling.HasField("temperature")
+    assert (payload.sampling.max_tokens, payload.sampling.top_k) == (12, 40)
+    assert not payload.sampling.HasField("top_p")
+
+
+async def test_a_stream_has_one_preamble_then_content_then_one_finish() -> None:
+    async with serving() as gateway:
+        stream = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content == ""
+    assert [chunk.choices[0].delta.content for chunk in chunks[1:]] == ["Hello", ", ", "world", None]
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:])
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, None, "stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+async def test_include_usage_adds_one_chunk_without_choices() -> None:
+    async with serving() as gateway:
+        stream = await gateway.sdk.chat.completions.create(
+            model="chat", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 10
+    assert chunks[-1].usage.prompt_tokens_details is not None
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 5
+
+
+async def test_the_sdk_stream_helper_accumulates_text_and_tool_calls() -> None:
+    steps = [[delta("Looking it up.")], *weather_call()]
+    async with (
+        serving(ScriptedDispatcher(steps)) as gateway,
+        gateway.sdk.chat.completions.stream(model="chat", messages=MESSAGES, tools=[WEATHER]) as stream,
+    ):
+        answer = await stream.get_final_completion()
+    message = answer.choices[0].message
+    assert message.content == "Looking it up."
+    assert message.tool_calls is not None
+    assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls] == [
+        ("call_1", "weather", '{"city": "Oslo"}'),
+        ("call_2", "weather", "{}"),
+    ]
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+async def test_a_unary_answer_holds_whole_tool_calls_and_no_content() -> None:
+    async with serving(ScriptedDispatcher(weather_call())) as gateway:
+        answer = await gateway.sdk.chat.completions.create(
+            model="chat",
+            messages=MESSAGES,
+            tools=[WEATHER],
+            tool_choice={"type": "function", "function": {"name": "weather"}},
+        )
+        payload = gateway.dispatcher.payloads[0]
+    message = answer.choices[0].message
+    assert message.content is None
+    assert message.tool_calls is not None
+    first = message.tool_calls[0]
+    assert first.type == "function"
+    assert json.loads(first.function.arguments) == {"city": "Oslo"}
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    assert payload.tool_choice.function_name == "weather"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_choices_arrive_separately(stream: bool) -> None:
+    steps: list[Step] = [
+        [delta("a", index=0), delta("x", index=1)],
+        [delta("b", index=0, finish="STOP"), delta("y", index=1, finish="STOP"), finished()],
+    ]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        if stream:
+            async with gateway.sdk.chat.completions.stream(model="chat", messages=MESSAGES, n=2) as events:
+                answer = await events.get_final_completion()
+        else:
+            answer = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, n=2)  # type: ignore[assignment]
+    assert [(choice.message.content, choice.finish_reason) for choice in answer.choices] == [
+        ("ab", "stop"),
+        ("xy", "stop"),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_come_with_bytes_and_alternatives(stream: bool) -> None:
+    token = event_pb2.TokenLogprob(token="Hi", logprob=-0.5, raw_bytes=b"Hi")
+    token.top.add(token="Yo", logprob=float("-inf"))
+    steps: list[Step] = [[delta("Hi", logprobs=[token])], [delta(finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        if stream:
+            async with gateway.sdk.chat.completions.stream(
+                model="chat", messages=MESSAGES, logprobs=True, top_logprobs=1
+            ) as events:
+                answer = await events.get_final_completion()
+        else:
+            answer = await gateway.sdk.chat.completions.create(  # type: ignore[assignment]
+                model="chat", messages=MESSAGES, logprobs=True, top_logprobs=1
+            )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert (logprobs.content[0].token, logprobs.content[0].logprob, logprobs.content[0].bytes) == (
+        "Hi",
+        -0.5,
+        [72, 105],
+    )
+    assert [(top.token, top.logprob, top.bytes) for top in logprobs.content[0].top_logprobs] == [("Yo", -9999.0, None)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_reasoning_content_and_is_counted(stream: bool) -> None:
+    steps: list[Step] = [
+        [delta(reasoning="Think")],
+        [delta("Answer", finish="STOP"), usage(reasoning=2), finished()],
+    ]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        if stream:
+            chunks = await gateway.sdk.chat.completions.create(
+                model="chat", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+            )
+            seen = [chunk async for chunk in chunks]
+            reasoning = getattr(seen[1].choices[0].delta, "reasoning_content", None)
+            counted = seen[-1].usage
+        else:
+            answer = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES)
+            reasoning = getattr(answer.choices[0].message, "reasoning_content", None)
+            counted = answer.usage
+    assert reasoning == "Think"
+    assert counted is not None
+    assert counted.completion_tokens_details is not None
+    assert counted.completion_tokens_details.reasoning_tokens == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rejection_before_the_first_byte_is_a_status(stream: bool) -> None:
+    rejection = WeftError(Reason.MODEL_NOT_FOUND, "no model or pool is called 'nope'")
+    async with serving(ScriptedDispatcher([[queued()], rejection])) as gateway:
+        with pytest.raises(NotFoundError) as caught:
+            await gateway.sdk.chat.completions.create(model="nope", messages=MESSAGES, stream=stream)
+    assert caught.value.code == "model_not_found"
+    assert caught.value.request_id is not None
+    assert "no model or pool is called" in caught.value.message
+
+
+async def test_a_full_queue_is_503_with_a_short_retry_after() -> None:
+    rejection = WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=900)
+    async with serving(ScriptedDispatcher([rejection])) as gateway:
+        with pytest.raises(InternalServerError) as caught:
+            await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES)
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "60"
+    assert caught.value.response.headers["x-should-retry"] == "true"
+
+
+async def test_a_failure_after_content_is_an_error_for_the_sdk() -> None:
+    steps: list[Step] = [[delta("Hel")], WeftError(Reason.WORKER_LOST, "the connection was lost")]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        stream = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, stream=True)
+        text: list[str | None] = []
+        with pytest.raises(APIError) as caught:
+            await collect(stream, text)
+    assert text == ["", "Hel"]
+    assert caught.value.code == "worker_lost"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_a_finish_reason_is_an_error(stream: bool) -> None:
+    async with serving(ScriptedDispatcher([[delta("Hel")], [finished()]])) as gateway:
+        with pytest.raises(APIError) as caught:
+            await ask(gateway, stream=stream)
+    assert caught.value.code == "backend_protocol_error"
+
+
+async def ask(gateway: RunningGateway, *, stream: bool) -> None:
+    answer = await gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES, stream=stream)
+    if isinstance(answer, AsyncStream):
+        await collect(answer, [])
+
+
+async def collect(stream: AsyncStream[ChatCompletionChunk], contents: list[str | None]) -> None:
+    async for chunk in stream:
+        contents.append(chunk.choices[0].delta.content)  # noqa: PERF401 - kept although the stream fails
+
+
+async def test_two_answers_at_once_do_not_mix() -> None:
+    async with serving() as gateway:
+        answers = await asyncio.gather(
+            *(gateway.sdk.chat.completions.create(model="chat", messages=MESSAGES) for _ in range(20))
+        )
+    assert {answer.choices[0].message.content for answer in answers} == {"Hello, world"}
+    assert len({answer.id for answer in answers}) == 20

@@ -1,0 +1,309 @@
+import asyncio
+import contextlib
+import json
+
+import pytest
+from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, head, serving
+
+from gateway import GatewayConfig
+from gateway.config import ConnectionLimits
+
+CHAT = "/v1/chat/completions"
+GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
+
+
+def require_envelope(response: RawResponse, status: int, code: str) -> str:
+    """The message of an error, once its form is as promised."""
+    assert response.status == status, response
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    error = json.loads(response.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert "Traceback" not in error["message"]
+    return str(error["message"])
+
+
+async def require_still_serving(gateway: RunningGateway) -> None:
+    assert (await gateway.request("POST", CHAT, GOOD)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "part"),
+    [
+        (b"{", "malformed_request", "not valid JSON"),
+        (b"[]", "malformed_request", "must be a JSON object"),
+        (b"null", "malformed_request", "must be a JSON object"),
+        (GOOD + b" x", "malformed_request", "trailing"),
+        (b'{"x":' + b"[" * 65 + b"]" * 65 + b"}", "malformed_request", "nested deeper than 64"),
+        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "malformed_request", "nested deeper than 64"),
+        (b'{"x":' + b'{"a":' * 70 + b"1" + b"}" * 70 + b"}", "malformed_request", "nested deeper than 64"),
+        (GOOD[:-1] + b',"temperature":NaN}', "malformed_request", "NaN"),
+        (GOOD[:-1] + b',"unheard_of":-Infinity}', "malformed_request", "Infinity"),
+        (GOOD[:-1] + b',"temperature":1e999}', "invalid_argument", "temperature"),
+        (GOOD[:-1] + b',"user":"\xff"}', "malformed_request", "UTF-8"),
+        (GOOD[:-1] + b',"user":"\\ud800"}', "malformed_request", "not valid JSON"),
+        (b"\xef\xbb\xbf" + GOOD, "malformed_request", "not valid JSON"),
+        (GOOD.decode().encode("utf-16"), "malformed_request", "UTF-8"),
+        (GOOD[:-1] + b',"seed":' + b"9" * 5000 + b"}", "malformed_request", "not valid JSON"),
+        (b'{"model":"../etc","messages":[{"role":"user","content":"hi"}]}', "invalid_argument", "model"),
+    ],
+)
+async def test_a_bad_body_is_400_in_the_envelope_and_harms_nothing(body: bytes, code: str, part: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", CHAT, body)
+        await require_still_serving(gateway)
+    assert part in require_envelope(response, 400, code)
+
+
+async def test_a_wrong_field_is_the_param_of_the_error() -> None:
+    async with serving() as gateway:
+        body = b'{"model":"tiny","messages":[{"role":"user","content":"a"},{"role":"robot"}]}'
+        response = await gateway.request("POST", CHAT, body)
+    require_envelope(response, 400, "invalid_argument")
+    assert json.loads(response.body)["error"]["param"] == "messages[1].role"
+
+
+async def test_what_only_looks_dangerous_inside_a_string_is_fine() -> None:
+    content = 'NaN Infinity \\" \\\\' + "[{" * 500
+    body = b'{"model":"tiny","messages":[{"role":"user","content":"' + content.encode() + b'"}]}'
+    async with serving() as gateway:
+        assert (await gateway.request("POST", CHAT, body)).status == 200
+
+
+async def test_an_unknown_route_is_404_in_the_envelope() -> None:
+    async with serving() as gateway:
+        for path in ("/", "/v1/nothing", "/v1/models/", "/v1/chat/completions/", "/v1/..%2fadmin", "/%00"):
+            require_envelope(await gateway.request("GET", path), 404, "not_found")
+
+
+async def test_a_wrong_method_is_405_and_says_which_is_right() -> None:
+    async with serving() as gateway:
+        response = await gateway.request("DELETE", CHAT)
+        await require_still_serving(gateway)
+    require_envelope(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "text/plain"},
+        {"Content-Type": ""},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+)
+async def test_a_body_that_is_not_declared_as_plain_json_is_refused(headers: dict[str, str]) -> None:
+    async with serving() as gateway:
+        require_envelope(await gateway.request("POST", CHAT, GOOD, headers), 400, "malformed_request")
+
+
+async def test_json_with_a_charset_or_a_suffix_is_json() -> None:
+    async with serving() as gateway:
+        for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/vnd.x+json"):
+            response = await gateway.request("POST", CHAT, GOOD, {"Content-Type": media_type})
+            assert response.status == 200
+
+
+async def test_a_declared_body_above_the_limit_is_413_before_it_is_sent() -> None:
+    async with serving(config=GatewayConfig(port=0, max_body_bytes=1000)) as gateway:
+        request = head(
+            f"POST {CHAT} HTTP/1.1",
+            {"Host": "localhost", "Content-Type": "application/json", "Content-Length": "1001", "Connection": "close"},
+        )
+        require_envelope(await gateway.exchange(request), 413, "request_too_large")
+        await require_still_serving(gateway)
+
+
+async def test_a_chunked_body_is_counted_while_it_arrives() -> None:
+    async with serving(config=GatewayConfig(port=0, max_body_bytes=1000)) as gateway:
+        request = head(
+            f"POST {CHAT} HTTP/1.1",
+            {
+                "Host": "localhost",
+                "Content-Type": "application/json",
+                "Transfer-Encoding": "chunked",
+                "Connection": "close",
+            },
+        )
+        chunks = b"".join(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(11)) + b"0\r\n\r\n"
+        require_envelope(await gateway.exchange(request + chunks), 413, "request_too_large")
+
+
+async def test_a_body_in_too_many_pieces_is_refused() -> None:
+    config = GatewayConfig(port=0, connections=ConnectionLimits(max_body_pieces=50))
+    async with serving(config=config) as gateway:
+        request = head(
+            f"POST {CHAT} HTTP/1.1",
+            {"Host": "localhost", "Content-Type": "application/json", "Transfer-Encoding": "chunked"},
+        )
+        response = await gateway.exchange(request + b"1\r\nx\r\n" * 51)
+        await require_still_serving(gateway)
+    assert "too many pieces" in require_envelope(response, 413, "request_too_large")
+
+
+async def test_a_body_that_stops_arriving_is_408() -> None:
+    async with serving(config=GatewayConfig(port=0, body_timeout_seconds=0.05)) as gateway:
+        request = head(
+            f"POST {CHAT} HTTP/1.1",
+            {"Host": "localhost", "Content-Type": "application/json", "Content-Length": "50", "Connection": "close"},
+        )
+        require_envelope(await gateway.exchange(request + b"{"), 408, "deadline_exceeded")
+
+
+async def test_a_body_that_never_ends_is_dropped_after_its_answer() -> None:
+    config = GatewayConfig(port=0, max_body_bytes=10, connections=ConnectionLimits(linger_seconds=0.05))
+    async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
+        headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": "100000000"}
+        writer.write(head(f"POST {CHAT} HTTP/1.1", headers) + b"x" * 1000)
+        top = await reader.readuntil(b"\r\n\r\n")
+        assert b" 413 " in top
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 2)
+
+
+@pytest.mark.parametrize("line", [b"POST / HTTP/1.1", b"GET /health HTTP/1.1"])
+async def test_a_request_without_host_is_refused(line: bytes) -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(line + b"\r\nConnection: close\r\n\r\n")
+    assert "Host" in require_envelope(response, 400, "malformed_request")
+
+
+async def test_two_hosts_are_refused() -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+    require_envelope(response, 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:8080"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:8080"}, 200),
+        ({"Host": "mesh.lan:443"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:3000"}, 200),
+    ],
+)
+async def test_pages_of_elsewhere_cannot_reach_the_loopback_gateway(headers: dict[str, str], status: int) -> None:
+    config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
+    async with serving(config=config) as gateway:
+        response = await gateway.request("GET", "/health", headers=headers)
+    if status == 403:
+        require_envelope(response, 403, "permission_denied")
+    assert response.status == status
+
+
+@pytest.mark.parametrize(
+    "extra", ["X-Large: " + "a" * 33_000 + "\r\n", "".join(f"X-{index}: a\r\n" for index in range(101))]
+)
+async def test_large_or_many_headers_are_431(extra: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + extra.encode() + b"\r\n"
+        )
+        await require_still_serving(gateway)
+    require_envelope(response, 431, "request_too_large")
+
+
+async def test_a_header_without_end_is_cut_off_at_the_limit() -> None:
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Endless: ")
+        for _ in range(40):
+            writer.write(b"a" * 1024)
+        require_envelope(RawResponse.parse(await asyncio.wait_for(reader.read(), 5)), 431, "request_too_large")
+
+
+async def test_a_head_that_is_not_completed_in_time_is_408() -> None:
+    config = GatewayConfig(port=0, connections=ConnectionLimits(header_timeout_seconds=0.05))
+    async with serving(config=config) as gateway:
+        require_envelope(await gateway.exchange(b"GET /health HTTP/1.1\r\nHost: lo"), 408, "deadline_exceeded")
+        require_envelope(await gateway.exchange(b""), 408, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_refused_in_the_envelope(raw: bytes) -> None:
+    async with serving() as gateway:
+        response = await gateway.exchange(raw)
+        await require_still_serving(gateway)
+    require_envelope(response, 400, "malformed_request")
+
+
+async def test_one_connection_too_many_is_503_and_room_is_made_again() -> None:
+    config = GatewayConfig(port=0, connections=ConnectionLimits(max_connections=1))
+    async with serving(config=config) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"}")
+            refused = await gateway.exchange(b"")
+            require_envelope(refused, 503, "queue_full")
+        await require_still_serving(gateway)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "param"),
+    [
+        ("X-Priority", "system", "X-Priority"),
+        ("X-Priority", "HIGH", "X-Priority"),
+        ("X-Tenant-ID", "a b", "X-Tenant-ID"),
+        ("X-Tenant-ID", "x" * 65, "X-Tenant-ID"),
+        ("X-Tenant-ID", "", "X-Tenant-ID"),
+        ("X-Request-Timeout-Seconds", "0", "X-Request-Timeout-Seconds"),
+        ("X-Request-Timeout-Seconds", "nan", "X-Request-Timeout-Seconds"),
+        ("X-Request-Timeout-Seconds", "1e9", "X-Request-Timeout-Seconds"),
+    ],
+)
+async def test_a_wrong_header_is_400_and_named(header: str, value: str, param: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", CHAT, GOOD, {header: value})
+    require_envelope(response, 400, "invalid_argument")
+    assert json.loads(response.body)["error"]["param"] == param
+
+
+@pytest.mark.parametrize("given", ["a b", "\xff", "x" * 200, "", "-rf"])
+async def test_an_unsafe_request_id_is_replaced(given: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", CHAT, GOOD, {"X-Request-Id": given})
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+async def test_a_broken_traceparent_is_not_passed_on() -> None:
+    async with serving() as gateway:
+        await gateway.request("POST", CHAT, GOOD, {"traceparent": "00-zz-zz-01"})
+        assert gateway.dispatcher.contexts[0].traceparent.count("-") == 3
+        assert "zz" not in gateway.dispatcher.contexts[0].traceparent
+
+
+async def test_a_crash_is_500_in_the_envelope_without_its_words() -> None:
+    async with serving(ScriptedDispatcher([RuntimeError("secret /etc/path")])) as gateway:
+        response = await gateway.request("POST", CHAT, GOOD)
+        assert (await gateway.request("GET", "/health")).status == 200
+    assert "secret" not in require_envelope(response, 500, "internal")
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_a_connection_serves_one_request_after_the_other() -> None:
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        for _ in range(3):
+            writer.write(gateway.post(CHAT, GOOD))
+            top = await reader.readuntil(b"\r\n\r\n")
+            length = int(top.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"

@@ -1,0 +1,194 @@
+import json
+import math
+
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher, Step, delta, finished, model, serving, usage
+from openai import APIError, InternalServerError, NotFoundError
+
+from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
+from weft.dispatch.fleet import FleetView
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+POEM = [[delta("roses"), delta(" are")], [delta(" red", finish="LENGTH"), usage(), finished()]]
+
+
+async def test_a_text_completion_is_one_text() -> None:
+    async with serving(ScriptedDispatcher(list(POEM))) as gateway:
+        answer = await gateway.sdk.completions.create(model="tiny", prompt="A poem:", max_tokens=3, suffix="!")
+        payload = gateway.dispatcher.payloads[0]
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("roses are red", "length")
+    assert answer.object == "text_completion"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 10
+    assert isinstance(payload, completion_pb2.CompletionPayload)
+    assert (payload.prompts[0].text, payload.suffix, payload.sampling.max_tokens) == ("A poem:", "!", 3)
+
+
+async def test_a_streamed_text_completion_ends_with_a_finish_and_usage() -> None:
+    async with serving(ScriptedDispatcher(list(POEM))) as gateway:
+        stream = await gateway.sdk.completions.create(
+            model="tiny", prompt="A poem:", stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "roses are red"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_legacy_log_probabilities_are_four_lists(stream: bool) -> None:
+    tokens = [event_pb2.TokenLogprob(token="ab", logprob=-1.0), event_pb2.TokenLogprob(token="c", logprob=-2.0)]
+    tokens[0].top.add(token="ab", logprob=-1.0)
+    steps: list[Step] = [[delta("abc", logprobs=tokens)], [delta(finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        if stream:
+            chunks = await gateway.sdk.completions.create(model="tiny", prompt="x", logprobs=1, stream=True)
+            logprobs = (await anext(aiter(chunks))).choices[0].logprobs
+            await chunks.close()
+        else:
+            answer = await gateway.sdk.completions.create(model="tiny", prompt="x", logprobs=1)
+            logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["ab", "c"]
+    assert logprobs.token_logprobs == [-1.0, -2.0]
+    assert logprobs.top_logprobs == [{"ab": -1.0}, {}]
+    assert logprobs.text_offset == [0, 2]
+
+
+async def test_every_prompt_times_n_is_a_choice() -> None:
+    steps: list[Step] = [[delta(f"t{index}", index=index, finish="STOP") for index in range(4)], [finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        answer = await gateway.sdk.completions.create(model="tiny", prompt=[[1, 2], [3]], n=2)
+        payload = gateway.dispatcher.payloads[0]
+    assert [choice.text for choice in answer.choices] == ["t0", "t1", "t2", "t3"]
+    assert isinstance(payload, completion_pb2.CompletionPayload)
+    assert [list(prompt.tokens.ids) for prompt in payload.prompts] == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+async def test_embeddings_arrive_in_both_encodings(encoding: str) -> None:
+    async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25], [2.0, 0.0]])) as gateway:
+        raw = await gateway.sdk.embeddings.with_raw_response.create(
+            model="tiny",
+            input=["one", "two"],
+            encoding_format=encoding,  # type: ignore[arg-type]
+            dimensions=2,
+        )
+        answer, payload = raw.parse(), gateway.dispatcher.payloads[0]
+    vectors = [entry.embedding for entry in answer.data]
+    if encoding == "base64":
+        assert json.loads(raw.text)["data"][0]["embedding"] == "AAAAPwAAoL8="
+    else:
+        assert vectors == [[0.5, -1.25], [2.0, 0.0]]
+    assert answer.usage.prompt_tokens == 7
+    assert raw.headers["x-queue-wait-ms"] == "150"
+    assert isinstance(payload, embedding_pb2.EmbeddingPayload)
+    assert ([entry.text for entry in payload.inputs], payload.dimensions) == (["one", "two"], 2)
+
+
+async def test_the_sdk_default_encoding_is_understood() -> None:
+    async with serving(ScriptedDispatcher(vectors=[[0.5, -1.25]])) as gateway:
+        answer = await gateway.sdk.embeddings.create(model="tiny", input="one")
+    assert answer.data[0].embedding == [0.5, -1.25]
+
+
+@pytest.mark.parametrize("vectors", [[], [[1.0], [1.0]], [[math.nan]], [[math.inf, -math.inf]], [[]]])
+async def test_wrong_vectors_are_the_backends_fault(vectors: list[list[float]]) -> None:
+    async with serving(ScriptedDispatcher(vectors=vectors)) as gateway:
+        with pytest.raises(InternalServerError) as caught:
+            await gateway.sdk.embeddings.create(model="tiny", input="one")
+    assert caught.value.code == "backend_protocol_error"
+
+
+async def test_a_failed_embedding_is_an_error_with_a_request_id() -> None:
+    failure = WeftError(Reason.UNSUPPORTED_OPERATION, "the model makes no embeddings")
+    async with serving(ScriptedDispatcher(vectors=failure)) as gateway:
+        with pytest.raises(APIError) as caught:
+            await gateway.sdk.embeddings.create(model="tiny", input="one")
+    assert caught.value.code == "unsupported_operation"
+    assert isinstance(caught.value, InternalServerError)
+    assert caught.value.request_id is not None
+    assert caught.value.response.headers["x-should-retry"] == "false"
+
+
+async def test_models_lists_pools_and_members_once_each() -> None:
+    fleet = FixedFleet.of(
+        model("a", pool="chat", context_tokens=8192),
+        model("b", pool="chat"),
+        model("chat"),
+        model("gone", active=False),
+    )
+    async with serving(fleet=fleet) as gateway:
+        page = await gateway.sdk.models.list()
+        one = await gateway.sdk.models.retrieve("chat")
+        with pytest.raises(NotFoundError) as caught:
+            await gateway.sdk.models.retrieve("gone")
+    assert [entry.id for entry in page.data] == ["a", "b", "chat"]
+    assert {entry.owned_by for entry in page.data} == {"weft"}
+    assert {entry.created for entry in page.data} == {1_700_000_000}
+    assert one.model_dump()["meta"]["members"] == ["a", "b", "chat"]
+    assert one.model_dump()["meta"]["context_tokens"] == 4096
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_health_follows_the_fleet(method: str) -> None:
+    fleet = FixedFleet(FleetView())
+    async with serving(fleet=fleet) as gateway:
+        starting = await gateway.request(method, "/health")
+        fleet.view = FixedFleet.of(model("tiny", active=False)).view
+        idle = await gateway.request(method, "/health")
+        fleet.view = FixedFleet.of(model("tiny")).view
+        healthy = await gateway.request(method, "/health")
+    assert (starting.status, idle.status, healthy.status) == (503, 503, 200)
+    assert starting.headers["retry-after"] == "1"
+    if method == "GET":
+        assert json.loads(starting.body)["status"] == "starting"
+        assert json.loads(idle.body)["status"] == "no_active_model"
+        assert json.loads(idle.body)["error"]["code"] == "no_runner_available"
+        assert json.loads(healthy.body) == {"status": "ok"}
+    else:
+        assert starting.body == idle.body == healthy.body == b""
+
+
+async def test_metrics_count_requests_and_tokens_without_names_from_callers() -> None:
+    async with serving() as gateway:
+        stream = await gateway.sdk.chat.completions.create(
+            model="chat",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            extra_headers={"X-Tenant-ID": "acme", "X-Request-Id": "request-of-mine"},
+        )
+        async for _ in stream:
+            pass
+        await gateway.sdk.chat.completions.create(model="invented", messages=[{"role": "user", "content": "hi"}])
+        await gateway.request("POST", "/v1/chat/completions", b"{")
+        await gateway.exchange(b"nonsense\r\n\r\n")
+        metrics = (await gateway.request("GET", "/metrics")).body.decode()
+        probe = await gateway.request("HEAD", "/metrics")
+    assert 'weft_gateway_requests_total{code="200",model="chat",reason="completed",surface="chat"} 1.0' in metrics
+    assert 'weft_gateway_requests_total{code="200",model="unknown",reason="completed",surface="chat"} 1.0' in metrics
+    assert 'code="400",model="unknown",reason="malformed_request"' in metrics
+    assert 'code="400",model="unknown",reason="refused"' in metrics
+    assert 'weft_gateway_tokens_total{kind="prompt",model="chat"} 7.0' in metrics
+    assert 'weft_gateway_time_to_first_token_seconds_count{model="chat",surface="chat"} 1.0' in metrics
+    assert "weft_gateway_active_streams 0.0" in metrics
+    assert all(word not in metrics for word in ("acme", "request-of-mine", "invented"))
+    assert probe.status == 200
+
+
+async def test_the_openapi_document_holds_every_request_schema() -> None:
+    async with serving() as gateway:
+        document = json.loads((await gateway.request("GET", "/openapi.json")).body)
+    for path, name in (
+        ("/v1/chat/completions", "ChatRequest"),
+        ("/v1/completions", "CompletionRequest"),
+        ("/v1/embeddings", "EmbeddingRequest"),
+    ):
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body["$ref"] == f"#/components/schemas/{name}"
+        assert "model" in document["components"]["schemas"][name]["required"]
+    references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert references <= set(document["components"]["schemas"])

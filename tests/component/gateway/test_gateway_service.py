@@ -1,0 +1,94 @@
+import asyncio
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher, serving
+from prometheus_client import CollectorRegistry
+
+from gateway import GatewayConfig, GatewayService, build
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server
+
+if TYPE_CHECKING:
+    from weft.kernel.service import Service
+
+
+def gateway_at(host: str, port: int) -> GatewayService:
+    return build(GatewayConfig(host=host, port=port), dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of())
+
+
+def as_service(service: "Service") -> "Service":
+    return service
+
+
+async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(WeftError, match=f"port {port} on 127.0.0.1 is taken.*--port") as caught:
+            await gateway_at("127.0.0.1", port).start()
+    assert caught.value.reason is Reason.ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "8.8.8.8", "192.0.2.1"])
+async def test_an_address_beyond_loopback_is_refused(host: str) -> None:
+    with pytest.raises(WeftError, match="not a") as caught:
+        await gateway_at(host, 0).start()
+    assert caught.value.metadata["field"] == "host"
+
+
+async def test_an_unknown_host_is_refused() -> None:
+    with pytest.raises(WeftError, match="not an address"):
+        await gateway_at("no such host", 0).start()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "::1"])
+async def test_every_spelling_of_loopback_is_accepted(host: str) -> None:
+    service = gateway_at(host, 0)
+    await service.start()
+    assert service.port != 0
+    assert service.url.endswith(f":{service.port}")
+    await service.stop(grace_seconds=0)
+
+
+async def test_it_is_a_service_without_grpc_and_leaves_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    service = as_service(gateway_at("127.0.0.1", 0))
+    service.register(new_server())
+    assert list(service.service_names) == []
+    await service.start()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    await service.stop(grace_seconds=0)
+
+
+async def test_stop_is_safe_twice_and_before_start() -> None:
+    service = gateway_at("127.0.0.1", 0)
+    await service.stop(grace_seconds=0)
+    await service.start()
+    await service.stop(grace_seconds=0)
+    await service.stop(grace_seconds=0)
+
+
+async def test_a_stopped_gateway_can_start_again_on_its_port() -> None:
+    service = gateway_at("127.0.0.1", 0)
+    await service.start()
+    again = gateway_at("127.0.0.1", service.port)
+    await service.stop(grace_seconds=0)
+    await again.start()
+    await again.stop(grace_seconds=0)
+
+
+async def test_an_idle_connection_does_not_delay_the_stop() -> None:
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"}")
+        await asyncio.wait_for(gateway.service.stop(grace_seconds=30), 1)
+        assert await reader.read() == b""
+
+
+async def test_metrics_go_to_the_registry_of_the_host() -> None:
+    registry = CollectorRegistry()
+    build(GatewayConfig(), dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of(), registry=registry)
+    assert "weft_gateway_requests" in {family.name for family in registry.collect()}

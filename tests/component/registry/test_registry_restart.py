@@ -1,0 +1,153 @@
+"""What a registry that was away still knows, and who owns its file."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from registry_harness import ACTIVE, INACTIVE, SomeRunner, ready, refused, running_registry
+
+from registry_svc.config import RegistryConfig
+from registry_svc.service import build
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+FOUR_HOURS = 4 * 3600.0
+
+
+async def test_a_restarted_registry_knows_sessions_runners_models_and_keys(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        runner = await SomeRunner(before, models=("m1", "m2")).open()
+        model = await before.model("m2")
+    async with running_registry(tmp_path, clock=clock) as after:
+        assert await after.model("m2") == model
+        watch = await after.watch(include_ticket_keys=True)
+        assert watch.snapshot.snapshot.runners[0].ticket_key == runner.ticket_key
+        runner.registry = after
+        await runner.beat(ready())
+        assert (await after.runner("r1")).status == ACTIVE
+
+
+async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        runner = await SomeRunner(before).open()
+        await (await SomeRunner(before, name="closed", models=()).open()).close()
+    await clock.advance(FOUR_HOURS * 2)
+    async with running_registry(tmp_path, clock=clock) as after:
+        await after.advance(85.0)
+        assert (await after.runner("r1")).status == ACTIVE
+        assert (await after.runner("closed")).status == INACTIVE
+        runner.registry = after
+        await runner.beat()
+        await after.advance(85.0)
+        assert (await after.runner("r1")).status == ACTIVE
+
+
+async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        await SomeRunner(before).open()
+    await clock.advance(FOUR_HOURS * 2)
+    async with running_registry(tmp_path, clock=clock) as after:
+        await after.advance(90.0)
+        assert (await after.runner("r1")).status == INACTIVE
+        await after.advance(FOUR_HOURS)
+        with refused(Reason.NOT_FOUND):
+            await after.runner("r1")
+
+
+async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        await SomeRunner(before).open()
+        await before.advance(90.0 + FOUR_HOURS / 2)
+    async with running_registry(tmp_path, clock=clock) as after:
+        await after.advance(FOUR_HOURS / 2 - 5.0)
+        assert (await after.runner("r1")).status == INACTIVE
+        await after.advance(5.0)
+        with refused(Reason.NOT_FOUND):
+            await after.runner("r1")
+
+
+async def test_a_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as before:
+        first = await SomeRunner(before).open()
+    async with running_registry(tmp_path) as after:
+        second = await SomeRunner(after, incarnation="life-2", session_id=first.session_id).open()
+        assert second.session_id == first.session_id
+        with refused(Reason.ALREADY_EXISTS):
+            await SomeRunner(after, incarnation="life-x").open()
+
+
+async def test_the_same_request_id_gets_the_same_session_across_a_restart(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as before:
+        first = await SomeRunner(before).open()
+    async with running_registry(tmp_path) as after:
+        again = await after.sessions.OpenSession(SomeRunner(after, opens=1).opening())
+        assert (again.session_id, again.ticket_key) == (first.session_id, first.ticket_key)
+
+
+async def test_a_good_bye_survives_a_restart(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as before:
+        runner = await SomeRunner(before).open()
+        await runner.close()
+    async with running_registry(tmp_path) as after:
+        runner.registry = after
+        with refused(Reason.SESSION_UNKNOWN):
+            await runner.beat()
+
+
+async def test_a_wall_clock_set_back_during_the_absence_expires_nobody_early_or_late(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, clock=FakeClock()) as before:
+        await SomeRunner(before).open()
+    earlier = FakeClock(utc=FakeClock().utc_now().replace(year=2020))
+    async with running_registry(tmp_path, clock=earlier) as after:
+        await after.advance(85.0)
+        assert (await after.runner("r1")).status == ACTIVE
+        await after.advance(5.0)
+        assert (await after.runner("r1")).status == INACTIVE
+
+
+async def test_a_second_registry_on_one_file_refuses_to_start_and_harms_nothing(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as first:
+        second = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path}/registry.db"))
+        with pytest.raises(WeftError, match="another registry runs on this database") as refusal:
+            await second.start()
+        assert refusal.value.reason is Reason.ALREADY_EXISTS
+        await second.stop(grace_seconds=0.0)
+        await SomeRunner(first).open()
+    async with running_registry(tmp_path) as after:
+        assert (await after.runner("r1")).status == ACTIVE
+
+
+async def test_the_file_with_the_keys_is_for_its_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there" / "yet"
+    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db")
+    service = build(config, clock=FakeClock())
+    await service.start()
+    try:
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        assert modes["registry.db"] == 0o600
+        assert set(modes.values()) == {0o600}
+    finally:
+        await service.stop(grace_seconds=1.0)
+
+
+async def test_stop_is_safe_before_start_and_twice(tmp_path: Path) -> None:
+    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path}/registry.db"), clock=FakeClock())
+    await service.stop(grace_seconds=0.0)
+    await service.start()
+    await service.stop(grace_seconds=0.0)
+    await service.stop(grace_seconds=0.0)
+
+
+async def test_a_database_that_cannot_be_opened_is_a_clear_error_without_its_path(tmp_path: Path) -> None:
+    broken = tmp_path / "registry.db"
+    broken.write_text("this is no database, but long enough to be read as one " * 40)
+    service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{broken}"), clock=FakeClock())
+    with pytest.raises(WeftError, match="database failed") as failure:
+        await service.start()
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert str(tmp_path) not in str(failure.value)

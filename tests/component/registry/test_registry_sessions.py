@@ -1,0 +1,153 @@
+"""Who gets a name, and who keeps it."""
+
+from pathlib import Path
+
+from registry_harness import (
+    ACTIVE,
+    INACTIVE,
+    MODEL_ACTIVE,
+    RunningRegistry,
+    SomeRunner,
+    manifest,
+    refused,
+    running_registry,
+)
+
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+
+
+async def test_a_restarted_runner_adopts_its_rows_by_session_id_with_a_fresh_key(mesh: RunningRegistry) -> None:
+    first = await SomeRunner(mesh).open()
+    created = (await mesh.model("m1")).create_time
+    await mesh.advance(10.0)
+    second = await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id).open()
+    assert second.session_id == first.session_id
+    assert second.ticket_key != first.ticket_key
+    assert (await mesh.runner("r1")).incarnation == "life-2"
+    assert (await mesh.model("m1")).create_time == created
+    with refused(Reason.STALE_HEARTBEAT):
+        await first.beat()
+
+
+async def test_a_new_incarnation_counts_its_heartbeats_anew(mesh: RunningRegistry) -> None:
+    first = await SomeRunner(mesh, sequence=100).open()
+    await first.beat()
+    second = await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id).open()
+    await second.beat()
+
+
+async def test_models_that_a_restarted_runner_no_longer_publishes_are_gone(mesh: RunningRegistry) -> None:
+    first = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id, models=("m2", "m3")).open()
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m1")
+    assert (await mesh.model("m3")).status == MODEL_ACTIVE
+
+
+async def test_a_runner_name_of_another_live_session_is_refused(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    thief = SomeRunner(mesh, incarnation="life-x", models=())
+    with refused(Reason.ALREADY_EXISTS):
+        await thief.open()
+    assert (await mesh.runner("r1")).incarnation == "life-1"
+
+
+async def test_a_model_name_of_another_live_session_is_refused_and_nothing_is_half_written(
+    mesh: RunningRegistry,
+) -> None:
+    await SomeRunner(mesh).open()
+    with refused(Reason.ALREADY_EXISTS) as errors:
+        await SomeRunner(mesh, name="r2", models=("m0", "m1")).open()
+    assert errors[0].metadata == {"model": "m1"}
+    with refused(Reason.NOT_FOUND):
+        await mesh.runner("r2")
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m0")
+
+
+async def test_a_guessed_session_id_owns_nothing_and_is_replaced(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh, session_id="ses-i-made-this-up").open()
+    assert runner.session_id != "ses-i-made-this-up"
+
+
+async def test_a_dead_runners_name_goes_to_whoever_asks_and_its_old_session_ends(mesh: RunningRegistry) -> None:
+    lost = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await mesh.advance(90.0)
+    await SomeRunner(mesh, incarnation="life-x", models=("m1",)).open()
+    assert (await mesh.runner("r1")).incarnation == "life-x"
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m2")
+    with refused(Reason.SESSION_UNKNOWN):
+        await lost.beat()
+
+
+async def test_a_dead_runners_model_goes_to_whoever_publishes_it_and_the_rest_stays(mesh: RunningRegistry) -> None:
+    lost = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await mesh.advance(90.0)
+    await SomeRunner(mesh, name="r2", models=("m1",)).open()
+    await lost.beat()
+    assert (await mesh.model("m1")).runner == "r2"
+    assert (await mesh.model("m2")).runner == "r1"
+
+
+async def test_a_closed_runner_may_come_back_with_its_session(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.close()
+    await runner.open()
+    await runner.beat()
+    assert (await mesh.runner("r1")).status == ACTIVE
+
+
+async def test_the_same_request_id_gets_the_same_session_and_disturbs_nothing(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.beat()
+    watch = await mesh.watch()
+    request = SomeRunner(mesh, opens=1).opening()
+    again = await mesh.sessions.OpenSession(request)
+    assert (again.session_id, again.ticket_key) == (runner.session_id, runner.ticket_key)
+    await runner.close()
+    assert await watch.read_changes(1) == ["runner r1 inactive"]
+
+
+async def test_a_runner_may_change_its_name_once_its_old_one_is_dead(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    renamed = SomeRunner(mesh, name="r9", incarnation="life-2", session_id=runner.session_id)
+    with refused(Reason.ALREADY_EXISTS):
+        await renamed.open()
+    await runner.close()
+    await renamed.open()
+    assert (await mesh.model("m1")).runner == "r9"
+    with refused(Reason.NOT_FOUND):
+        await mesh.runner("r1")
+
+
+async def test_the_mesh_has_a_limit_of_runners_but_known_ones_may_return(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_runners=1) as small:
+        runner = await SomeRunner(small).open()
+        with refused(Reason.NO_SLOT_AVAILABLE):
+            await SomeRunner(small, name="r2", models=()).open()
+        await SomeRunner(small, incarnation="life-2", session_id=runner.session_id).open()
+
+
+async def test_hostile_names_are_refused_with_the_path_of_the_field(mesh: RunningRegistry) -> None:
+    for name in ("", "../etc", "-rf", "a b", "a\nb", "x" * 129, "m\u0430", "'; drop table models; --"):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await SomeRunner(mesh, models=("fine", name)).open()
+        assert isinstance(errors[0], FieldError)
+        assert errors[0].field == "models[1].name"
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("fine")
+
+
+async def test_a_session_publishes_1024_models_and_not_one_more(mesh: RunningRegistry) -> None:
+    request = SomeRunner(mesh).opening()
+    del request.models[:]
+    request.models.extend(manifest(f"m{number}") for number in range(1025))
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.sessions.OpenSession(request)
+    del request.models[1024:]
+    await mesh.sessions.OpenSession(request)
+    await mesh.advance(90.0)
+    assert (await mesh.model("m1023")).runner == "r1"
+    assert (await mesh.runner("r1")).status == INACTIVE

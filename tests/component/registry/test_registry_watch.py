@@ -1,0 +1,180 @@
+"""What watchers hear, and what they do not."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, refused, running_registry
+
+from weft.api.registry.v1 import registry_service_pb2, runner_pb2
+from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
+from weft.kernel.clock import SystemClock
+from weft.kernel.reasons import Reason
+
+
+async def test_the_first_response_is_a_snapshot_even_of_an_empty_mesh(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    assert watch.snapshot.WhichOneof("kind") == "snapshot"
+    assert watch.snapshot.revision > 0
+
+
+async def test_a_whole_life_is_told_in_order_without_gaps_in_the_revision(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    runner = await SomeRunner(mesh).open()
+    await mesh.advance(90.0)
+    await runner.beat()
+    await runner.close()
+    await mesh.advance(4 * 3600.0)
+    responses = [await watch.read() for _ in range(10)]
+    assert [response.revision - watch.snapshot.revision for response in responses] == list(range(1, 11))
+    kinds = [response.change.WhichOneof("kind") for response in responses]
+    assert kinds == ["runner", "model"] * 4 + ["deleted_model", "deleted_runner"]
+
+
+async def test_every_step_of_a_life_reaches_the_watcher(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    runner = await SomeRunner(mesh).open()
+    assert await watch.read_changes(2) == ["runner r1 active", "model m1 active"]
+    await mesh.advance(90.0)
+    assert await watch.read_changes(2) == ["runner r1 inactive", "model m1 inactive"]
+    await runner.beat()
+    assert await watch.read_changes(2) == ["runner r1 active", "model m1 active"]
+
+
+async def test_adoption_tells_what_was_withdrawn_and_what_is_new(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh, models=("m1", "m2")).open()
+    watch = await mesh.watch()
+    await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id, models=("m2", "m3")).open()
+    assert await watch.read_changes(4) == ["model m1 gone", "runner r1 active", "model m2 active", "model m3 active"]
+
+
+async def test_a_renamed_runner_is_told_as_gone_and_come(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.close()
+    watch = await mesh.watch()
+    await SomeRunner(mesh, name="r9", incarnation="life-2", session_id=runner.session_id).open()
+    assert await watch.read_changes(3) == ["runner r1 gone", "runner r9 active", "model m1 active"]
+
+
+async def test_a_model_that_was_taken_over_lives_and_dies_with_its_new_runner(mesh: RunningRegistry) -> None:
+    silent = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await mesh.advance(90.0)
+    watch = await mesh.watch()
+    taker = await SomeRunner(mesh, name="r2", models=("m1",)).open()
+    assert await watch.read_changes(2) == ["runner r2 active", "model m1 active"]
+    await silent.beat()
+    assert await watch.read_changes(2) == ["runner r1 active", "model m2 active"]
+    await taker.close()
+    assert await watch.read_changes(2) == ["runner r2 inactive", "model m1 inactive"]
+
+
+async def test_reports_that_say_nothing_new_are_not_told(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.beat(ready(slots_used=1))
+    watch = await mesh.watch()
+    for _ in range(5):
+        await mesh.advance(5.0)
+        await runner.beat(ready(slots_used=1))
+    await runner.beat(ready(slots_used=2))
+    response = await watch.read()
+    assert response.revision == watch.snapshot.revision + 1
+    assert response.change.runner.runner.capability.instances[0].slots_used == 2
+
+
+async def test_ticket_keys_go_only_to_watchers_that_ask(mesh: RunningRegistry) -> None:
+    first = await SomeRunner(mesh).open()
+    router, gateway = await mesh.watch(include_ticket_keys=True), await mesh.watch()
+    assert router.snapshot.snapshot.runners[0].ticket_key == first.ticket_key
+    assert gateway.snapshot.snapshot.runners[0].ticket_key == b""
+    second = await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id).open()
+    assert (await router.read()).change.runner.ticket_key == second.ticket_key
+    told = await gateway.read()
+    assert told.change.runner.ticket_key == b""
+    assert second.ticket_key not in told.SerializeToString()
+
+
+async def test_a_watcher_that_does_not_read_is_ended_and_the_others_are_not(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, watch_buffer_responses=4) as mesh:
+        runner = await SomeRunner(mesh).open()
+        slow, quick = await mesh.watch(), await mesh.watch()
+        for number in range(1, 41):
+            await runner.beat(_large_report(number))
+            await quick.read()
+        with refused(Reason.WATCH_LAGGED) as errors:
+            for _ in range(41):
+                await slow.read()
+        assert errors[0].retry_after_seconds == 1.0
+        await runner.beat(ready())
+        assert await quick.read_changes(1) == ["runner r1 active"]
+        fresh = await mesh.watch()
+        assert len(fresh.snapshot.snapshot.runners) == 1
+
+
+def _large_report(number: int) -> runner_pb2.Capability:
+    """A quarter of a megabyte that is new every time: gRPC itself holds about 4 MB for a reader that does not read."""
+    states = [ready(f"m{index}", slots_used=number, detail="x" * 4000).instances[0] for index in range(64)]
+    return runner_pb2.Capability(instances=states)
+
+
+async def test_stopping_the_registry_tells_watchers_that_it_shuts_down(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        watch = await mesh.watch()
+        await mesh.service.stop(grace_seconds=1.0)
+        with refused(Reason.SHUTTING_DOWN):
+            await watch.read()
+        with refused(Reason.SHUTTING_DOWN):
+            await mesh.runner("r1")
+
+
+async def test_a_watcher_that_goes_away_is_forgotten(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    broadcaster = mesh.service._roster._broadcaster
+    assert broadcaster.watchers == 1
+    watch.call.cancel()
+    async with asyncio.timeout(READ_LIMIT_SECONDS):
+        while broadcaster.watchers:
+            # Any answered rpc shows that the server's loop has turned.
+            await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest())
+
+
+async def test_the_fleet_watcher_of_routers_follows_along(mesh: RunningRegistry) -> None:
+    fleet = FleetWatcher(mesh.channel, SystemClock(), include_ticket_keys=True)
+    views: asyncio.Queue[FleetView] = asyncio.Queue()
+    fleet.subscribe(views.put_nowait)
+    await fleet.start()
+    try:
+        await fleet.wait_ready()
+        runner = await SomeRunner(mesh, models=("m1", "m2")).open()
+        await runner.beat(ready(slots_used=1))
+        view = await _view_where(views, lambda seen: bool(seen.runners) and bool(seen.runners["r1"].instances))
+        assert view.runners["r1"].ticket_key == runner.ticket_key
+        assert view.runners["r1"].instances["m1"].phase is Phase.READY
+        assert sorted(view.models) == ["m1", "m2"]
+        await mesh.advance(90.0)
+        view = await _view_where(views, lambda seen: not seen.models["m2"].active)
+        assert not view.runners["r1"].active
+        await mesh.advance(4 * 3600.0)
+        await _view_where(views, lambda seen: not seen.runners and not seen.models)
+    finally:
+        await fleet.stop()
+
+
+async def _view_where(views: asyncio.Queue[FleetView], matches: Callable[[FleetView], bool]) -> FleetView:
+    async with asyncio.timeout(READ_LIMIT_SECONDS):
+        while True:
+            view = await views.get()
+            if matches(view):
+                return view
+
+
+async def test_the_registry_is_healthy_and_reflects_its_services(mesh: RunningRegistry) -> None:
+    health = health_pb2_grpc.HealthStub(mesh.channel)
+    for name in ("", "weft.api.registry.v1.RegistryService", "weft.api.registry.v1.RunnerSessionService"):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(mesh.channel)
+    call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    listed = {service.name for service in (await call.read()).list_services_response.service}
+    assert set(mesh.service.service_names) <= listed

@@ -1,0 +1,204 @@
+"""A whole mesh as real processes: `weft up` on a temporary home, and what a test needs to look into it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import psutil
+import yaml
+
+from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.kernel.rpc import open_channel
+from weft.testing.fake_backend.behaviour import Behaviour
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
+    from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+POLL_SECONDS = 0.02
+POOL = "pool"
+WEFT = (sys.executable, "-m", "weft.cli.main")
+
+
+def fake_runner(name: str, *, slots: int = 4, pool: str = POOL, **switches: Any) -> dict[str, Any]:
+    """A runner section with one model `m-<name>` on a fake backend."""
+    return {
+        "name": name,
+        "command": fake_backend_command(**switches),
+        "models": [{"name": f"m-{name}", "pool": pool, "path": __file__, "slots": slots}],
+        "first_term_seconds": 0.5,
+        "second_term_seconds": 0.5,
+    }
+
+
+def write_config(folder: Path, *runners: dict[str, Any], **sections: Any) -> Path:
+    """A weft.yaml in `folder`."""
+    path = folder / "weft.yaml"
+    path.write_text(yaml.safe_dump({"runners": list(runners), "port": 0, "drain_seconds": 5.0, **sections}))
+    return path
+
+
+class MeshProcess:
+    """A running `weft up`."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+        self.home = home
+        self.process = process
+        self.facts: dict[str, Any] = {}
+
+    @property
+    def url(self) -> str:
+        """Base URL of the HTTP surface."""
+        return str(self.facts["url"])
+
+    @property
+    def grpc(self) -> str:
+        """gRPC target of registry and router."""
+        return str(self.facts["grpc"])
+
+    def family(self) -> list[psutil.Process]:
+        """Every process that belongs to it, itself included."""
+        with suppress(psutil.NoSuchProcess):
+            host = psutil.Process(self.process.pid)
+            return [host, *host.children(recursive=True)]
+        return []
+
+    async def runners(self) -> list[runner_pb2.Runner]:
+        """What the registry knows of runners."""
+        async with open_channel(self.grpc) as channel:
+            stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(channel))
+            response = await stub.ListRunners(registry_service_pb2.ListRunnersRequest(), timeout=5.0)
+            return list(response.runners)
+
+    async def describe(self, runner: str, log_lines: int = 0) -> runner_service_pb2.InstanceDescription:
+        """The only instance of a runner, as the runner itself describes it."""
+        address = next(known.address for known in await self.runners() if known.name == runner)
+        async with open_channel(address) as channel:
+            stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
+            request = runner_service_pb2.DescribeRequest(log_line_count=log_lines)
+            response = await stub.Describe(request, timeout=5.0)
+            return response.instances[0]
+
+    async def backend(self, runner: str) -> FakeControl:
+        """The fake behind a runner; close it when done."""
+        lines = (await self.describe(runner, log_lines=100)).log_lines
+        found = re.findall(r"listening on (http://\S+)", "\n".join(lines))
+        return FakeControl(found[-1])
+
+    def log_lines(self, event: str) -> list[dict[str, Any]]:
+        """The host's log lines about one kind of event."""
+        lines = (self.home / "logs" / "host.log").read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["event"] == event]
+
+    async def reset(self, *runners: str) -> None:
+        """Give the fakes behind these runners their normal behaviour back."""
+        for runner in runners:
+            async with await self.backend(runner) as backend:
+                await backend.set_behaviour(**msgspec.to_builtins(Behaviour()))
+
+    def request_line(self, request_id: str) -> dict[str, Any]:
+        """The one log line of a request that is over."""
+        (line,) = [line for line in self.log_lines("request") if line["request_id"] == request_id]
+        return line
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        """End it as a user would; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(STOP_SECONDS)
+
+
+@contextmanager
+def running_mesh(home: Path, *arguments: str) -> Iterator[MeshProcess]:
+    """`weft up --home <home>` until it is ready; ended with the block, and nothing of it may be left."""
+    with (home.parent / f"{home.name}.out").open("wb") as output:
+        process = subprocess.Popen(
+            [*WEFT, "up", "--home", str(home), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    mesh = MeshProcess(home, process)
+    family: list[psutil.Process] = []
+    try:
+        _wait_until_ready(mesh)
+        family = mesh.family()
+        yield mesh
+        family += mesh.family()
+        mesh.stop()
+        assert not alive(family), "weft up left processes behind"
+    finally:
+        for left in [*family, *mesh.family()]:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
+        process.wait(STOP_SECONDS)
+
+
+def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; a zombie does not."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _wait_until_ready(mesh: MeshProcess) -> None:
+    up_file = mesh.home / "run" / "up.json"
+    deadline = time.monotonic() + START_SECONDS
+    while not (up_file.exists() and str(mesh.process.pid) in up_file.read_text()):
+        if mesh.process.poll() is not None or time.monotonic() > deadline:
+            output = (mesh.home.parent / f"{mesh.home.name}.out").read_text()
+            raise AssertionError(f"weft up is not ready (exit {mesh.process.returncode}):\n{output}")
+        time.sleep(POLL_SECONDS)
+    mesh.facts = json.loads(up_file.read_text())
+
+
+async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None) -> tuple[int, str, str]:
+    """A `weft` command to its end: exit code, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *WEFT,
+        *arguments,
+        env={**os.environ, "WEFT_HOME": str(home), "COLUMNS": "200"},
+        stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            out, err = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def eventually(condition: Callable[[], Any], seconds: float, otherwise: str) -> Any:
+    """The first true result of `condition` (awaited where it is a coroutine); AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        result = condition()
+        if asyncio.iscoroutine(result):
+            result = await result
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{otherwise} (after {seconds} s)")
+        await asyncio.sleep(POLL_SECONDS)

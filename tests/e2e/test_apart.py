@@ -1,0 +1,181 @@
+"""The same services as processes of their own, and what the loss of one means to the others."""
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import aiohttp
+import pytest
+from grpc.aio import AioRpcError
+from mesh_process import POOL, WEFT, eventually, fake_runner, write_config
+
+from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
+
+START_SECONDS = 30.0
+
+
+class Apart:
+    """Registry, router, gateway and runner, each a process under one home."""
+
+    def __init__(self, home: Path, config: Path) -> None:
+        self.home = home
+        self._config = config
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self.url = ""
+
+    def start(self, service: str, *arguments: str) -> str:
+        """Start a service; where it says that it serves."""
+        process = subprocess.Popen(
+            [*WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._processes[service] = process
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "serves at" in line, f"{service} did not start"
+        return line.split()[-1]
+
+    def end(self, service: str, number: signal.Signals) -> int:
+        """End a service and wait for it."""
+        process = self._processes.pop(service)
+        process.send_signal(number)
+        code = process.wait(START_SECONDS)
+        assert process.stdout is not None
+        process.stdout.close()
+        return code
+
+    def end_all(self) -> list[int]:
+        """End what still runs, gateway first."""
+        return [self.end(service, signal.SIGTERM) for service in reversed(list(self._processes))]
+
+
+@contextmanager
+def _apart(folder: Path, **switches: Any) -> Iterator[Apart]:
+    config = write_config(folder, fake_runner("a", **switches))
+    mesh = Apart(folder / "home", config)
+    try:
+        mesh.start("registry")
+        mesh.start("router")
+        mesh.start("runner")
+        mesh.url = mesh.start("gateway")
+        yield mesh
+    finally:
+        codes = mesh.end_all()
+    assert set(codes) == {0}
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Apart]:
+    with _apart(tmp_path, answer_tokens=0, tokens_per_second=20) as mesh:
+        yield mesh
+
+
+async def _ready(http: aiohttp.ClientSession, mesh: Apart) -> None:
+    async def healthy() -> bool:
+        async with http.get(f"{mesh.url}/health") as response:
+            return response.status == 200
+
+    await eventually(healthy, 10.0, "the gateway does not become healthy")
+
+
+async def _stream(http: aiohttp.ClientSession, mesh: Apart, tokens: int, started: asyncio.Event) -> list[str]:
+    body = {
+        "model": POOL,
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": tokens,
+        "stream": True,
+    }
+    lines: list[str] = []
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        async for line in response.content:
+            if line.startswith(b"data:"):
+                lines.append(line[5:].strip().decode())
+                started.set()
+    return lines
+
+
+def _tokens(lines: list[str]) -> int:
+    texts = [
+        choice["delta"].get("content") or ""
+        for line in lines
+        if line != "[DONE]"
+        for choice in json.loads(line).get("choices", ())
+    ]
+    return "".join(texts).count("tok")
+
+
+async def test_services_in_processes_of_their_own_serve_a_request(mesh: Apart) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _ready(http, mesh)
+        lines = await _stream(http, mesh, 5, asyncio.Event())
+    assert lines[-1] == "[DONE]"
+    assert _tokens(lines) == 5
+
+
+async def test_a_router_that_dies_breaks_no_granted_stream(mesh: Apart) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _ready(http, mesh)
+        started = asyncio.Event()
+        streaming = asyncio.create_task(_stream(http, mesh, 40, started))
+        await started.wait()
+        mesh.end("router", signal.SIGKILL)
+        lines = await streaming
+    assert lines[-1] == "[DONE]"
+    assert _tokens(lines) == 40
+
+
+async def test_a_request_without_a_router_is_placed_when_one_is_back(mesh: Apart) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _ready(http, mesh)
+        mesh.end("router", signal.SIGKILL)
+        asking = asyncio.create_task(_stream(http, mesh, 5, asyncio.Event()))
+        await asyncio.sleep(0.5)  # long enough to fail at once, were it to fail
+        assert not asking.done()
+        await asyncio.to_thread(mesh.start, "router")
+        lines = await asking
+    assert lines[-1] == "[DONE]"
+
+
+async def test_requests_are_served_while_the_registry_is_away_and_the_runner_is_known_when_it_is_back(
+    mesh: Apart,
+) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _ready(http, mesh)
+        mesh.end("registry", signal.SIGKILL)
+        assert (await _stream(http, mesh, 5, asyncio.Event()))[-1] == "[DONE]"
+        await asyncio.to_thread(mesh.start, "registry")
+        await _ready(http, mesh)
+        assert (await _stream(http, mesh, 5, asyncio.Event()))[-1] == "[DONE]"
+
+
+async def test_a_runner_refuses_work_without_a_ticket(mesh: Apart) -> None:
+    async with open_channel(f"unix:{mesh.home}/run/runner-a.sock") as channel:
+        stub = cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel))
+        with pytest.raises(AioRpcError) as refused:
+            await anext(aiter(stub.Generate(generation_service_pb2.GenerateRequest(), timeout=5.0)))
+    assert error_from_call(refused.value, Reason.WORKER_LOST).reason is Reason.TICKET_INVALID
+
+
+async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _ready(http, mesh)
+        assert await asyncio.to_thread(mesh.end, "runner", signal.SIGTERM) == 0
+        body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
+        async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "no_runner_available"
+            assert 1 <= int(response.headers["retry-after"]) <= 60

@@ -1,0 +1,246 @@
+"""What a client is told when a backend dies, and what becomes of the backend."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, running_mesh, write_config
+
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.client import Reason, WeftError, connect_async
+
+
+@pytest.fixture(scope="module")
+def pair_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("pair")
+    config = write_config(folder, fake_runner("a"), fake_runner("b"))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def single_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("single")
+    config = write_config(folder, fake_runner("a", slots=1))
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def pair(pair_mesh: MeshProcess) -> MeshProcess:
+    """Two replicas of one pool, both well."""
+    await _all_ready(pair_mesh, "a", "b")
+    await pair_mesh.reset("a", "b")
+    return pair_mesh
+
+
+@pytest.fixture
+async def single(single_mesh: MeshProcess) -> MeshProcess:
+    """One backend with one slot, and well."""
+    await _all_ready(single_mesh, "a")
+    await single_mesh.reset("a")
+    return single_mesh
+
+
+async def _all_ready(mesh: MeshProcess, *names: str) -> None:
+    for name in names:
+        await _ready_again(mesh, name, old_pid=0)
+
+
+def _body(**changes: Any) -> dict[str, Any]:
+    return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, **changes}
+
+
+async def _busy_runner(mesh: MeshProcess) -> str:
+    """The runner whose backend works on a request."""
+
+    async def busy() -> str | None:
+        for name in ("a", "b"):
+            if (await mesh.describe(name)).active_request_ids:
+                return name
+        return None
+
+    found: str = await eventually(busy, 5.0, "no runner works on the request")
+    return found
+
+
+async def _configure(mesh: MeshProcess, *runners: str, **switches: Any) -> None:
+    for name in runners:
+        async with await mesh.backend(name) as backend:
+            await backend.set_behaviour(**switches)
+
+
+async def _ready_again(mesh: MeshProcess, runner: str, old_pid: int) -> int:
+    """The new process id, once the registry says that the runner is ready."""
+
+    async def ready() -> int | None:
+        for known in await mesh.runners():
+            if known.name == runner and known.capability.instances[0].phase == runner_pb2.InstanceState.PHASE_READY:
+                pid = (await mesh.describe(runner)).process_id
+                return pid if pid not in (0, old_pid) else None
+        return None
+
+    pid: int = await eventually(ready, 10.0, "the backend is not ready again")
+    return pid
+
+
+async def test_a_backend_killed_before_its_first_token_costs_the_client_nothing(pair: MeshProcess) -> None:
+    await _configure(pair, "a", "b", prefill_seconds=1.0)
+    async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-early"}) as http:
+        asking = asyncio.create_task(_ask(http, pair))
+        victim = await _busy_runner(pair)
+        os.kill((await pair.describe(victim)).process_id, signal.SIGKILL)
+        status, answer = await asking
+    assert status == 200
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    line = pair.request_line("killed-early")
+    assert (line["outcome"], line["attempts"]) == ("completed", 2)
+    assert line["runner"] != victim
+
+
+async def test_every_attempt_is_on_the_receipt(pair: MeshProcess) -> None:
+    await _configure(pair, "a", "b", prefill_seconds=1.0)
+    async with connect_async(pair.grpc) as client:
+        events: list[event_pb2.InferenceEvent] = []
+
+        async def listen() -> None:
+            events.extend([event async for event in client.chat(POOL, "hi", timeout=20.0)])
+
+        asking = asyncio.create_task(listen())
+        victim = await _busy_runner(pair)
+        os.kill((await pair.describe(victim)).process_id, signal.SIGKILL)
+        await asking
+    receipt = events[-1].finished.receipt
+    assert receipt.outcome == receipt_pb2.OUTCOME_COMPLETED
+    assert [Reason(attempt.reason).name for attempt in receipt.attempts] == ["SERVER_DIED", "UNSPECIFIED"]
+    assert receipt.attempts[0].runner == victim
+    assert receipt.usage.completion_tokens == 16
+    assert sum(event.HasField("finished") for event in events) == 1
+
+
+async def _ask(http: aiohttp.ClientSession, mesh: MeshProcess) -> tuple[int, dict[str, Any]]:
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body()) as response:
+        return response.status, await response.json()
+
+
+async def _stream(http: aiohttp.ClientSession, mesh: MeshProcess, **changes: Any) -> list[dict[str, Any] | str]:
+    """Every data event of a stream, in order."""
+    heard: list[dict[str, Any] | str] = []
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(stream=True, **changes)) as response:
+        assert response.status == 200
+        async for line in response.content:
+            if line.startswith(b"data:"):
+                data = line[5:].strip().decode()
+                heard.append(data if data == "[DONE]" else json.loads(data))
+    return heard
+
+
+def _text(heard: list[dict[str, Any] | str]) -> str:
+    choices = [choice for event in heard if isinstance(event, dict) for choice in event.get("choices", ())]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+async def test_a_backend_killed_after_some_tokens_is_an_error_event_and_no_replay(pair: MeshProcess) -> None:
+    await _configure(pair, "a", "b", answer_tokens=0, tokens_per_second=20)
+    async with aiohttp.ClientSession(headers={"X-Request-Id": "killed-late"}) as http:
+        streaming = asyncio.create_task(_stream(http, pair))
+        victim = await _busy_runner(pair)
+        async with await pair.backend(victim) as backend:
+            await backend.wait_for_state(lambda state: state.tokens_sent >= 3)
+        pid = (await pair.describe(victim)).process_id
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        heard = await streaming
+        assert time.monotonic() - killed < 1.0
+    assert isinstance(heard[-1], dict)
+    assert heard[-1]["error"]["code"] == "server_died"
+    assert "[DONE]" not in heard
+    text = _text(heard)
+    assert text.startswith("tok0 tok1 tok2")
+    assert text.count("tok0") == 1, "the answer began again"
+    await _ready_again(pair, victim, pid)
+    assert not (await pair.describe(victim)).active_request_ids
+    line = pair.request_line("killed-late")
+    assert (line["outcome"], line["reason"], line["attempts"]) == ("failed", "server_died", 1)
+
+
+async def test_a_single_backend_that_dies_is_restarted_and_serves_again(single: MeshProcess) -> None:
+    before = await single.describe("a")
+    os.kill(before.process_id, signal.SIGKILL)
+    await _ready_again(single, "a", before.process_id)
+    after = await single.describe("a")
+    assert after.restart_count == before.restart_count + 1
+    assert after.last_restart_reason == "signal SIGKILL"
+    async with aiohttp.ClientSession() as http:
+        assert (await _ask(http, single))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("switches", "code", "status"),
+    [
+        ({"status": 500}, "backend_error", 502),
+        ({"html_200": True}, "backend_protocol_error", 502),
+        ({"malformed_after_tokens": 0}, "backend_protocol_error", 502),
+        ({"status": 400}, "backend_rejected", 400),
+    ],
+)
+async def test_a_backend_that_misbehaves_before_content_is_a_status_that_says_so(
+    single: MeshProcess, switches: dict[str, Any], code: str, status: int
+) -> None:
+    await _configure(single, "a", **switches)
+    async with aiohttp.ClientSession() as http:
+        got, answer = await _ask(http, single)
+    assert (got, answer["error"]["code"]) == (status, code)
+
+
+async def test_a_stream_that_just_ends_is_an_error_and_not_a_success(single: MeshProcess) -> None:
+    await _configure(single, "a", end_without_finish_reason=True)
+    async with aiohttp.ClientSession() as http:
+        heard = await _stream(http, single)
+    assert isinstance(heard[-1], dict)
+    assert heard[-1]["error"]["code"] == "backend_protocol_error"
+
+
+async def test_a_client_that_hangs_up_frees_the_backend_within_a_second(single: MeshProcess) -> None:
+    await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
+    async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
+        before = (await backend.state()).requests_cancelled
+        response = await http.post(f"{single.url}/v1/chat/completions", json=_body(stream=True, max_tokens=1000))
+        await response.content.readline()
+        response.close()
+        state = await backend.wait_for_state(lambda state: state.requests_cancelled > before, seconds=1.0)
+        assert state.busy_slots == 0
+
+
+async def test_a_client_that_hangs_up_during_a_silent_prefill_frees_the_backend(single: MeshProcess) -> None:
+    await _configure(single, "a", prefill_seconds=30.0)
+    async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
+        before = (await backend.state()).requests_cancelled
+        asking = asyncio.create_task(_ask(http, single))
+        await backend.wait_for_state(lambda state: state.busy_slots == 1)
+        asking.cancel()
+        await backend.wait_for_state(lambda state: state.requests_cancelled > before, seconds=1.0)
+
+
+async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshProcess) -> None:
+    await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
+    async with connect_async(single.grpc) as client, await single.backend("a") as backend:
+        before = (await backend.state()).requests_cancelled
+        events = client.chat(POOL, "hi", max_tokens=1000)
+        async for event in events:
+            if event.HasField("delta"):
+                break
+        await events.aclose()
+        await backend.wait_for_state(lambda state: state.requests_cancelled == before + 1, seconds=1.0)
+        with pytest.raises(WeftError) as ended:
+            async for _ in client.chat(POOL, "hi", timeout=0.5, max_tokens=1000):
+                pass
+        assert ended.value.reason is Reason.DEADLINE_EXCEEDED
+        await backend.wait_for_state(lambda state: state.requests_cancelled == before + 2, seconds=1.0)

@@ -1,0 +1,171 @@
+"""The life of `weft up`: one owner per home, a word when ready, a drain on Ctrl-C, and nothing left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+from mesh_process import POOL, MeshProcess, alive, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft.host.home import MAX_SOCKET_PATH_BYTES
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
+    config = write_config(tmp_path, fake_runner("a", tokens_per_second=20, answer_tokens=20))
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+async def _chat(mesh: MeshProcess) -> tuple[int, dict[str, object]]:
+    body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_up_json_is_one_line_with_url_and_pids_and_goes_with_the_mesh(mesh: MeshProcess) -> None:
+    text = (mesh.home / "run" / "up.json").read_text()
+    assert text.count("\n") == 1
+    facts = json.loads(text)
+    assert facts["pids"]["host"] == mesh.process.pid
+    assert psutil.pid_exists(facts["pids"]["runners"]["a"])
+    assert (await _chat(mesh))[0] == 200
+    assert mesh.stop() == 0
+    assert not (mesh.home / "run" / "up.json").exists()
+
+
+async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(mesh: MeshProcess) -> None:
+    code, _, error = await run_weft("up", home=mesh.home)
+    assert code == 1
+    assert f"pid {mesh.process.pid}" in error
+    assert mesh.url in error
+    assert "--home" in error
+    assert (await _chat(mesh))[0] == 200, "the first one was disturbed"
+
+
+async def test_ctrl_c_lets_a_running_request_finish_and_refuses_new_ones(mesh: MeshProcess) -> None:
+    asking = asyncio.create_task(_chat(mesh))
+    async with await mesh.backend("a") as backend:
+        await backend.wait_for_state(lambda state: state.busy_slots == 1)
+    mesh.process.send_signal(signal.SIGINT)
+    status, answer = await asking
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 20  # type: ignore[index]  # a JSON object
+    assert mesh.stop() == 0
+
+
+async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a", prefill_seconds=60.0), drain_seconds=60.0)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        asking = asyncio.create_task(_chat(mesh))
+        async with await mesh.backend("a") as backend:
+            await backend.wait_for_state(lambda state: state.busy_slots == 1)
+        mesh.process.send_signal(signal.SIGINT)
+        output = tmp_path / "home.out"
+        await eventually(lambda: "stopping" in output.read_text(), 5.0, "the first Ctrl-C was not noticed")
+        began = time.monotonic()
+        mesh.process.send_signal(signal.SIGINT)
+        await asyncio.to_thread(mesh.process.wait, 30)
+        assert time.monotonic() - began < 20.0
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_kill_minus_nine_of_the_host_leaves_no_process(mesh: MeshProcess) -> None:
+    family = mesh.family()
+    assert len(family) >= 3, "host, runner and backend"
+    os.kill(mesh.process.pid, signal.SIGKILL)
+    await eventually(lambda: not alive(family), 2.0, "processes outlived the host")
+
+
+async def test_a_home_of_a_killed_host_can_be_used_again(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"))
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        os.kill(mesh.process.pid, signal.SIGKILL)
+        mesh.process.wait()
+        assert (mesh.home / "run" / "up.json").exists()
+        (mesh.home / "run" / "up.json").write_text("left behind")
+    with running_mesh(tmp_path / "home", "--config", str(config)) as again:
+        assert (await _chat(again))[0] == 200
+
+
+async def test_a_killed_runner_process_is_started_again_and_its_backend_replaced(mesh: MeshProcess) -> None:
+    runner = psutil.Process(mesh.facts["pids"]["runners"]["a"])
+    old_backends = runner.children(recursive=True)
+    runner.kill()
+    await eventually(lambda: not alive(old_backends), 2.0, "the backend outlived its runner")
+
+    async def serves() -> bool:
+        return (await _chat(mesh))[0] == 200
+
+    await eventually(serves, 15.0, "the runner did not come back")
+
+
+async def test_everything_lives_under_the_home(mesh: MeshProcess) -> None:
+    await _chat(mesh)
+    written = {
+        file.path for process in mesh.family() for file in process.open_files() if "w" in file.mode or "a" in file.mode
+    }
+    outside = {path for path in written if not path.startswith(str(mesh.home.parent))}
+    assert not outside
+
+
+async def test_two_meshes_run_side_by_side(mesh: MeshProcess, tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a", text="the other mesh"))
+    with running_mesh(tmp_path / "other", "--config", str(config)) as other:
+        _, answer = await _chat(other)
+        assert "the other mesh" in json.dumps(answer)
+        assert "the other mesh" not in json.dumps((await _chat(mesh))[1])
+
+
+async def test_a_home_with_a_path_too_long_for_a_socket_works_all_the_same(tmp_path: Path) -> None:
+    home = tmp_path / ("deep" * 30)
+    assert len(os.fsencode(home)) > MAX_SOCKET_PATH_BYTES
+    config = write_config(tmp_path, fake_runner("a"))
+    with running_mesh(home, "--config", str(config)) as mesh:
+        assert mesh.grpc.startswith("127.0.0.1:")
+        assert (await _chat(mesh))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("port: 99999", "port"),
+        ("prot: 8080", "prot"),
+        ("runners: []\nport: [", "line 2"),
+        ("runners: [{name: a, models: [{name: m, path: /nowhere/x.gguf}]}]", "/nowhere/x.gguf"),
+        ("runners: [{name: '../x', models: [{name: m, path: /x}]}]", "runners.0.name"),
+        ("host: 0.0.0.0", "0.0.0.0"),
+    ],
+)
+async def test_a_wrong_configuration_is_refused_naming_what_is_wrong(tmp_path: Path, text: str, named: str) -> None:
+    config = tmp_path / "weft.yaml"
+    config.write_text(text)
+    code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
+    assert code in (1, 2)
+    assert named in error
+    assert "Traceback" not in error
+
+
+async def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, _, error = await run_weft("up", "--config", str(config), "--port", port, home=tmp_path / "home")
+    assert code == 1
+    assert port in error
+    assert "--port" in error
+
+
+async def test_a_backend_that_cannot_start_ends_up_with_its_last_words(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a", exit_at_start=3))
+    code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
+    assert code == 1
+    assert "m-a does not start" in error
+    assert "exit code 3" in error

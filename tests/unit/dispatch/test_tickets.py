@@ -1,0 +1,98 @@
+"""A runner works only for a router's permit."""
+
+from typing import Any
+
+import pytest
+
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch.tickets import TicketGate, sign
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+KEY = b"k" * 32
+NOW = 1_000.0
+
+
+def _ticket(key: bytes = KEY, **changes: Any) -> ticket_pb2.Ticket:
+    fields: dict[str, Any] = {
+        "ticket_id": "t1",
+        "request_id": "r1",
+        "tenant": "default",
+        "model": "m",
+        "runner": "local",
+        "runner_incarnation": "run-1",
+        "attempt": 1,
+        **changes,
+    }
+    expires = fields.pop("expires", NOW + 30)
+    claims = ticket_pb2.TicketClaims(**fields)
+    claims.expire_time.FromSeconds(int(expires))
+    signed = claims.SerializeToString()
+    return ticket_pb2.Ticket(claims=signed, mac=sign(signed, key))
+
+
+def _gate() -> TicketGate:
+    gate = TicketGate(runner="local", incarnation="run-1")
+    gate.use_key(KEY)
+    return gate
+
+
+def _refusal(gate: TicketGate, ticket: ticket_pb2.Ticket, now: float = NOW) -> Reason:
+    with pytest.raises(WeftError) as refused:
+        gate.admit(ticket, now=now)
+    return refused.value.reason
+
+
+def test_a_good_ticket_gives_its_permit() -> None:
+    permit = _gate().admit(_ticket(allow_remote=True), now=NOW)
+    assert (permit.request_id, permit.model, permit.attempt, permit.allow_remote) == ("r1", "m", 1, True)
+
+
+def test_a_ticket_passes_once() -> None:
+    gate = _gate()
+    gate.admit(_ticket(), now=NOW)
+    assert _refusal(gate, _ticket()) is Reason.TICKET_INVALID
+
+
+def test_the_same_request_id_with_a_new_ticket_passes() -> None:
+    """Callers choose request ids and may choose one twice."""
+    gate = _gate()
+    gate.admit(_ticket(), now=NOW)
+    assert gate.admit(_ticket(ticket_id="t2"), now=NOW).request_id == "r1"
+
+
+@pytest.mark.parametrize(
+    "ticket",
+    [
+        _ticket(key=b"another runner's key"),
+        _ticket(runner="other"),
+        _ticket(runner_incarnation="run-0"),
+        ticket_pb2.Ticket(),
+        ticket_pb2.Ticket(claims=b"\xff\xff\xff", mac=sign(b"\xff\xff\xfe", KEY)),
+    ],
+)
+def test_a_ticket_for_somebody_else_or_with_a_wrong_code_is_refused(ticket: ticket_pb2.Ticket) -> None:
+    assert _refusal(_gate(), ticket) is Reason.TICKET_INVALID
+
+
+def test_changed_claims_break_the_code() -> None:
+    ticket = _ticket()
+    claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
+    claims.allow_remote = True
+    assert _refusal(_gate(), ticket_pb2.Ticket(claims=claims.SerializeToString(), mac=ticket.mac)) is (
+        Reason.TICKET_INVALID
+    )
+
+
+def test_an_expired_ticket_is_refused_and_a_minute_later_its_memory_is_gone() -> None:
+    gate = _gate()
+    assert _refusal(gate, _ticket(), now=NOW + 30) is Reason.TICKET_EXPIRED
+    for number in range(5):
+        gate.admit(_ticket(ticket_id=f"n{number}"), now=NOW)
+    gate.admit(_ticket(ticket_id="late", expires=NOW + 120), now=NOW + 60)
+    assert len(gate._used) == 1
+
+
+def test_without_a_session_nothing_is_admitted() -> None:
+    gate = TicketGate(runner="local", incarnation="run-1")
+    assert _refusal(gate, _ticket(key=b"")) is Reason.TICKET_INVALID

@@ -1,0 +1,261 @@
+"""Events to OpenAI JSON, streamed and whole, checked with the SDK's own accumulator."""
+
+import json
+
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from gateway.translate.chat_answer import ChatAnswer
+from gateway.translate.chat_stream import ChatStream
+from gateway.translate.completion_answer import CompletionAnswer
+from gateway.translate.completion_stream import CompletionStream
+from gateway.translate.pieces import AnswerIdentity
+from gateway.translate.sse import comment_of
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
+STOP = event_pb2.FINISH_REASON_STOP
+Frame = list[event_pb2.InferenceEvent]
+
+
+def piece(text: str = "", **fields: object) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text, **fields))  # type: ignore[arg-type]
+
+
+def call(index: int = 0, **fields: str) -> event_pb2.ToolCallDelta:
+    return event_pb2.ToolCallDelta(index=index, **fields)
+
+
+def started(model: str) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(started=event_pb2.Started(model=model))
+
+
+def finished(prompt: int = 4, completion: int = 2) -> event_pb2.InferenceEvent:
+    receipt = receipt_pb2.Receipt()
+    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = prompt, completion
+    return event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))
+
+
+CONVERSATIONS: dict[str, Frame] = {
+    "plain text": [started("tiny"), piece("a"), piece("b"), piece(finish_reason=STOP), finished()],
+    "text that needs escaping": [piece('"\\\n\r\t\u2028\x00é😀 data: x\n\n'), piece(finish_reason=STOP), finished()],
+    "finish with the last text": [piece("a", finish_reason=STOP), finished()],
+    "nothing at all": [piece(finish_reason=STOP), finished()],
+    "a refusal": [piece(refusal="no"), piece(refusal=" way", finish_reason=STOP), finished()],
+    "reasoning and text in one delta": [piece("a", reasoning="r"), piece(finish_reason=STOP), finished()],
+    "a tool call in pieces": [
+        piece(tool_calls=[call(id="c1", name="f")]),
+        piece(tool_calls=[call(arguments_text='{"a"'), call(arguments_text=":1}")]),
+        piece(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+        finished(),
+    ],
+    "a backend that repeats id and name": [
+        piece(tool_calls=[call(id="c1", name="f", arguments_text="{")]),
+        piece(tool_calls=[call(id="c1", name="f", arguments_text="}")]),
+        piece(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+        finished(),
+    ],
+    "two calls side by side": [
+        piece(tool_calls=[call(0, id="c1", name="f"), call(1, id="c2", name="g")]),
+        piece(tool_calls=[call(1, arguments_text="{}"), call(0, arguments_text="[]")]),
+        piece(finish_reason=event_pb2.FINISH_REASON_TOOL_CALLS),
+        finished(),
+    ],
+    "cut by length": [piece("a"), piece(finish_reason=event_pb2.FINISH_REASON_LENGTH), finished()],
+    "filtered": [piece("a"), piece(finish_reason=event_pb2.FINISH_REASON_CONTENT_FILTER), finished()],
+}
+
+
+def chat_stream(*, n: int = 1, include_usage: bool = True, logprobs: bool = False) -> ChatStream:
+    return ChatStream(IDENTITY, choice_count=n, include_usage=include_usage, logprobs=logprobs)
+
+
+def data_of(encoded: bytes) -> list[str]:
+    return [part[6:] for part in encoded.decode().split("\n\n") if part.startswith("data: ")]
+
+
+def chunks_of(encoded: bytes) -> list[ChatCompletionChunk]:
+    return [ChatCompletionChunk.model_validate_json(data) for data in data_of(encoded) if data != "[DONE]"]
+
+
+def whole(frame: Frame) -> ChatCompletion:
+    answer = ChatAnswer(IDENTITY, choice_count=1, logprobs=False)
+    answer.add(frame)
+    return ChatCompletion.model_validate_json(answer.body())
+
+
+@pytest.mark.parametrize("frame", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+def test_the_sdk_accumulates_a_stream_to_the_whole_answer(frame: Frame) -> None:
+    state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+    encoder = chat_stream()
+    for chunk in chunks_of(b"".join(encoder.encode([event]) for event in frame)):
+        state.handle_chunk(chunk)
+    streamed, expected = state.current_completion_snapshot, whole(frame)
+    assert (streamed.id, streamed.model, streamed.created) == (expected.id, expected.model, expected.created)
+    assert streamed.usage == expected.usage
+    mine, theirs = streamed.choices[0], expected.choices[0]
+    assert mine.finish_reason == theirs.finish_reason
+    assert mine.message.role == "assistant"
+    assert (mine.message.content or "") == (theirs.message.content or "")
+    assert mine.message.refusal == theirs.message.refusal
+    assert getattr(mine.message, "reasoning_content", None) == getattr(theirs.message, "reasoning_content", None)
+    assert tool_calls(mine.message) == tool_calls(theirs.message)
+
+
+def tool_calls(message: object) -> list[tuple[str, str, str]]:
+    calls = getattr(message, "tool_calls", None) or []
+    return [(entry.id, entry.function.name, entry.function.arguments) for entry in calls]
+
+
+@pytest.mark.parametrize("frame", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+def test_one_frame_or_many_make_the_same_bytes(frame: Frame) -> None:
+    one_by_one = chat_stream()
+    assert b"".join(one_by_one.encode([event]) for event in frame) == chat_stream().encode(frame)
+
+
+@pytest.mark.parametrize("frame", CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
+def test_every_stream_keeps_the_rules_of_chunks(frame: Frame) -> None:
+    encoded = chat_stream().encode(frame)
+    chunks = chunks_of(encoded)
+    assert data_of(encoded)[-1] == "[DONE]"
+    assert all("system_fingerprint" in json.loads(data) for data in data_of(encoded)[:-1])
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert [bool(chunk.choices and chunk.choices[0].finish_reason) for chunk in chunks][-2:] == [True, False]
+    assert chunks[-2].choices[0].delta.model_dump(exclude_none=True) == {}
+    assert chunks[-1].choices == []
+
+
+def test_the_model_that_answers_replaces_the_name_that_was_asked() -> None:
+    assert whole(CONVERSATIONS["plain text"]).model == "tiny"
+    assert whole(CONVERSATIONS["cut by length"]).model == "pool"
+
+
+def test_usage_is_sent_only_on_request_and_then_complete() -> None:
+    frame = [piece("a", finish_reason=STOP), finished()]
+    assert b'"usage"' not in chat_stream(include_usage=False).encode(frame)
+    usage = json.loads(data_of(chat_stream().encode(frame))[-2])["usage"]
+    assert usage == {
+        "prompt_tokens": 4,
+        "completion_tokens": 2,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def test_a_delta_without_content_does_not_begin_the_answer() -> None:
+    encoder = chat_stream()
+    assert encoder.encode([started("tiny"), piece()]) == b""
+    assert not encoder.has_content
+    assert b'"role":"assistant"' in encoder.encode([piece("a")])
+    assert encoder.has_content
+
+
+def test_each_choice_has_its_own_preamble() -> None:
+    frame = [piece("a", index=0), piece("b", index=1), piece(index=1, finish_reason=STOP), piece("c", index=0)]
+    chunks = chunks_of(chat_stream(n=2).encode(frame))
+    seen = [(chunk.choices[0].index, chunk.choices[0].delta.role, chunk.choices[0].delta.content) for chunk in chunks]
+    assert seen == [
+        (0, "assistant", ""),
+        (0, None, "a"),
+        (1, "assistant", ""),
+        (1, None, "b"),
+        (1, None, None),
+        (0, None, "c"),
+    ]
+
+
+def test_a_call_without_id_gets_one() -> None:
+    frame = [piece(tool_calls=[call(name="f", arguments_text="{}")], finish_reason=STOP), finished()]
+    assert tool_calls(whole(frame).choices[0].message)[0][0].startswith("call-")
+    first = chunks_of(chat_stream().encode(frame))[1].choices[0].delta.tool_calls
+    assert first is not None
+    assert first[0].id is not None
+    assert first[0].id.startswith("call-")
+
+
+def test_a_token_without_text_keeps_its_log_probability() -> None:
+    half = event_pb2.TokenLogprob(token="\ufffd", logprob=-1.0, raw_bytes=b"\xf0\x9f")
+    encoded = chat_stream(logprobs=True).encode([piece("a"), piece(logprobs=[half])])
+    last = json.loads(data_of(encoded)[-1])["choices"][0]
+    assert last["delta"] == {"content": ""}
+    assert last["logprobs"]["content"][0] == {
+        "token": "\ufffd",
+        "logprob": -1.0,
+        "bytes": [240, 159],
+        "top_logprobs": [],
+    }
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("frame", [[finished()], [piece("a"), finished()]], ids=["empty", "no finish"])
+def test_an_end_without_a_finish_reason_is_an_error_everywhere(frame: Frame, n: int) -> None:
+    encoders: list[ChatStream | CompletionStream] = [
+        chat_stream(n=n),
+        CompletionStream(IDENTITY, choice_count=n, include_usage=False, logprobs=False),
+    ]
+    for encoder in encoders:
+        with pytest.raises(WeftError) as caught:
+            encoder.encode(frame)
+        assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+    answers: list[ChatAnswer | CompletionAnswer] = [
+        ChatAnswer(IDENTITY, choice_count=n, logprobs=False),
+        CompletionAnswer(IDENTITY, choice_count=n, logprobs=False),
+    ]
+    for answer in answers:
+        answer.add(frame)
+        with pytest.raises(WeftError) as caught:
+            answer.body()
+        assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_a_whole_answer_forgets_an_attempt_that_gave_no_content() -> None:
+    frame = [
+        started("one"),
+        piece(finish_reason=STOP),
+        started("two"),
+        piece("a"),
+        piece(finish_reason=STOP),
+        finished(),
+    ]
+    answer = whole(frame)
+    assert (answer.model, answer.choices[0].message.content) == ("two", "a")
+
+
+def test_a_text_completion_streams_what_it_returns_whole() -> None:
+    frame = [started("tiny"), piece("a"), piece("b", reasoning="r"), piece(finish_reason=STOP), finished()]
+    encoder = CompletionStream(IDENTITY, choice_count=1, include_usage=True, logprobs=False)
+    chunks = [json.loads(data) for data in data_of(encoder.encode(frame))[:-1]]
+    answer = CompletionAnswer(IDENTITY, choice_count=1, logprobs=False)
+    answer.add(frame)
+    document = json.loads(answer.body())
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == document["choices"][0]["text"] == "arb"
+    assert chunks[-2]["choices"][0]["finish_reason"] == document["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["usage"] == document["usage"]
+    assert {chunk["object"] for chunk in chunks} == {document["object"]} == {"text_completion"}
+
+
+def test_a_failure_is_the_envelope_as_an_event() -> None:
+    encoded = chat_stream().failure(WeftError(Reason.SERVER_DIED, "the backend died"))
+    assert encoded.endswith(b"\n\n")
+    assert json.loads(data_of(encoded)[0])["error"]["code"] == "server_died"
+
+
+def test_a_comment_cannot_smuggle_an_event() -> None:
+    queued = event_pb2.Queued(position=1, reason="x\n\ndata: {}\r\rdata: y" + "z" * 500)
+    comment = comment_of(event_pb2.InferenceEvent(queued=queued), "queued")
+    assert comment.startswith(b": queued position=1 reason=x data: {}")
+    assert comment.count(b"\n") == 2
+    assert b"\r" not in comment
+    assert len(comment) < 300
+
+
+def test_events_of_no_use_to_this_surface_are_skipped() -> None:
+    signal = event_pb2.InferenceEvent(signal=event_pb2.Signal(name="X"))
+    unknown = event_pb2.InferenceEvent()
+    assert chat_stream().encode([signal, unknown]) == b""

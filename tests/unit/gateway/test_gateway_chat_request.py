@@ -1,0 +1,340 @@
+import json
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+from google.protobuf.json_format import MessageToDict
+
+from gateway.config import RequestLimits
+from gateway.json_guard import parse
+from gateway.schemas import ChatRequest
+from gateway.translate.chat import to_payload
+from weft.api.common.v1 import chat_pb2
+from weft.api.runner.v1 import generation_service_pb2
+from weft.kernel.errors import FieldError
+
+LIMITS = RequestLimits()
+USER = {"role": "user", "content": "hi"}
+CALLING = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+def payload_of(**fields: object) -> chat_pb2.ChatPayload:
+    raw = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    return to_payload(parse(ChatRequest, raw, max_depth=64), LIMITS)
+
+
+def test_a_plain_request_sets_nothing_but_its_message() -> None:
+    payload = MessageToDict(payload_of(), preserving_proto_field_name=True)
+    payload.pop("sampling", None)
+    assert payload == {"messages": [{"role": "ROLE_USER", "content": [{"text": "hi"}]}]}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "max_tokens",
+        "max_completion_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "presence_penalty",
+        "frequency_penalty",
+        "repeat_penalty",
+        "logit_bias",
+        "n",
+        "stream",
+        "stream_options",
+        "user",
+        "metadata",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "response_format",
+        "reasoning_effort",
+        "allow_remote",
+    ],
+)
+def test_null_means_absent_for_every_optional_field(field: str) -> None:
+    assert payload_of(**{field: None}) == payload_of()
+
+
+def test_defaults_spelled_out_are_accepted() -> None:
+    payload = payload_of(n=1, stream=False, logprobs=False, service_tier="auto", store=False, unheard_of={"a": [1]})
+    assert payload == payload_of()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"temperature": 2, "top_p": 1, "min_p": 0.05}, {"temperature": 2.0, "top_p": 1.0, "min_p": 0.05}),
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"top_k": 0, "seed": -1}, {"top_k": 0, "seed": "-1"}),
+        ({"seed": 2**63 - 1}, {"seed": str(2**63 - 1)}),
+        ({"stop": "end"}, {"stop": ["end"]}),
+        ({"stop": ["a", "b"]}, {"stop": ["a", "b"]}),
+        ({"stop": []}, {}),
+        ({"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": -2.0, "frequency_penalty": 2.0}),
+        ({"repeat_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"repetition_penalty": 1.1}, {"repeat_penalty": 1.1}),
+        ({"logit_bias": {"50256": -100}}, {"logit_bias": {"50256": -100.0}}),
+    ],
+)
+def test_sampling_is_copied_as_it_was_given(fields: dict[str, object], sampling: dict[str, object]) -> None:
+    assert MessageToDict(payload_of(**fields).sampling, preserving_proto_field_name=True) == sampling
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "system", "content": "s"}, {"role": "ROLE_SYSTEM", "content": [{"text": "s"}]}),
+        ({"role": "developer", "content": "d"}, {"role": "ROLE_DEVELOPER", "content": [{"text": "d"}]}),
+        ({"role": "user", "content": ""}, {"role": "ROLE_USER", "content": [{"text": ""}]}),
+        (
+            {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "ROLE_USER", "name": "ann", "content": [{"text": "a"}, {"text": "b"}]},
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}]},
+            {
+                "role": "ROLE_USER",
+                "content": [{"image": {"data": "iVBORw0KGgo=", "media_type": "image/png", "detail": "low"}}],
+            },
+        ),
+        (
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]},
+            {"role": "ROLE_USER", "content": [{"audio": {"data": "AAAA", "media_type": "audio/wav"}}]},
+        ),
+        (
+            {"role": "assistant", "content": "a", "reasoning_content": "r", "refusal": None},
+            {"role": "ROLE_ASSISTANT", "content": [{"text": "a"}], "reasoning": "r"},
+        ),
+        (
+            {"role": "assistant", "content": "a", "reasoning": "r"},
+            {"role": "ROLE_ASSISTANT", "content": [{"text": "a"}], "reasoning": "r"},
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            {"role": "ROLE_ASSISTANT", "refusal": "no"},
+        ),
+        (CALLING, {"role": "ROLE_ASSISTANT", "tool_calls": [{"id": "c1", "name": "f", "arguments_text": "{}"}]}),
+    ],
+)
+def test_every_kind_of_message_is_understood(message: dict[str, object], expected: dict[str, object]) -> None:
+    payload = payload_of(messages=[message, USER])
+    assert MessageToDict(payload.messages[0], preserving_proto_field_name=True) == expected
+
+
+def test_system_messages_may_stand_anywhere_and_tool_results_answer_calls() -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "42"}
+    payload = payload_of(
+        messages=[{"role": "system", "content": "s"}, USER, CALLING, result, {"role": "system", "content": "t"}]
+    )
+    assert [message.role for message in payload.messages] == [1, 3, 4, 5, 1]
+    assert payload.messages[3].tool_call_id == "c1"
+
+
+def test_tools_keep_the_order_and_kind_of_their_schema() -> None:
+    schema = {"type": "object", "properties": {"b": {"minimum": 1}, "a": {"maximum": 1.0, "enum": [None, True, "x"]}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema, "strict": True}}
+    payload = payload_of(
+        tools=[tool, {"type": "web_search", "name": "w"}, {"type": "custom"}], parallel_tool_calls=False
+    )
+    assert len(payload.tools) == 1
+    function = payload.tools[0].function
+    assert (function.name, function.description, function.strict) == ("f", "d", True)
+    properties = function.parameters.fields[1].value.object_value
+    assert [field.name for field in properties.fields] == ["b", "a"]
+    assert properties.fields[0].value.object_value.fields[0].value.WhichOneof("kind") == "integer_value"
+    assert properties.fields[1].value.object_value.fields[0].value.WhichOneof("kind") == "number_value"
+    assert payload.HasField("parallel_tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("none", {"mode": "MODE_NONE"}),
+        ("auto", {"mode": "MODE_AUTO"}),
+        ("required", {"mode": "MODE_REQUIRED"}),
+        ({"type": "function", "function": {"name": "f"}}, {"function_name": "f"}),
+    ],
+)
+def test_every_tool_choice_is_understood(choice: object, expected: dict[str, object]) -> None:
+    payload = payload_of(tools=[FUNCTION], tool_choice=choice)
+    assert MessageToDict(payload.tool_choice, preserving_proto_field_name=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [
+        ({"type": "text"}, "text"),
+        ({"type": "json_object"}, "json_object"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True}},
+            "json_schema",
+        ),
+    ],
+)
+def test_every_response_format_is_understood(wanted: dict[str, object], kind: str) -> None:
+    assert payload_of(response_format=wanted).response_format.WhichOneof("kind") == kind
+
+
+def test_log_probabilities_choices_and_effort_are_passed_on() -> None:
+    payload = payload_of(logprobs=True, top_logprobs=3, n=2, reasoning_effort="xhigh")
+    assert (payload.logprobs, payload.top_logprobs, payload.choice_count) == (True, 3, 2)
+    assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_XHIGH
+
+
+def nested(depth: int) -> dict[str, object]:
+    value: dict[str, object] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def listed(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("schema", [nested(29), {"a": listed(43)}])
+def test_the_deepest_accepted_schema_survives_the_wire(schema: dict[str, object]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    request = generation_service_pb2.GenerateRequest(chat=payload_of(tools=[tool]))
+    assert generation_service_pb2.GenerateRequest.FromString(request.SerializeToString()) == request
+
+
+def bad(field: str, **fields: object) -> ParameterSet:
+    return pytest.param(fields, field, id=f"{field}-{str(fields)[:60]}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        bad("messages", messages=[]),
+        bad("messages", messages=None),
+        bad("messages", messages=[USER] * 10_001),
+        bad("messages[0]", messages=["hi"]),
+        bad("messages[1].role", messages=[USER, {"role": "robot", "content": "x"}]),
+        bad("messages[0].role", messages=[{"content": "x"}]),
+        bad("messages[0].content", messages=[{"role": "user"}]),
+        bad("messages[0].content", messages=[{"role": "user", "content": None}]),
+        bad("messages[0].content", messages=[{"role": "user", "content": 5}]),
+        bad("messages[0].content", messages=[{"role": "user", "content": []}]),
+        bad("messages[0].content[0]", messages=[{"role": "user", "content": ["x"]}]),
+        bad("messages[0].content[0].type", messages=[{"role": "user", "content": [{"type": "video"}]}]),
+        bad("messages[0].content[0].text", messages=[{"role": "user", "content": [{"type": "text"}]}]),
+        bad("messages[0].content[0].text", messages=[{"role": "user", "content": [{"type": "text", "text": 1}]}]),
+        bad("messages[0].content", messages=[{"role": "assistant"}]),
+        bad("messages[0].tool_calls", messages=[{**CALLING, "role": "user", "content": "x"}]),
+        bad("messages[0].tool_call_id", messages=[{"role": "tool", "content": "x"}]),
+        bad("messages[0].tool_call_id", messages=[{"role": "tool", "content": "x", "tool_call_id": "c9"}]),
+        bad("max_tokens", max_tokens=0),
+        bad("max_tokens", max_tokens=-1),
+        bad("max_tokens", max_tokens=2**31),
+        bad("max_tokens", max_tokens=1.5),
+        bad("max_tokens", max_tokens="5"),
+        bad("max_tokens", max_tokens=True),
+        bad("max_completion_tokens", max_completion_tokens=2**63),
+        bad("n", n=0),
+        bad("n", n=9),
+        bad("n", n=10**9),
+        bad("temperature", temperature=-1),
+        bad("temperature", temperature=2.1),
+        bad("temperature", temperature=1e308),
+        bad("top_p", top_p=1.5),
+        bad("top_k", top_k=-1),
+        bad("min_p", min_p=2),
+        bad("seed", seed=2**64),
+        bad("presence_penalty", presence_penalty=3),
+        bad("repeat_penalty", repeat_penalty=-1),
+        bad("top_logprobs", logprobs=True, top_logprobs=21),
+        bad("top_logprobs", top_logprobs=1),
+        bad("logit_bias", logit_bias={"word": 1}),
+        bad("logit_bias", logit_bias={str(2**31): 1}),
+        bad("logit_bias", logit_bias={str(number): 1 for number in range(301)}),
+        bad("logit_bias.5", logit_bias={"5": 101}),
+        bad("stop", stop=5),
+        bad("stop", stop=""),
+        bad("stop[1]", stop=["a", ""]),
+        bad("stop", stop=["x"] * 17),
+        bad("stream", stream="yes"),
+        bad("stream_options", stream_options={"include_usage": True}),
+        bad("user", user="x" * 513),
+        bad("metadata.a", metadata={"a": 1}),
+        bad("tools", tools={}),
+        bad("tools", tools=[FUNCTION] * 1025),
+        bad("tools[0].function", tools=[{"type": "function"}]),
+        bad("tools[0].function.name", tools=[{"type": "function", "function": {"name": "a\nb"}}]),
+        bad("tools[0].function.name", tools=[{"type": "function", "function": {"name": "a" * 65}}]),
+        bad(
+            "tools[0].function.parameters",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": nested(30)}}],
+        ),
+        bad(
+            "tools[0].function.parameters",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {"a": listed(44)}}}],
+        ),
+        bad(
+            "tools[0].function.parameters",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {"a": 10**400}}}],
+        ),
+        bad("tool_choice", tool_choice="sometimes"),
+        bad("tool_choice", tool_choice=7),
+        bad("tool_choice", tool_choice="required"),
+        bad("tool_choice.type", tools=[FUNCTION], tool_choice={"type": "custom"}),
+        bad("tool_choice.function.name", tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}}),
+        bad("response_format.type", response_format={"type": "xml"}),
+        bad("response_format.json_schema", response_format={"type": "json_schema"}),
+        bad(
+            "response_format.json_schema.schema",
+            response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": 5}},
+        ),
+        bad("reasoning_effort", reasoning_effort="enormous"),
+        bad("model", model=None),
+        bad("allow_remote", allow_remote="yes"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_its_field_named(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        payload_of(**fields)
+    assert caught.value.field == field
+    assert caught.value.message.startswith(f"{field}: ")
+    assert len(caught.value.message) < 700
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/a.png",
+        "file:///etc/passwd",
+        "ftp://host/a",
+        "http://169.254.169.254/",
+        "data:text/html;base64,AAAA",
+        "data:image/svg+xml;base64,AAAA",
+        "data:image/png,AAAA",
+        "data:image/png;base64,",
+        "data:image/png;base64,AA AA",
+        "data:image/png;base64,AAA",
+        "data:image/png;base64,ÄÄÄÄ",
+        "",
+    ],
+)
+def test_images_that_are_not_base64_data_urls_are_refused(url: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        payload_of(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+    assert caught.value.field == "messages[0].content[0].image_url.url"
+    assert "169.254" not in caught.value.message

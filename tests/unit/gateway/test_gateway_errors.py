@@ -1,0 +1,73 @@
+import json
+import math
+
+import pytest
+
+from gateway.errors import EdgeError, envelope, error_headers, http_status, retry_after_seconds, retry_headers
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import TRAITS, Reason
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_an_envelope_a_status_and_honest_retry_headers(reason: Reason) -> None:
+    error = WeftError(reason, "what happened")
+    fields = json.loads(envelope(error))["error"]
+    headers = dict(retry_headers(error))
+    status, retryable = http_status(error), TRAITS[reason].retryable
+    assert set(fields) == {"message", "type", "param", "code"}
+    assert fields["code"] == reason.name.lower()
+    assert fields["param"] is None
+    assert status == TRAITS[reason].http_status
+    assert 400 <= status < 600
+    assert (b"retry-after" in headers) == (status in {429, 503})
+    if status in {429, 503}:
+        assert 1 <= int(headers[b"retry-after"]) <= 60
+        assert headers[b"x-should-retry"] == (b"true" if retryable else b"false")
+    elif status >= 500 and not retryable:
+        assert headers == {b"x-should-retry": b"false"}
+    if not retryable:
+        # What a client would repeat on its own account, it must be told not to.
+        assert (status not in {408, 409, 429} and status < 500) or headers[b"x-should-retry"] == b"false"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (Reason.INVALID_ARGUMENT, "invalid_request_error"),
+        (Reason.MODEL_NOT_FOUND, "invalid_request_error"),
+        (Reason.REQUEST_TOO_LARGE, "invalid_request_error"),
+        (Reason.UNAUTHENTICATED, "authentication_error"),
+        (Reason.PERMISSION_DENIED, "permission_error"),
+        (Reason.RATE_LIMIT_EXCEEDED, "rate_limit_error"),
+        (Reason.QUEUE_FULL, "server_error"),
+        (Reason.INTERNAL, "server_error"),
+    ],
+)
+def test_the_type_follows_the_status(reason: Reason, kind: str) -> None:
+    assert json.loads(envelope(WeftError(reason, "x")))["error"]["type"] == kind
+
+
+def test_a_field_error_names_its_field() -> None:
+    fields = json.loads(envelope(invalid_field("messages[2].role", "is unknown")))["error"]
+    assert (fields["param"], fields["message"]) == ("messages[2].role", "messages[2].role: is unknown")
+
+
+@pytest.mark.parametrize("reason", [Reason.INTERNAL, Reason.UNSPECIFIED])
+def test_an_internal_error_keeps_its_words_to_itself(reason: Reason) -> None:
+    assert b"/etc" not in envelope(WeftError(reason, "cannot open /etc/weft/key"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, 1), (0, 1), (-5, 1), (0.2, 1), (1.5, 2), (60, 60), (3600, 60), (math.inf, 60), (math.nan, 60)],
+)
+def test_retry_after_is_a_small_whole_number(given: float | None, expected: int) -> None:
+    assert retry_after_seconds(WeftError(Reason.QUEUE_FULL, "x", retry_after_seconds=given)) == expected
+
+
+def test_the_edge_may_be_finer_than_the_reason_and_add_headers() -> None:
+    error = EdgeError(408, Reason.DEADLINE_EXCEEDED, "late", headers=((b"allow", b"GET"),))
+    headers = error_headers(error, b"12345")
+    assert http_status(error) == 408
+    assert (b"allow", b"GET") in headers
+    assert (b"content-length", b"5") in headers

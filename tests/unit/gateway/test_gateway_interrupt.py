@@ -1,0 +1,71 @@
+import asyncio
+
+import pytest
+
+from gateway.errors import ClientGoneError
+from gateway.interrupt import Interruptible, interrupt_on_disconnect
+
+
+async def test_an_interrupt_becomes_its_error_and_not_a_cancellation() -> None:
+    async def work() -> None:
+        with Interruptible() as block:
+            asyncio.get_running_loop().call_soon(block.interrupt, ClientGoneError())
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    with pytest.raises(ClientGoneError):
+        await task
+    assert not task.cancelled()
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    began = asyncio.Event()
+
+    async def work() -> None:
+        with Interruptible():
+            began.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancellation_that_comes_with_an_interrupt_wins() -> None:
+    began = asyncio.Event()
+    blocks: list[Interruptible] = []
+
+    async def work() -> None:
+        with Interruptible() as block:
+            blocks.append(block)
+            began.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await began.wait()
+    blocks[0].interrupt(ClientGoneError())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_interrupt_after_the_block_does_nothing() -> None:
+    with Interruptible() as block:
+        pass
+    block.interrupt(ClientGoneError())
+    await asyncio.sleep(0)
+
+
+async def test_only_a_hang_up_interrupts() -> None:
+    messages = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, str]:
+        await asyncio.sleep(0)
+        return next(messages)
+
+    with pytest.raises(ClientGoneError), Interruptible() as block:  # noqa: PT012 - the block is under test
+        listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
+        await asyncio.Event().wait()
+    assert listener.done()

@@ -1,0 +1,37 @@
+"""Trace context and log files."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.kernel.telemetry import BoundedLogFile, new_traceparent, trace_id_of, traceparent_of, valid_traceparent
+
+GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_callers_traceparent_is_carried_on() -> None:
+    assert traceparent_of({"traceparent": GOOD}) == GOOD
+
+
+@pytest.mark.parametrize(
+    "broken", ["", "nonsense", GOOD[:-1], GOOD.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32), "00-x-y-01"]
+)
+def test_a_broken_traceparent_is_replaced_by_a_fresh_one(broken: str) -> None:
+    replaced = traceparent_of({"traceparent": broken})
+    assert replaced != broken
+    assert valid_traceparent(replaced) == replaced
+
+
+def test_fresh_trace_ids_differ() -> None:
+    assert trace_id_of(new_traceparent()) != trace_id_of(new_traceparent())
+
+
+def test_a_log_file_is_moved_aside_when_it_is_full_and_no_line_is_split(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    log = BoundedLogFile(path, max_bytes=100)
+    for number in range(30):
+        log.write(f"line {number:04}\n")
+    log.close()
+    kept = path.read_text() + path.with_name("x.log.1").read_text()
+    assert path.stat().st_size <= 110
+    assert all(line.startswith("line ") and len(line) == 9 for line in kept.splitlines())

@@ -1,0 +1,80 @@
+"""Watchers get everything, or are told that they did not."""
+
+import pytest
+
+from registry_svc.domain import ModelDeleted, Revised
+from registry_svc.watch import Broadcaster
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def batch(first: int, last: int) -> list[Revised]:
+    return [Revised(number, ModelDeleted(f"m{number}")) for number in range(first, last + 1)]
+
+
+async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_before() -> None:
+    broadcaster = Broadcaster(max_waiting=10)
+    broadcaster.publish(batch(1, 2))
+    with broadcaster.subscribe() as watcher:
+        broadcaster.publish(batch(3, 4))
+        broadcaster.publish(batch(5, 5))
+        assert [(await anext(watcher)).revision for _ in range(3)] == [3, 4, 5]
+
+
+async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer() -> None:
+    broadcaster = Broadcaster(max_waiting=3)
+    slow, quick = broadcaster.subscribe(), broadcaster.subscribe()
+    for number in range(1, 5):
+        broadcaster.publish(batch(number, number))
+        assert (await anext(quick)).revision == number
+    with pytest.raises(WeftError) as lagged:
+        await anext(slow)
+    assert lagged.value.reason is Reason.WATCH_LAGGED
+    assert broadcaster.watchers == 1
+
+
+async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
+    broadcaster = Broadcaster(max_waiting=3)
+    watcher = broadcaster.subscribe()
+    broadcaster.publish(batch(1, 1))
+    broadcaster.publish(batch(2, 3))
+    assert [(await anext(watcher)).revision for _ in range(3)] == [1, 2, 3]
+
+
+async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
+    broadcaster = Broadcaster(max_waiting=3)
+    behind = broadcaster.subscribe()
+    broadcaster.publish(batch(1, 1))
+    current = broadcaster.subscribe()
+    broadcaster.publish(batch(2, 50))
+    assert (await anext(current)).revision == 2
+    with pytest.raises(WeftError):
+        await anext(behind)
+
+
+async def test_a_lagged_watcher_stays_ended() -> None:
+    broadcaster = Broadcaster(max_waiting=1)
+    watcher = broadcaster.subscribe()
+    for number in (1, 2, 3):
+        broadcaster.publish(batch(number, number))
+    for _ in range(2):
+        with pytest.raises(WeftError):
+            await anext(watcher)
+
+
+async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -> None:
+    broadcaster = Broadcaster(max_waiting=3)
+    watcher = broadcaster.subscribe()
+    broadcaster.publish(batch(1, 1))
+    broadcaster.close()
+    assert (await anext(watcher)).revision == 1
+    with pytest.raises(WeftError) as ended:
+        await anext(watcher)
+    assert ended.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_leaving_ends_a_watcher() -> None:
+    broadcaster = Broadcaster(max_waiting=3)
+    with broadcaster.subscribe():
+        assert broadcaster.watchers == 1
+    assert broadcaster.watchers == 0

@@ -1,0 +1,60 @@
+"""When a runner counts as alive."""
+
+import pytest
+
+from registry_svc.domain import Standing
+from registry_svc.policy.liveness import LivenessLimits, Pulse, Verdict, heard, judge, lost, resumed
+
+LIMITS = LivenessLimits(inactive_after_seconds=90.0, delete_after_seconds=14_400.0, grace_until_monotonic=0.0)
+GRACE = LivenessLimits(inactive_after_seconds=90.0, delete_after_seconds=14_400.0, grace_until_monotonic=50_000.0)
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "verdict"), [(0.0, Verdict.KEEP), (89.999, Verdict.KEEP), (90.0, Verdict.SILENCE)]
+)
+def test_an_active_runner_is_silenced_at_the_inactive_limit(age_seconds: float, verdict: Verdict) -> None:
+    assert judge(heard(1_000.0), LIMITS, 1_000.0 + age_seconds) is verdict
+
+
+@pytest.mark.parametrize("standing", [Standing.SILENT, Standing.CLOSED])
+@pytest.mark.parametrize(
+    ("age_seconds", "verdict"), [(0.0, Verdict.KEEP), (14_399.999, Verdict.KEEP), (14_400.0, Verdict.FORGET)]
+)
+def test_an_inactive_runner_is_forgotten_at_the_delete_limit_counted_from_its_loss(
+    standing: Standing, age_seconds: float, verdict: Verdict
+) -> None:
+    pulse = lost(heard(1_000.0), standing, 1_090.0)
+    assert judge(pulse, LIMITS, 1_090.0 + age_seconds) is verdict
+
+
+def test_nobody_expires_during_the_grace_and_everybody_due_does_at_its_end() -> None:
+    silent = lost(heard(1_000.0), Standing.SILENT, 1_090.0)
+    assert judge(heard(1_000.0), GRACE, 49_999.9) is Verdict.KEEP
+    assert judge(silent, GRACE, 49_999.9) is Verdict.KEEP
+    assert judge(heard(1_000.0), GRACE, 50_000.0) is Verdict.SILENCE
+    assert judge(silent, GRACE, 50_000.0) is Verdict.FORGET
+
+
+def test_the_grace_never_shortens_a_life() -> None:
+    assert judge(heard(49_999.0), GRACE, 50_000.0) is Verdict.KEEP
+
+
+def test_being_heard_revives_whatever_was_before() -> None:
+    assert heard(5.0) == Pulse(standing=Standing.ACTIVE, heard_monotonic=5.0, lost_monotonic=None)
+    assert heard(5.0).active
+
+
+def test_a_silent_runner_that_is_closed_keeps_the_moment_it_was_lost() -> None:
+    silent = lost(heard(0.0), Standing.SILENT, 90.0)
+    closed = lost(silent, Standing.CLOSED, 500.0)
+    assert (closed.standing, closed.lost_monotonic) == (Standing.CLOSED, 90.0)
+
+
+def test_ages_from_before_a_restart_count_on() -> None:
+    pulse = resumed(Standing.SILENT, heard_ago_seconds=190.0, lost_ago_seconds=100.0, now=1_000.0)
+    assert (pulse.heard_monotonic, pulse.lost_monotonic) == (810.0, 900.0)
+
+
+def test_ages_from_the_future_count_as_zero() -> None:
+    pulse = resumed(Standing.SILENT, heard_ago_seconds=-1e9, lost_ago_seconds=-1e9, now=1_000.0)
+    assert (pulse.heard_monotonic, pulse.lost_monotonic) == (1_000.0, 1_000.0)

@@ -1,0 +1,33 @@
+"""Settings that make no sense are refused by name."""
+
+import pytest
+
+from registry_svc.config import RegistryConfig
+from weft.kernel.errors import FieldError
+
+URL = "sqlite+aiosqlite://"
+
+
+def test_the_defaults_are_those_of_the_mission() -> None:
+    config = RegistryConfig(database_url=URL)
+    assert (config.heartbeat_interval_seconds, config.report_interval_seconds) == (30.0, 5.0)
+    assert (config.inactive_after_seconds, config.delete_after_seconds) == (90.0, 4 * 3600.0)
+
+
+@pytest.mark.parametrize("field", ["delete_after_seconds", "sweep_interval_seconds", "max_runners"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_of_nothing_is_refused_by_name(field: str, value: int) -> None:
+    with pytest.raises(FieldError) as refusal:
+        RegistryConfig(**{"database_url": URL, field: value})  # type: ignore[arg-type] # one of many, on purpose
+    assert refusal.value.field == field
+
+
+def test_no_grace_is_a_choice_but_a_negative_one_is_not() -> None:
+    assert RegistryConfig(database_url=URL, restart_grace_seconds=0).restart_grace_seconds == 0
+    with pytest.raises(FieldError, match="restart_grace_seconds"):
+        RegistryConfig(database_url=URL, restart_grace_seconds=-1)
+
+
+def test_runners_must_have_time_for_a_heartbeat_before_they_count_as_silent() -> None:
+    with pytest.raises(FieldError, match="longer than heartbeat_interval_seconds"):
+        RegistryConfig(database_url=URL, inactive_after_seconds=30.0)

@@ -1,0 +1,207 @@
+"""Everything a caller may send that the registry must not swallow."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry_svc.config import RegistryConfig
+from registry_svc.domain import Phase
+from registry_svc.requests import MAX_PAGE_SIZE, page_of, page_token, to_heartbeat, to_opening
+from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.names import is_name
+from weft.kernel.request import Operation
+
+CONFIG = RegistryConfig(database_url="sqlite+aiosqlite://", max_models_per_session=3)
+OpenSession = runner_session_service_pb2.OpenSessionRequest
+Heartbeat = runner_session_service_pb2.HeartbeatRequest
+InstanceState = runner_pb2.InstanceState
+
+
+def an_opening() -> OpenSession:
+    return OpenSession(
+        request_id="open-1",
+        runner=runner_pb2.Runner(
+            name="r1", incarnation="life-1", address="dns:///host:7071", host="host", runtime="fake", version="0.1.0"
+        ),
+        models=[
+            model_pb2.ModelManifest(
+                name="m1",
+                pool_name="pool",
+                operations=[model_pb2.MODEL_OPERATION_EMBEDDING, model_pb2.MODEL_OPERATION_CHAT],
+                context_tokens=4096,
+                digest="sha256:" + "0a" * 32,
+            )
+        ],
+    )
+
+
+def a_heartbeat() -> Heartbeat:
+    state = InstanceState(model="m1", phase=InstanceState.PHASE_READY, slots_total=4, slots_used=1)
+    return Heartbeat(
+        session_id="ses-1", incarnation="life-1", sequence=1, capability=runner_pb2.Capability(instances=[state])
+    )
+
+
+def test_a_good_opening_arrives_whole() -> None:
+    opening = to_opening(an_opening(), CONFIG)
+    assert (opening.profile.name, opening.profile.address) == ("r1", "dns:///host:7071")
+    assert opening.models[0].operations == (Operation.CHAT, Operation.EMBEDDING)
+    assert opening.models[0].pool_name == "pool"
+
+
+def test_a_good_heartbeat_arrives_whole() -> None:
+    beat = to_heartbeat(a_heartbeat(), CONFIG)
+    assert beat.capability is not None
+    assert beat.capability.instances[0].phase is Phase.READY
+    assert beat.capability.instances[0].load_progress is None
+
+
+def test_a_heartbeat_without_a_report_differs_from_one_with_an_empty_report() -> None:
+    bare = a_heartbeat()
+    bare.ClearField("capability")
+    assert to_heartbeat(bare, CONFIG).capability is None
+    bare.capability.SetInParent()
+    assert to_heartbeat(bare, CONFIG).capability is not None
+
+
+def _set(path: str, value: object) -> Callable[[OpenSession], None]:
+    def change(request: OpenSession) -> None:
+        target: object = request
+        *parents, last = path.split(".")
+        for name in parents:
+            target = target.models[0] if name == "models0" else getattr(target, name)  # type: ignore[attr-defined]
+        setattr(target, last, value)
+
+    return change
+
+
+def _publish(*names: str) -> Callable[[OpenSession], None]:
+    def change(request: OpenSession) -> None:
+        for name in names:
+            request.models.add(name=name, operations=[model_pb2.MODEL_OPERATION_CHAT])
+
+    return change
+
+
+def _operations(*numbers: int) -> Callable[[OpenSession], None]:
+    def change(request: OpenSession) -> None:
+        del request.models[0].operations[:]
+        request.models[0].operations.extend(model_pb2.ModelOperation.ValueType(number) for number in numbers)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (_set("request_id", ""), "request_id"),
+        (_set("request_id", "x" * 129), "request_id"),
+        (_set("session_id", "a b"), "session_id"),
+        (_set("runner.name", "-r"), "runner.name"),
+        (_set("runner.name", ""), "runner.name"),
+        (_set("runner.incarnation", ""), "runner.incarnation"),
+        (_set("runner.address", ""), "runner.address"),
+        (_set("runner.address", "x" * 513), "runner.address"),
+        (_set("runner.address", "unix:/a\nb"), "runner.address"),
+        (_set("runner.host", "h" * 256), "runner.host"),
+        (_set("runner.runtime", "a\x00b"), "runner.runtime"),
+        (_set("runner.version", "\x1b[31m"), "runner.version"),
+        (_set("models0.name", "m/1"), "models[0].name"),
+        (_set("models0.pool_name", "p p"), "models[0].pool_name"),
+        (_set("models0.digest", "sha256:xyz"), "models[0].digest"),
+        (_set("models0.context_tokens", -1), "models[0].context_tokens"),
+        (_operations(), "models[0].operations"),
+        (_operations(0), "models[0].operations"),
+        (_operations(1, 99), "models[0].operations"),
+        (_publish("m2", "m1"), "models[2].name"),
+        (_publish("m2", "m3", "m4"), "models"),
+    ],
+)
+def test_an_opening_with_one_bad_field_is_refused_by_its_path(
+    change: Callable[[OpenSession], None], field: str
+) -> None:
+    request = an_opening()
+    change(request)
+    with pytest.raises(FieldError) as refusal:
+        to_opening(request, CONFIG)
+    assert refusal.value.field == field
+
+
+def test_an_opening_may_carry_a_first_report_and_its_faults_are_named_too() -> None:
+    request = an_opening()
+    request.runner.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE, slots_used=-1)
+    with pytest.raises(FieldError) as refusal:
+        to_opening(request, CONFIG)
+    assert refusal.value.field == "runner.capability.instances[0].slots_used"
+
+
+@pytest.mark.parametrize(
+    ("values", "member"),
+    [
+        ({"model": "no/name"}, "model"),
+        ({"phase": 0}, "phase"),
+        ({"phase": 99}, "phase"),
+        ({"slots_total": -1}, "slots_total"),
+        ({"slots_used": -1}, "slots_used"),
+        ({"context_tokens": -1}, "context_tokens"),
+        ({"load_progress": math.nan}, "load_progress"),
+        ({"load_progress": math.inf}, "load_progress"),
+        ({"load_progress": -0.1}, "load_progress"),
+        ({"load_progress": 1.1}, "load_progress"),
+        ({"detail": "x" * 4097}, "detail"),
+    ],
+)
+def test_a_report_with_one_bad_value_is_refused_by_its_path(values: dict[str, object], member: str) -> None:
+    request = a_heartbeat()
+    for name, value in values.items():
+        setattr(request.capability.instances[0], name, value)
+    with pytest.raises(FieldError) as refusal:
+        to_heartbeat(request, CONFIG)
+    assert refusal.value.field == f"capability.instances[0].{member}"
+
+
+def test_a_report_names_every_model_once_and_not_too_many() -> None:
+    request = a_heartbeat()
+    request.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE)
+    with pytest.raises(FieldError) as refusal:
+        to_heartbeat(request, CONFIG)
+    assert refusal.value.field == "capability.instances[1].model"
+    for number in range(5):
+        request.capability.instances.add(model=f"x{number}", phase=InstanceState.PHASE_IDLE)
+    with pytest.raises(FieldError) as refusal:
+        to_heartbeat(request, CONFIG)
+    assert refusal.value.field == "capability.instances"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"sequence": -1}, "sequence"), ({"session_id": ""}, "session_id"), ({"incarnation": ""}, "incarnation")],
+)
+def test_a_heartbeat_of_nobody_is_refused(change: dict[str, object], field: str) -> None:
+    request = a_heartbeat()
+    for name, value in change.items():
+        setattr(request, name, value)
+    with pytest.raises(FieldError) as refusal:
+        to_heartbeat(request, CONFIG)
+    assert refusal.value.field == field
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", fullmatch=True))
+def test_a_page_token_leads_back_to_its_name(name: str) -> None:
+    request = registry_service_pb2.ListRunnersRequest(page_token=page_token(name))
+    assert page_of(request)[0] == name
+
+
+@given(st.text(), st.integers(0, 2**31 - 1))
+def test_any_page_token_is_either_a_name_or_refused(token: str, size: int) -> None:
+    try:
+        after, limit = page_of(registry_service_pb2.ListModelsRequest(page_token=token, page_size=size))
+    except FieldError as error:
+        assert error.field == "page_token"  # noqa: PT017 - refusing is one of two right answers
+    else:
+        assert after == "" or is_name(after)
+        assert 0 < limit <= MAX_PAGE_SIZE

@@ -1,0 +1,152 @@
+"""Who may have which names, and which heartbeats count."""
+
+import pytest
+
+from registry_svc.domain import Capability, Heartbeat, Manifest, Opening, RunnerProfile, Session, Standing
+from registry_svc.policy.sessions import (
+    Admitted,
+    Hearing,
+    Holder,
+    Repeated,
+    decide_hearing,
+    decide_opening,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+
+def session(session_id: str, runner: str = "r1", *, incarnation: str = "life-1", request_id: str = "open-1") -> Session:
+    return Session(id=session_id, request_id=request_id, runner=runner, incarnation=incarnation, ticket_key=b"k" * 32)
+
+
+def live(session_id: str, runner: str = "r1") -> Holder:
+    return Holder(session=session(session_id, runner), live=True)
+
+
+def dead(session_id: str, runner: str = "r1") -> Holder:
+    return Holder(session=session(session_id, runner), live=False)
+
+
+def opening(*models: str, incarnation: str = "life-2", request_id: str = "open-2") -> Opening:
+    manifests = tuple(
+        Manifest(name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+        for name in models
+    )
+    profile = RunnerProfile(name="r1", incarnation=incarnation, address="a", host="", runtime="", version="")
+    return Opening(request_id=request_id, session_id="", profile=profile, capability=Capability(), models=manifests)
+
+
+def decide(
+    request: Opening,
+    own: Holder | None = None,
+    runner: Holder | None = None,
+    models: dict[str, Holder] | None = None,
+) -> Repeated | Admitted:
+    return decide_opening(request, own=own, runner_holder=runner, model_holders=models or {})
+
+
+def refused(
+    request: Opening,
+    own: Holder | None = None,
+    runner: Holder | None = None,
+    models: dict[str, Holder] | None = None,
+) -> dict[str, str]:
+    with pytest.raises(WeftError) as refusal:
+        decide(request, own, runner, models)
+    assert refusal.value.reason is Reason.ALREADY_EXISTS
+    return refusal.value.metadata
+
+
+def test_free_names_make_a_new_session() -> None:
+    assert decide(opening("m1")) == Admitted(adopted=None, evicted=None)
+
+
+def test_the_session_that_holds_the_names_adopts_them_alive_or_dead() -> None:
+    for own in (live("s1"), dead("s1")):
+        decision = decide(opening("m1"), own, own, {"m1": own})
+        assert decision == Admitted(adopted=own.session, evicted=None)
+
+
+def test_a_live_runner_of_another_session_is_refused() -> None:
+    assert refused(opening(), runner=live("s1")) == {"runner": "r1"}
+    assert refused(opening(), own=dead("s2"), runner=live("s1")) == {"runner": "r1"}
+
+
+def test_a_live_model_of_another_session_is_refused() -> None:
+    assert refused(opening("m1"), models={"m1": live("s2", "r2")}) == {"model": "m1"}
+
+
+def test_a_dead_runner_of_another_session_is_taken_over_and_that_session_ends() -> None:
+    assert decide(opening(), runner=dead("s1")) == Admitted(adopted=None, evicted=session("s1"))
+
+
+def test_a_dead_model_of_another_session_is_taken_over_and_that_session_goes_on() -> None:
+    decision = decide(opening("m1"), models={"m1": dead("s2", "r2")})
+    assert decision == Admitted(adopted=None, evicted=None)
+
+
+def test_a_session_may_rename_its_runner_only_when_the_old_one_is_dead() -> None:
+    assert refused(opening(), own=live("s1", "r0")) == {"session": "r0"}
+    own = dead("s1", "r0")
+    assert decide(opening(), own=own) == Admitted(adopted=own.session, evicted=None)
+
+
+def test_a_renamed_runner_ends_the_dead_session_that_held_its_new_name() -> None:
+    own = dead("s1", "r0")
+    decision = decide(opening(), own=own, runner=dead("s2"))
+    assert decision == Admitted(adopted=own.session, evicted=session("s2"))
+
+
+def test_the_same_call_again_is_a_repeat_even_while_the_session_lives() -> None:
+    request = opening(incarnation="life-1", request_id="open-1")
+    assert decide(request, runner=live("s1")) == Repeated(session("s1"))
+
+
+@pytest.mark.parametrize(("incarnation", "request_id"), [("life-2", "open-1"), ("life-1", "open-2")])
+def test_another_incarnation_or_another_call_is_no_repeat(incarnation: str, request_id: str) -> None:
+    refused(opening(incarnation=incarnation, request_id=request_id), runner=live("s1"))
+
+
+def beat(sequence: int, incarnation: str = "life-1") -> Heartbeat:
+    return Heartbeat(session_id="s1", incarnation=incarnation, sequence=sequence, capability=None)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "last", "hearing"),
+    [
+        (0, None, Hearing.FRESH),
+        (7, None, Hearing.FRESH),
+        (8, 7, Hearing.FRESH),
+        (900, 7, Hearing.FRESH),
+        (7, 7, Hearing.REPEATED),
+    ],
+)
+def test_newer_heartbeats_count_and_the_newest_may_come_twice(
+    sequence: int, last: int | None, hearing: Hearing
+) -> None:
+    assert decide_hearing(beat(sequence), session("s1"), Standing.ACTIVE, last) is hearing
+
+
+def test_an_older_heartbeat_is_stale() -> None:
+    with pytest.raises(WeftError) as refusal:
+        decide_hearing(beat(6), session("s1"), Standing.ACTIVE, 7)
+    assert refusal.value.reason is Reason.STALE_HEARTBEAT
+
+
+@pytest.mark.parametrize("standing", list(Standing))
+def test_a_heartbeat_of_another_incarnation_is_stale_whatever_its_sequence(standing: Standing) -> None:
+    with pytest.raises(WeftError) as refusal:
+        decide_hearing(beat(1_000, "life-0"), session("s1"), standing, 7)
+    assert refusal.value.reason is Reason.STALE_HEARTBEAT
+
+
+def test_a_heartbeat_revives_the_silent_but_not_the_closed() -> None:
+    assert decide_hearing(beat(8), session("s1"), Standing.SILENT, 7) is Hearing.FRESH
+    with pytest.raises(WeftError) as refusal:
+        decide_hearing(beat(8), session("s1"), Standing.CLOSED, 7)
+    assert refusal.value.reason is Reason.SESSION_UNKNOWN
+
+
+def test_no_key_appears_in_a_log_of_a_session() -> None:
+    assert "kkk" not in repr(session("s1"))

@@ -1,0 +1,175 @@
+"""The scheduler decides, stepped by hand."""
+
+import pytest
+from scheduler_harness import arrival, candidate, placed, rejected, scheduler
+
+from router_svc.policy.candidates import Fleet, Readiness
+from router_svc.policy.decisions import Loads, Waits
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+
+def test_a_request_is_placed_at_once_on_the_least_loaded_runner() -> None:
+    mesh = scheduler(candidate("a", slots=2, pool="p", model="m-a"), candidate("b", slots=4, pool="p", model="m-b"))
+    runners = [placed(mesh.submit(arrival(key, "p"), float(key)))[key] for key in range(1, 7)]
+    assert sorted(runners) == ["a", "a", "b", "b", "b", "b"]
+    assert runners[:2] == ["a", "b"]
+
+
+def test_requests_wait_in_order_of_priority_then_arrival_and_are_served_as_slots_come_free() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2, arrived_at=1.0, priority=Priority.LOW), 1.0)
+    mesh.submit(arrival(3, arrived_at=2.0), 2.0)
+    mesh.submit(arrival(4, arrived_at=3.0, priority=Priority.HIGH), 3.0)
+    order = []
+    running = 1
+    for now in (4.0, 5.0, 6.0):
+        served = placed(mesh.finish(running, now))
+        running = next(iter(served))
+        order.append(running)
+    assert order == [4, 3, 2]
+
+
+def test_a_request_placed_again_after_a_lost_router_keeps_its_place_in_the_queue() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1, arrived_at=10.0), 10.0)
+    mesh.submit(arrival(2, arrived_at=11.0), 11.0)
+    mesh.submit(arrival(3, arrived_at=2.0), 12.0)
+    assert placed(mesh.finish(1, 13.0)) == {3: "a"}
+
+
+def test_waiting_says_the_position_and_what_is_awaited_and_is_repeated_only_when_it_changes() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    assert mesh.submit(arrival(2), 0.0) == [Waits(key=2, position=1, reason="all 1 slots of m are busy")]
+    assert mesh.submit(arrival(3), 0.0) == [Waits(key=3, position=2, reason="all 1 slots of m are busy")]
+    assert mesh.tick(1.0) == []
+    assert Waits(key=3, position=1, reason="all 1 slots of m are busy") in mesh.finish(1, 2.0)
+
+
+def test_a_loading_model_is_waited_for_and_said_so() -> None:
+    mesh = scheduler(candidate(readiness=Readiness.LOADING, load_progress=0.4))
+    assert mesh.submit(arrival(1), 0.0) == [Loads(key=1, stage="m loads on a", progress=0.4)]
+    assert placed(mesh.update_fleet(Fleet.of([candidate()]), 5.0)) == {1: "a"}
+
+
+def test_the_queue_is_bounded_by_runner_and_the_refusal_says_when_to_come_back() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=2)
+    decisions = [mesh.submit(arrival(key), 0.0) for key in range(1, 5)]
+    assert rejected(decisions[3]) == {4: Reason.QUEUE_FULL}
+    assert decisions[3][0].retry_after_seconds == 5.0  # type: ignore[union-attr]  # it is a rejection, see above
+
+
+def test_a_request_that_waits_too_long_is_refused_at_the_limit_and_not_before() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2, arrived_at=1.0), 1.0)
+    assert rejected(mesh.tick(30.9)) == {}
+    assert rejected(mesh.tick(31.0)) == {2: Reason.QUEUE_TIMEOUT}
+    assert mesh.waiting == 0
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_request() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2, deadline_at=3.0), 0.0)
+    assert rejected(mesh.tick(3.0)) == {2: Reason.DEADLINE_EXCEEDED}
+
+
+@pytest.mark.parametrize(
+    ("members", "request_", "expected"),
+    [
+        ([], {}, Reason.MODEL_NOT_FOUND),
+        (
+            [candidate(operations=frozenset({Operation.CHAT}))],
+            {"operation": Operation.EMBEDDING},
+            Reason.UNSUPPORTED_OPERATION,
+        ),
+        ([candidate(remote=True)], {}, Reason.PERMISSION_DENIED),
+        ([candidate(readiness=Readiness.DOWN)], {}, Reason.NO_RUNNER_AVAILABLE),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(members: list, request_: dict, expected: Reason) -> None:  # type: ignore[type-arg]
+    mesh = scheduler(*members)
+    assert rejected(mesh.submit(arrival(1, **request_), 0.0)) == {1: expected}
+
+
+def test_who_waits_is_refused_when_the_last_runner_goes() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    assert rejected(mesh.update_fleet(Fleet.of([candidate(readiness=Readiness.DOWN)]), 1.0)) == {
+        2: Reason.NO_RUNNER_AVAILABLE
+    }
+
+
+def test_an_attempt_that_broke_is_repeated_on_another_runner() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
+    first = placed(mesh.submit(arrival(1, "p"), 0.0))[1]
+    second = placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1))[1]
+    assert {first, second} == {"a", "b"}
+
+
+def test_without_another_runner_an_attempt_that_broke_ends_the_request_with_its_reason() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    assert rejected(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)) == {1: Reason.SERVER_DIED}
+    assert mesh.running == 0
+
+
+def test_a_refusal_of_the_request_itself_is_not_tried_elsewhere() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
+    mesh.submit(arrival(1, "p"), 0.0)
+    assert rejected(mesh.report_failed(1, 1, Reason.CONTEXT_LENGTH_EXCEEDED, 0.1)) == {
+        1: Reason.CONTEXT_LENGTH_EXCEEDED
+    }
+
+
+def test_attempts_are_limited_even_when_more_runners_are_left() -> None:
+    mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "abcd"), max_attempts=2)
+    mesh.submit(arrival(1, "p"), 0.0)
+    assert placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1))
+    assert rejected(mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.2)) == {1: Reason.SERVER_DIED}
+
+
+def test_a_busy_runner_that_bounced_a_request_is_tried_again_after_a_pause() -> None:
+    mesh = scheduler(candidate(), bounce_pause_seconds=0.25)
+    mesh.submit(arrival(1), 0.0)
+    assert placed(mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)) == {}
+    assert placed(mesh.tick(0.2)) == {}
+    assert placed(mesh.tick(0.25)) == {1: "a"}
+
+
+def test_bounces_are_limited() -> None:
+    mesh = scheduler(candidate(), max_bounces=3, bounce_pause_seconds=0.0)
+    mesh.submit(arrival(1), 0.0)
+    outcomes = [rejected(mesh.report_failed(1, attempt, Reason.NO_SLOT_AVAILABLE, 0.0)) for attempt in range(1, 5)]
+    assert outcomes == [{}, {}, {}, {1: Reason.NO_SLOT_AVAILABLE}]
+
+
+def test_a_late_report_of_an_earlier_attempt_changes_nothing() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
+    mesh.submit(arrival(1, "p"), 0.0)
+    mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)
+    assert mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.2) == []
+    assert mesh.running == 1
+
+
+def test_a_new_incarnation_starts_with_a_clean_record() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", slots=4))
+    mesh.submit(arrival(1, "p"), 0.0)
+    mesh.report_failed(1, 1, Reason.WORKER_LOST, 0.1)
+    mesh.update_fleet(Fleet.of([candidate("a", pool="p", model="m-a", incarnation="2")]), 0.2)
+    assert placed(mesh.submit(arrival(2, "p"), 0.2)) == {2: "a"}
+
+
+def test_the_name_of_a_single_member_reaches_that_member_alone() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
+    assert placed(mesh.submit(arrival(1, "m-b"), 0.0)) == {1: "b"}
+    assert placed(mesh.submit(arrival(2, "m-b"), 0.0)) == {}
+
+
+def test_a_model_named_like_a_pool_belongs_to_the_pool() -> None:
+    mesh = scheduler(candidate("a", model="p"), candidate("b", pool="p", model="m-b"))
+    assert {placed(mesh.submit(arrival(key, "p"), 0.0))[key] for key in (1, 2)} == {"a", "b"}

@@ -1,0 +1,26 @@
+"""Where a server says that it listens."""
+
+import pytest
+
+from runner_svc.backends.llama_server import _LISTENING
+
+
+@pytest.mark.parametrize(
+    ("line", "port"),
+    [
+        ("listening on http://127.0.0.1:41045", "41045"),
+        ("0.00.766.016 I srv          init: listening on http://127.0.0.1:18099", "18099"),
+        ("main: server is listening on http://127.0.0.1:8080 - starting the main loop", "8080"),
+        ("main: HTTP server is listening, hostname: 127.0.0.1, port: 8081, http threads: 5", "8081"),
+        ("listening on http://127.0.0.1:41045listening on http://127.0.0.1:41045", "41045"),
+    ],
+)
+def test_the_port_is_found_in_every_servers_words(line: str, port: str) -> None:
+    found = _LISTENING.search(line)
+    assert found is not None
+    assert port in found.groups()
+
+
+def test_a_log_line_glued_to_the_port_is_not_read_as_another_port() -> None:
+    """Seen once: two writers on one pipe made 127.0.0.1:410450.00.766."""
+    assert _LISTENING.search("listening on http://127.0.0.1:410450.00.766.016 I srv") is None

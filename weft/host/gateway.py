@@ -1,0 +1,49 @@
+"""How a gateway is set up and run. The only module besides `up` that imports it."""
+
+import gateway.service
+from gateway.config import GatewayConfig
+from weft.dispatch import Dispatcher
+from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.remote import RemotePlacement
+from weft.host.config import WeftConfig
+from weft.host.home import WeftHome
+from weft.host.serving import Announce, registry_address, router_address
+from weft.host.signals import stop_requested
+from weft.kernel.clock import SystemClock
+from weft.kernel.rpc import ChannelPool, open_channel
+
+
+def gateway_config(config: WeftConfig) -> GatewayConfig:
+    """The HTTP edge."""
+    section = config.gateway
+    return GatewayConfig(
+        host=config.host,
+        port=config.port,
+        max_body_bytes=section.max_body_bytes,
+        request_timeout_seconds=section.request_timeout_seconds,
+        sse_keepalive_seconds=section.sse_keepalive_seconds,
+        headers_within_seconds=section.headers_within_seconds,
+        write_timeout_seconds=section.write_timeout_seconds,
+    )
+
+
+async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
+    """A gateway over a registry and a router elsewhere, until a signal comes."""
+    stop = stop_requested()
+    clock = SystemClock()
+    registry, router = open_channel(registry_address(config, home)), open_channel(router_address(config, home))
+    channels = ChannelPool()
+    fleet = FleetWatcher(registry, clock)
+    dispatcher = Dispatcher(RemotePlacement(router), channels, clock=clock)
+    service = gateway.service.build(gateway_config(config), dispatcher=dispatcher, fleet=fleet)
+    try:
+        await fleet.start()
+        await service.start()
+        announce(f"http://{config.host}:{service.port}")
+        await stop.wait()
+    finally:
+        await service.stop(config.drain_seconds)
+        await fleet.stop()
+        await channels.close()
+        await registry.close()
+        await router.close()

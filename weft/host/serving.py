@@ -1,0 +1,37 @@
+"""What the `serve` commands share: where services find each other, and the life of one of them."""
+
+from collections.abc import Callable
+
+from weft.host.config import WeftConfig
+from weft.host.grpc_host import GrpcHost
+from weft.host.home import WeftHome
+from weft.host.signals import stop_requested
+from weft.kernel.service import Service
+
+Announce = Callable[[str], None]
+
+
+def registry_address(config: WeftConfig, home: WeftHome) -> str:
+    """Where the registry is: as configured, or its socket under the home."""
+    return config.addresses.registry or home.address("registry")
+
+
+def router_address(config: WeftConfig, home: WeftHome) -> str:
+    """Where the router is: as configured, or its socket under the home."""
+    return config.addresses.router or home.address("router")
+
+
+async def serve_until_stopped(
+    host: GrpcHost,
+    service: Service,
+    config: WeftConfig,
+    started: Callable[[], None],
+) -> None:
+    """Run one service on a bound server until a signal comes, then drain it."""
+    stop = stop_requested()
+    try:
+        await host.start([service])
+        started()
+        await stop.wait()
+    finally:
+        await host.stop(config.drain_seconds)

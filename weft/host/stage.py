@@ -1,0 +1,17 @@
+"""Progress, as a value."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of coming up, for whoever shows progress."""
+
+    name: str
+    """What is being done, such as "services" or "smollm2-135m"."""
+    detail: str
+    done: bool = False
+
+
+ShowProgress = Callable[[Stage], None]

@@ -1,0 +1,1 @@
+"""Conformance suites: one per port; every implementation runs its own."""

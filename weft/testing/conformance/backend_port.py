@@ -1,0 +1,100 @@
+"""The Backend port by its shape, and the engines its conformance suite asks for.
+
+The port itself is in `runner_svc.backends.port`, which nothing under `weft` may import.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, usage_pb2
+from weft.kernel.request import Operation
+
+Frame = list[event_pb2.InferenceEvent]
+Payload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
+
+ANSWER_TOKENS = 8
+MAX_LOG_BYTES = 2 * 1024 * 1024
+"""No backend keeps so much of an engine's output."""
+
+
+class Engine(Enum):
+    """The engine a test wants behind its backend."""
+
+    NORMAL = "answers at once; two slots or more; an answer to any prompt has at least ANSWER_TOKENS tokens"
+    SLOW = "one slot; an answer lasts 20 s or more, its first token comes within 2 s"
+    NEVER_READY = "runs but never becomes ready; the backend gives up within `start_seconds`"
+    EXITS_AT_START = "writes a line about the cause and exits with code 3 before it is ready"
+    IGNORES_SIGTERM = "as NORMAL, but SIGTERM has no effect"
+    NOISY = "as NORMAL, and writes MAX_LOG_BYTES or more to its stderr before it is ready"
+    WITH_DESCENDANT = "as NORMAL, with a child process that holds its stdout and stderr open"
+
+
+class Facts(Protocol):
+    """What `start` returns."""
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """What the model can do."""
+        ...
+
+    @property
+    def context_tokens(self) -> int:
+        """Context of one slot; 0: unknown."""
+        ...
+
+
+class Embedded(Protocol):
+    """What `embed` returns."""
+
+    @property
+    def embeddings(self) -> list[embedding_pb2.Embedding]:
+        """In input order."""
+        ...
+
+    @property
+    def usage(self) -> usage_pb2.Usage:
+        """What they cost."""
+        ...
+
+
+class Backend(Protocol):
+    """The port under test."""
+
+    @property
+    def process_id(self) -> int | None:
+        """See the port."""
+        ...
+
+    async def start(self) -> Facts:
+        """See the port."""
+        ...
+
+    async def wait_exit(self) -> str:
+        """See the port."""
+        ...
+
+    async def stop(self) -> None:
+        """See the port."""
+        ...
+
+    def generate(self, payload: Payload, call: Any) -> AsyncGenerator[Frame]:
+        """See the port."""
+        ...
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: Any) -> Embedded:
+        """See the port."""
+        ...
+
+    def log_lines(self, count: int) -> list[str]:
+        """See the port."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a runner says about a request."""
+
+    request_id: str = "req-conformance"
+    traceparent: str = ""

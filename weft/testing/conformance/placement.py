@@ -1,0 +1,157 @@
+"""What every PlacementPort must do, whatever carries it, as tests to inherit.
+
+class TestMyPlacement(PlacementConformance):
+    @asynccontextmanager
+    async def placement(self, slots: int) -> AsyncGenerator[PlacementPort]: ...
+"""
+# ruff: noqa: D102 (test names are sentences)
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from weft.dispatch.port import Grant, Placement, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+__all__ = ["POOL", "PlacementConformance"]
+
+POOL = "pool"
+"""The pool the implementation under test knows: one model on each of the runners "a" and "b"."""
+NOTICE_SECONDS = 5.0
+
+
+class PlacementConformance:
+    """Inherit, override `placement`, and let pytest collect the subclass."""
+
+    def placement(self, slots: int) -> AbstractAsyncContextManager[PlacementPort]:
+        """A port over a fresh scheduler with queue depth 1 per runner; each runner has so many slots."""
+        raise NotImplementedError
+
+    async def test_a_free_slot_is_granted_with_all_that_a_dispatcher_needs(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
+            grant = await _grant(place)
+            assert grant.runner in {"a", "b"}
+            assert grant.attempt == 1
+            assert grant.claims
+            assert len(grant.mac) == 32
+            assert grant.address
+            assert grant.runner_incarnation
+
+    async def test_a_full_pool_is_waited_for_and_a_finished_request_makes_room(self) -> None:
+        async with (
+            self.placement(slots=1) as port,
+            port.place(_request("r1")) as one,
+            port.place(_request("r2")) as two,
+        ):
+            held = {(await _grant(one)).runner, (await _grant(two)).runner}
+            assert held == {"a", "b"}
+            async with port.place(_request("r3")) as waiting:
+                word = await _next(waiting)
+                assert isinstance(word, WaitingInQueue)
+                assert word.position == 1
+                assert word.reason
+                await one.report_finished(Reason.UNSPECIFIED)
+                assert isinstance(await _next(waiting), Grant)
+
+    async def test_leaving_the_placement_frees_its_slot_without_a_report(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
+            await _grant(one)
+            async with port.place(_request("r2")) as two:
+                await _grant(two)
+            async with port.place(_request("r3")) as three:
+                assert isinstance(await _last_word(three), Grant)
+
+    async def test_a_failed_attempt_is_granted_elsewhere_with_the_next_number(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
+            first = await _grant(place)
+            await place.report_attempt_failed(first.attempt, Reason.SERVER_DIED)
+            second = await _grant(place)
+            assert (first.attempt, second.attempt) == (1, 2)
+            assert first.runner != second.runner
+            assert first.mac != second.mac
+
+    async def test_a_failure_everywhere_ends_the_placement_with_its_reason(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
+            for _ in range(2):
+                grant = await _grant(place)
+                await place.report_attempt_failed(grant.attempt, Reason.SERVER_DIED)
+            assert (await _refusal(place)).reason is Reason.SERVER_DIED
+
+    async def test_an_unknown_model_is_refused_by_name(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1", model="nobody")) as place:
+            refusal = await _refusal(place)
+            assert refusal.reason is Reason.MODEL_NOT_FOUND
+            assert "nobody" in refusal.message
+
+    async def test_a_full_queue_is_refused_with_the_time_to_come_back(self) -> None:
+        async with (
+            self.placement(slots=0) as port,
+            port.place(_request("r1")) as one,
+            port.place(_request("r2")) as two,
+            port.place(_request("r3")) as three,
+        ):
+            assert isinstance(await _next(one), WaitingInQueue)
+            assert isinstance(await _next(two), WaitingInQueue)
+            refusal = await _refusal(three)
+            assert refusal.reason is Reason.QUEUE_FULL
+            assert refusal.retry_after_seconds is not None
+
+    async def test_a_request_placed_again_keeps_its_age_and_its_used_attempts(self) -> None:
+        async with self.placement(slots=1) as port:
+            async with port.place(_request("r1")) as one, port.place(_request("r2")) as two:
+                await _grant(one)
+                await _grant(two)
+                async with port.place(_request("young")) as young, port.place(_request("old", age_seconds=9.0)) as old:
+                    assert isinstance(await _next(young), WaitingInQueue)
+                    assert isinstance(await _next(old), WaitingInQueue)
+                    await one.report_finished(Reason.UNSPECIFIED)
+                    assert isinstance(await _last_word(old), Grant)
+            async with port.place(_request("again", attempts_used=1)) as again:
+                assert (await _grant(again)).attempt == 2
+
+    async def test_reports_after_the_end_are_harmless(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
+            grant = await _grant(place)
+            await place.report_first_content(grant.attempt)
+            await place.report_finished(Reason.UNSPECIFIED)
+            await place.report_finished(Reason.UNSPECIFIED)
+            await place.report_attempt_failed(grant.attempt, Reason.SERVER_DIED)
+
+
+def _request(request_id: str, **changes: Any) -> PlacementRequest:
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "tenant": "default",
+        "model": POOL,
+        "operation": Operation.CHAT,
+        **changes,
+    }
+    return PlacementRequest(**fields)
+
+
+async def _next(place: Placement) -> object:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        return await place.next_decision()
+
+
+async def _last_word(place: Placement) -> object:
+    """The first decision that is not about waiting: a transport may still deliver an older word."""
+    while isinstance(word := await _next(place), WaitingInQueue):
+        pass
+    return word
+
+
+async def _grant(place: Placement) -> Grant:
+    word = await _last_word(place)
+    assert isinstance(word, Grant), f"expected a grant, heard {word}"
+    return word
+
+
+async def _refusal(place: Placement) -> WeftError:
+    try:
+        word = await _last_word(place)
+    except WeftError as error:
+        return error
+    raise AssertionError(f"expected a refusal, heard {word}")

@@ -1,0 +1,109 @@
+"""The command line: llama-server's own flags, one flag per switch of Behaviour, and a shrug for the rest."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from weft.testing.fake_backend.behaviour import Behaviour, updated
+
+DEFAULT_CONTEXT_TOKENS = 8192
+DEFAULT_SLOTS = 4
+MAX_SLOTS = 1024
+MAX_CONTEXT_TOKENS = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What stays fixed for the life of the process."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port, reported on stdout."""
+    alias: str = "fake"
+    api_key: str = ""
+    """Empty: no key is asked for."""
+    slots: int = DEFAULT_SLOTS
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS
+    """Shared by all slots."""
+    model_path: str = "fake.gguf"
+    embeddings: bool = False
+    die_with_parent: bool = False
+
+    @property
+    def slot_context_tokens(self) -> int:
+        """Context of one slot, prompt and answer together."""
+        return max(1, self.context_tokens // self.slots)
+
+
+def parse_command_line(arguments: Sequence[str]) -> tuple[ServerSettings, Behaviour]:
+    """Settings and behaviour; prints to stderr and exits with 2 when a value is out of range."""
+    parser = _parser()
+    values, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        print(f"warning: ignored unknown arguments: {' '.join(unknown)}", file=sys.stderr, flush=True)  # noqa: T201
+    try:
+        behaviour = updated(Behaviour(), _switches(values), strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        parser.error(str(error))
+    return _settings(values), behaviour
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="weft.testing.fake_backend", allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=_between(0, 65_535), default=0)
+    parser.add_argument("--alias", "-a", default="")
+    # As llama-server: arguments are visible to every user of the machine, the environment is not.
+    parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
+    parser.add_argument("--parallel", "-np", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
+    parser.add_argument("--ctx-size", "-c", type=_between(0, MAX_CONTEXT_TOKENS), default=DEFAULT_CONTEXT_TOKENS)
+    parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
+    parser.add_argument("--threads", "-t", type=int, default=1, help="not used")
+    parser.add_argument("--embeddings", "--embedding", action="store_true")
+    parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
+    for field in msgspec.structs.fields(Behaviour):
+        flag = "--" + field.name.replace("_", "-")
+        if field.type is bool:
+            parser.add_argument(flag, dest=field.name, action="store_true", default=None)
+        else:
+            parser.add_argument(flag, dest=field.name, default=None)
+    return parser
+
+
+def _settings(values: argparse.Namespace) -> ServerSettings:
+    return ServerSettings(
+        host=values.host,
+        port=values.port,
+        alias=values.alias or PurePath(values.model).name,
+        api_key=values.api_key,
+        slots=values.parallel,
+        context_tokens=values.ctx_size or DEFAULT_CONTEXT_TOKENS,
+        model_path=values.model,
+        embeddings=values.embeddings,
+        die_with_parent=values.die_with_parent,
+    )
+
+
+def _switches(values: argparse.Namespace) -> dict[str, Any]:
+    switches = {field.name: getattr(values, field.name) for field in msgspec.structs.fields(Behaviour)}
+    if switches["tool_call"] is not None:
+        switches["tool_call"] = msgspec.json.decode(switches["tool_call"])
+    return {name: value for name, value in switches.items() if value is not None}
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    """An integer within limits, for argparse."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be between {low} and {high}")
+        return value
+
+    return integer

@@ -1,0 +1,165 @@
+"""What the fake does to a request, and every way it can be told to fail."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+MAX_TEXT_CHARS = 1024 * 1024
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
+EventBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_EVENT_BYTES)]
+HttpStatus = Annotated[int, msgspec.Meta(ge=400, le=599)]
+
+
+class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call the model is made to emit."""
+
+    name: Text
+    arguments: Text = "{}"
+    """Exactly as the model "wrote" it; may be invalid JSON on purpose."""
+
+
+class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every switch, with the value of normal service. Token counts are per request, over all its choices."""
+
+    tokens_per_second: Seconds = 0.0
+    """Decode speed; 0: as fast as possible, many events per write."""
+    answer_tokens: Count = 16
+    """Length of the counted answer ("tok0 tok1 ..."); 0: it goes on until `max_tokens` or the context ends it."""
+    echo: bool = False
+    """Answer with the last user message (chat) or the prompt (completion)."""
+    text: Text | None = None
+    """Answer with this text, whatever was asked."""
+    reasoning_text: Text = ""
+    """Chat: think this first, as `reasoning_content`."""
+    tool_call: ScriptedCall | tuple[ScriptedCall, ...] | None = None
+    """Chat: call this, instead of answering, when the request offers tools and its last message is no tool result."""
+
+    load_seconds: Seconds = 0.0
+    """Time from the start of the process until /health is 200."""
+    never_healthy: bool = False
+    """/health and everything else stay 503."""
+    exit_at_start: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
+    """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start."""
+    ignore_sigterm: bool = False
+    """SIGTERM has no effect."""
+    second_sigterm: bool = False
+    """Only the second SIGTERM ends the process, as with llama-server that has a request in flight."""
+    fork_grandchild: bool = False
+    """Start a process that holds stdout and stderr open, at start or as soon as it is switched on."""
+    grandchild_setsid: bool = False
+    """That process leaves the process group and the session."""
+    stderr_flood_bytes: EventBytes = 0
+    """Write so much to stderr, blocking, at start and whenever it is set."""
+
+    close_after_stream: bool = False
+    """Close the connection after every stream while promising to keep it, as llama-server does."""
+    slow_headers_seconds: Seconds = 0.0
+    """Silence before the response headers, idle, before a slot is taken."""
+    prefill_seconds: Seconds = 0.0
+    """Silence between taking a slot and the first token; burns some CPU. Headers come after it, as in llama-server."""
+    prefill_idle: bool = False
+    """Prefill burns no CPU."""
+    prefill_progress: Count = 2
+    """How many `prompt_progress` chunks are spread over prefill when the request asks with `return_progress`."""
+    keepalive_comments: bool = False
+    """Send headers at once and a ":" comment line in every silence, also while stalled."""
+    keepalive_interval_seconds: Annotated[float, msgspec.Meta(ge=0.01)] = 0.1
+    """Time between those comments."""
+    stall_after_tokens: Count | None = None
+    """Go silent, idle, for ever after so many tokens; 0: before the headers."""
+    crash_after_tokens: Count | None = None
+    """The process kills itself with SIGKILL after so many tokens; 0: before the headers."""
+    close_after_tokens: Count | None = None
+    """Close the socket after so many tokens, without finish reason and end of the body."""
+    end_without_finish_reason: bool = False
+    """A tidy end of the body, but no finish reason, no usage, no [DONE]."""
+    repeat_line: Text = ""
+    """Answer with this line again and again until `max_tokens` or the context ends it."""
+    malformed_after_tokens: Count | None = None
+    """After so many tokens one event that is not JSON."""
+    wrong_shape_after_tokens: Count | None = None
+    """After so many tokens one event that is JSON with wrong types."""
+    oversized_event_bytes: EventBytes = 0
+    """The first token's text is so long."""
+    html_200: bool = False
+    """Answer with status 200 and an HTML page, as a captive proxy does."""
+    status: HttpStatus | None = None
+    """Answer with this status instead of working."""
+    status_body: Text | None = None
+    """Body of that answer; none: an error object as llama-server writes it."""
+    retry_after_seconds: Count | None = None
+    """`Retry-After` header of that answer."""
+    fail_times: Count | None = None
+    """How many requests meet the switches of `REQUEST_FAULTS` before normal service resumes; none: all of them."""
+
+    @property
+    def scripted_calls(self) -> tuple[ScriptedCall, ...]:
+        """`tool_call` as a tuple."""
+        if self.tool_call is None:
+            return ()
+        return (self.tool_call,) if isinstance(self.tool_call, ScriptedCall) else self.tool_call
+
+
+REQUEST_FAULTS = frozenset(
+    {
+        "slow_headers_seconds",
+        "prefill_seconds",
+        "stall_after_tokens",
+        "crash_after_tokens",
+        "close_after_tokens",
+        "end_without_finish_reason",
+        "repeat_line",
+        "malformed_after_tokens",
+        "wrong_shape_after_tokens",
+        "oversized_event_bytes",
+        "html_200",
+        "status",
+    }
+)
+"""The switches that `fail_times` counts down."""
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Behaviour)}
+
+
+def updated(behaviour: Behaviour, changes: dict[str, Any], *, strict: bool = True) -> Behaviour:
+    """`behaviour` with some switches changed; `strict=False` also reads numbers written as text.
+
+    Raises msgspec.ValidationError for an unknown switch or a value out of range.
+    """
+    return msgspec.convert({**msgspec.to_builtins(behaviour), **changes}, Behaviour, strict=strict)
+
+
+class Control:
+    """The behaviour in force, and how many requests it has still to fail."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._set(behaviour)
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """The switches as they were set."""
+        return self._behaviour
+
+    def update(self, changes: dict[str, Any]) -> Behaviour:
+        """Change some switches; `fail_times` starts counting again. Raises msgspec.ValidationError."""
+        self._set(updated(self._behaviour, changes))
+        return self._behaviour
+
+    def for_next_request(self) -> Behaviour:
+        """What applies to the request that starts now."""
+        if self._faults_left is None or self._is_healthy:
+            return self._behaviour
+        if self._faults_left == 0:
+            return self._without_faults
+        self._faults_left -= 1
+        return self._behaviour
+
+    def _set(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._faults_left = behaviour.fail_times
+        self._without_faults = updated(behaviour, {name: _DEFAULTS[name] for name in REQUEST_FAULTS})
+        self._is_healthy = self._without_faults == behaviour

@@ -1,0 +1,247 @@
+"""The HTTP side of the fake: llama-server's routes, its refusals, and /fake/* for tests."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from weft.testing.fake_backend import openai_shapes as shapes
+from weft.testing.fake_backend import status_pages
+from weft.testing.fake_backend.arguments import ServerSettings
+from weft.testing.fake_backend.behaviour import Behaviour, Control
+from weft.testing.fake_backend.embeddings import embeddings_body, too_long
+from weft.testing.fake_backend.generation import Generation
+from weft.testing.fake_backend.process_faults import ProcessFaults
+from weft.testing.fake_backend.requests import (
+    MAX_CHOICES,
+    GenerationRequest,
+    RequestError,
+    bad_request,
+    parse_chat,
+    parse_completion,
+    words,
+)
+from weft.testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
+from weft.testing.fake_backend.slots import SlotPool
+from weft.testing.fake_backend.state import FakeState, Ledger, Outcome
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+NOT_JSON = "parse error: the body is not JSON"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Worker = Callable[[web.Request, Any, Behaviour, Outcome], Awaitable[web.StreamResponse]]
+
+_STATUS_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+class FakeServer:
+    """One model server: its slots, its behaviour, its books."""
+
+    def __init__(self, settings: ServerSettings, control: Control, faults: ProcessFaults) -> None:
+        self._settings = settings
+        self._control = control
+        self._faults = faults
+        self._pool = SlotPool(settings.slots)
+        self._ledger = Ledger()
+        self._started = time.monotonic()
+        self._started_at = time.time()
+
+    def application(self) -> web.Application:
+        """The aiohttp application with every route."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        for path in ("/health", "/v1/health"):
+            app.router.add_get(path, self._health)
+        for path in ("/models", "/v1/models"):
+            app.router.add_get(path, self._guarded(self._models))
+        app.router.add_get("/props", self._guarded(self._props))
+        app.router.add_get("/slots", self._guarded(self._slots))
+        app.router.add_get("/metrics", self._guarded(self._metrics))
+        app.router.add_post("/tokenize", self._guarded(self._tokenize))
+        app.router.add_post("/v1/chat/completions", self._guarded(self._counted(self._chat)))
+        app.router.add_post("/v1/completions", self._guarded(self._counted(self._completion)))
+        app.router.add_post("/v1/embeddings", self._guarded(self._counted(self._embed)))
+        # Open even with an API key: a runner starts the fake with a random one that tests do not know.
+        app.router.add_get("/fake/behaviour", self._get_behaviour)
+        app.router.add_post("/fake/behaviour", self._set_behaviour)
+        app.router.add_get("/fake/state", self._get_state)
+        app.router.add_route("*", "/{path:.*}", self._guarded(self._not_found))
+        return app
+
+    def _is_loaded(self) -> bool:
+        behaviour = self._control.behaviour
+        return not behaviour.never_healthy and time.monotonic() - self._started >= behaviour.load_seconds
+
+    def _check_access(self, http: web.Request) -> None:
+        """Refuse a wrong key, and everything while the model loads."""
+        key = self._settings.api_key
+        if key and http.headers.get("Authorization") != f"Bearer {key}" and http.headers.get("X-Api-Key") != key:
+            raise RequestError(401, "authentication_error", "Invalid API Key")
+        if not self._is_loaded():
+            raise _loading()
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(http: web.Request) -> web.StreamResponse:
+            try:
+                self._check_access(http)
+                return await handler(http)
+            except RequestError as error:
+                return _refusal(error)
+
+        return guarded
+
+    def _counted(self, worker: Worker) -> Handler:
+        """Book the request, apply the faults that need no token, then work."""
+
+        async def counted(http: web.Request) -> web.StreamResponse:
+            raw = await http.read()
+            body = _decoded(raw)
+            headers = {name.lower(): value for name, value in http.headers.items()}
+            with self._ledger.request(headers, body, len(raw)) as outcome:
+                behaviour = self._control.for_next_request()
+                if behaviour.slow_headers_seconds:
+                    await asyncio.sleep(behaviour.slow_headers_seconds)
+                if behaviour.html_200:
+                    return web.Response(body=shapes.HTML_PAGE, content_type="text/html")
+                if behaviour.status is not None:
+                    return _scripted_status(behaviour, behaviour.status)
+                try:
+                    return await worker(http, body, behaviour, outcome)
+                except RequestError as error:
+                    return _refusal(error)
+
+        return counted
+
+    async def _chat(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        return await self._generate(http, parse_chat(body, self._settings.alias), behaviour, outcome)
+
+    async def _completion(
+        self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome
+    ) -> web.StreamResponse:
+        return await self._generate(http, parse_completion(body, self._settings.alias), behaviour, outcome)
+
+    async def _generate(
+        self, http: web.Request, request: GenerationRequest, behaviour: Behaviour, outcome: Outcome
+    ) -> web.StreamResponse:
+        count = len(request.prompts) * request.choices_per_prompt
+        if request.choices_per_prompt > self._settings.slots:
+            limits = f"1 <= value <= {self._settings.slots}, but got {request.choices_per_prompt}"
+            raise bad_request(f"Field 'n': Value must be between {limits}")
+        if count > MAX_CHOICES:
+            raise bad_request(f"more than {MAX_CHOICES} choices")
+        context = self._settings.slot_context_tokens
+        async with self._pool.hold(count, request.prompts[0], use_cache=request.use_cache) as slots:
+            longest = max(map(len, request.prompts))
+            if longest >= context:
+                raise too_long(longest, context)
+            envelope = shapes.Envelope(request.model, is_chat=request.is_chat)
+            sink: Sink = (
+                StreamSink(http, request, envelope, count) if request.stream else UnarySink(request, envelope, count)
+            )
+            generation = Generation(http, request, behaviour, sink, self._ledger.state, outcome)
+            return await generation.run(slots, context)
+
+    async def _embed(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        del http, behaviour, outcome
+        if not self._settings.embeddings:
+            message = "This server does not support embeddings. Start it with `--embeddings`"
+            raise RequestError(501, "not_supported_error", message)
+        answer, tokens = embeddings_body(body, self._settings.alias, self._settings.slot_context_tokens)
+        async with self._pool.hold(1, [], use_cache=False):
+            self._ledger.state.prompt_tokens += tokens
+        return json_response(answer)
+
+    async def _health(self, http: web.Request) -> web.StreamResponse:
+        del http
+        if self._is_loaded():
+            return json_response(b'{"status":"ok"}')
+        return _refusal(_loading())
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(status_pages.models(self._settings, self._started_at)))
+
+    async def _props(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(status_pages.props(self._settings)))
+
+    async def _slots(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(status_pages.slots(self._pool, self._settings)))
+
+    async def _metrics(self, http: web.Request) -> web.StreamResponse:
+        del http
+        page = status_pages.metrics(self._pool, self._ledger.state, self._started)
+        return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _not_found(self, http: web.Request) -> web.StreamResponse:
+        del http
+        raise RequestError(404, "not_found_error", "File Not Found")
+
+    async def _tokenize(self, http: web.Request) -> web.StreamResponse:
+        body = _decoded(await http.read())
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        pieces = words(str(body.get("content", "")))
+        tokens: list[Any] = [shapes.token_id(piece) for piece in pieces]
+        if body.get("with_pieces") is True:
+            tokens = [{"id": number, "piece": piece} for number, piece in zip(tokens, pieces, strict=True)]
+        return json_response(shapes.encode({"tokens": tokens}))
+
+    async def _get_behaviour(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(self._control.behaviour))
+
+    async def _set_behaviour(self, http: web.Request) -> web.StreamResponse:
+        try:
+            changes = msgspec.json.decode(await http.read(), type=dict[str, Any])
+            behaviour = self._control.update(changes)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return _refusal(bad_request(str(error)))
+        self._faults.apply(behaviour)
+        return json_response(shapes.encode(behaviour))
+
+    async def _get_state(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(self._state()))
+
+    def _state(self) -> FakeState:
+        state = self._ledger.state
+        state.grandchild_pid = self._faults.grandchild_pid
+        state.waiting_requests = self._pool.waiting
+        state.busy_slots = self._pool.busy
+        return state
+
+
+def _loading() -> RequestError:
+    return RequestError(503, "unavailable_error", "Loading model")
+
+
+def _refusal(error: RequestError) -> web.Response:
+    return json_response(shapes.error_body(error), error.status, {"Connection": "close"})
+
+
+def _decoded(raw: bytes) -> Any:
+    """The body as JSON data; NOT_JSON when it is none, which every parser refuses."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return NOT_JSON
+
+
+def _scripted_status(behaviour: Behaviour, status: int) -> web.Response:
+    headers = {} if behaviour.retry_after_seconds is None else {"Retry-After": str(behaviour.retry_after_seconds)}
+    if behaviour.status_body is not None:
+        return json_response(behaviour.status_body.encode(), status, headers)
+    error = RequestError(status, _STATUS_KINDS.get(status, "server_error"), f"scripted status {status}")
+    return json_response(shapes.error_body(error), status, headers)

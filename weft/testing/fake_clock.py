@@ -1,0 +1,86 @@
+"""A clock that stands still until a test moves it."""
+
+import asyncio
+import heapq
+from datetime import UTC, datetime, timedelta
+
+_START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
+# How often control is handed to the event loop after a wake-up, at most. Enough for a task to pass through a few locks
+# and queues and to fall asleep again; a task that waits for real I/O needs `sleepers` instead.
+_SETTLE_ROUNDS = 50
+
+
+class FakeClock:
+    """See weft.kernel.clock.Clock. Time passes only inside `advance`, and waking is in order of due time."""
+
+    def __init__(self, *, monotonic: float = 1_000.0, utc: datetime = _START_UTC) -> None:
+        self._monotonic = monotonic
+        self._utc = utc
+        self._asleep: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._naps = 0
+        self._fell_asleep = asyncio.Event()
+
+    def monotonic(self) -> float:
+        """See Clock.monotonic."""
+        return self._monotonic
+
+    def utc_now(self) -> datetime:
+        """See Clock.utc_now."""
+        return self._utc
+
+    @property
+    def sleepers(self) -> int:
+        """How many tasks are asleep on this clock."""
+        return sum(not future.done() for _, _, future in self._asleep)
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once `advance` has moved time on by `seconds`; at once for zero and less."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._naps += 1
+        heapq.heappush(self._asleep, (self._monotonic + seconds, self._naps, future))
+        self._fell_asleep.set()
+        await future
+
+    async def advance(self, seconds: float, *, sleepers: int = 0) -> None:
+        """Move time on by `seconds`, stopping at every due time to wake whoever sleeps until then.
+
+        Sleepers with the same due time wake in the order in which they fell asleep, each settled before the next.
+
+        `sleepers`: wait for at least so many tasks to be asleep before each step and at the end. A loop that does real
+        I/O between its naps then finishes every round before time goes on, however slow the machine is.
+        """
+        end = self._monotonic + seconds
+        await self.wait_for_sleepers(sleepers)
+        while self._next_due() <= end:
+            due, _, future = heapq.heappop(self._asleep)
+            self._move_to(due)
+            future.set_result(None)
+            await self._settle()
+            await self.wait_for_sleepers(sleepers)
+        self._move_to(end)
+        await self._settle()
+
+    async def wait_for_sleepers(self, count: int) -> None:
+        """Return once at least `count` tasks are asleep."""
+        while self.sleepers < count:
+            self._fell_asleep.clear()
+            await self._fell_asleep.wait()
+
+    def _next_due(self) -> float:
+        while self._asleep and self._asleep[0][2].done():
+            heapq.heappop(self._asleep)  # cancelled while asleep
+        return self._asleep[0][0] if self._asleep else float("inf")
+
+    def _move_to(self, monotonic: float) -> None:
+        self._utc += timedelta(seconds=monotonic - self._monotonic)
+        self._monotonic = monotonic
+
+    async def _settle(self) -> None:
+        naps = self._naps
+        for _ in range(_SETTLE_ROUNDS):
+            await asyncio.sleep(0)
+            if self._naps > naps:
+                return
