@@ -87,9 +87,10 @@ class RunnerProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A runner's hold on its rows. Whoever knows `id` owns them."""
+    """A runner's hold on its rows."""
 
-    id: str
+    id: str = field(repr=False)
+    """Whoever knows it owns the rows."""
     request_id: str
     """Of the OpenSession that made this incarnation; a repeat of that call gets the same session."""
     runner: str

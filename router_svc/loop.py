@@ -27,6 +27,10 @@ TICK_SECONDS = 0.25
 """How often waiting requests are looked at for timeouts. There is no timer while nobody waits."""
 
 
+_ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION})
+"""Refusals that another value in the request's `model` field would cure."""
+
+
 class Mailbox:
     """The decisions for one placed request, in order. At most one caller waits on it."""
 
@@ -149,7 +153,7 @@ class SchedulingLoop:
                 return WeftError(
                     decision.reason,
                     decision.message,
-                    metadata={"model": request.model},
+                    metadata={"model": request.model} | ({"field": "model"} if decision.reason in _ABOUT_MODEL else {}),
                     retry_after_seconds=decision.retry_after_seconds,
                 )
 

@@ -220,8 +220,8 @@ class TestSqliteFile(StoreSuite):
             tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         assert tables == {"alembic_version", "models"}
 
-    async def test_a_failing_write_logs_no_key(self, store: SqlStore, capfd: pytest.CaptureFixture[str]) -> None:
-        broken = replace(stored().session, request_id=None, ticket_key=b"SECRET-TICKET-KEY")  # type: ignore[arg-type]
+    async def test_a_failing_write_logs_no_secrets(self, store: SqlStore, capfd: pytest.CaptureFixture[str]) -> None:
+        broken = replace(stored().session, id="SECRET-ID", request_id=None, ticket_key=b"SECRET-KEY")  # type: ignore[arg-type]
         with pytest.raises(WeftError):
             await store.save_session(replace(stored(), session=broken))
         out, err = capfd.readouterr()

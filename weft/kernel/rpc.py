@@ -175,4 +175,7 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
         if not isinstance(error, WeftError):
             log.error("rpc failed unexpectedly", exc_info=error)
             error = WeftError(Reason.INTERNAL, "an internal error; the service's log has the details")
-        await self._context.abort_with_status(rpc_status.to_status(error_to_status(error)))
+        status = rpc_status.to_status(error_to_status(error))
+        # What the body has put into the trailer (a receipt, say) stays beside the error's details.
+        trailer = (*(self._context.trailing_metadata() or ()), *status.trailing_metadata)
+        await self._context.abort(status.code, status.details, trailing_metadata=trailer)

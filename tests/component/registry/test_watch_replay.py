@@ -196,15 +196,22 @@ async def replayed(view: FleetView, watcher: Watcher, up_to_revision: int) -> Fl
 async def play(script: Sequence[Step]) -> None:
     world = World()
     await world.start()
-    for step in script:
-        await world.take(step)
-        snapshot, _ = world.roster.watch()
-        world.view = await replayed(world.view, world.watcher, snapshot.revision)
-        assert world.view == view_of(snapshot)
-        assert len(snapshot.models) == len(world.view.models)
-        assert all(model.runner in world.view.runners for model in world.view.models.values())
-        await assert_stored(world)
-    await world.end()
+    try:
+        for step in script:
+            await world.take(step)
+            await assert_told(world)
+            await assert_stored(world)
+    finally:
+        await world.end()
+
+
+async def assert_told(world: World) -> None:
+    """What the watcher was told is what a newcomer sees, and it makes sense."""
+    snapshot, _ = world.roster.watch()
+    world.view = await replayed(world.view, world.watcher, snapshot.revision)
+    assert world.view == view_of(snapshot)
+    assert len(snapshot.models) == len(world.view.models)
+    assert all(model.runner in world.view.runners for model in world.view.models.values())
 
 
 async def assert_stored(world: World) -> None:

@@ -148,5 +148,7 @@ def test_a_heartbeat_revives_the_silent_but_not_the_closed() -> None:
     assert refusal.value.reason is Reason.SESSION_UNKNOWN
 
 
-def test_no_key_appears_in_a_log_of_a_session() -> None:
-    assert "kkk" not in repr(session("s1"))
+def test_neither_key_nor_id_of_a_session_appears_in_a_log() -> None:
+    shown = repr(session("ses-secret"))
+    assert "kkk" not in shown
+    assert "ses-secret" not in shown

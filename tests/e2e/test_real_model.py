@@ -1,0 +1,206 @@
+"""The whole mesh with a real language model on the real llama.cpp server: no fake anywhere."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from mesh_process import MeshProcess, eventually, run_weft, running_mesh
+
+from weft.client import Message, WeftError, connect
+from weft.host.demo import DEMO_MODEL
+from weft.kernel.reasons import Reason
+
+pytestmark = pytest.mark.real
+
+PROMPT: list[Message] = [{"role": "user", "content": "Write one sentence about the sea."}]
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """`weft up` with nothing configured but its home and port."""
+    with running_mesh(tmp_path_factory.mktemp("real") / "home", "--port", "0") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def client(mesh: MeshProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def _ask(client: openai.OpenAI, **options: object) -> openai.types.chat.ChatCompletion:
+    return client.chat.completions.create(  # type: ignore[call-overload,no-any-return]  # options are free here
+        model=DEMO_MODEL, messages=PROMPT, **options
+    )
+
+
+def test_a_chat_answers_with_words_and_counts_its_tokens(client: openai.OpenAI) -> None:
+    answer = _ask(client, max_tokens=24)
+    assert answer.choices[0].finish_reason in {"stop", "length"}
+    assert len(re.findall(r"[A-Za-z]{2,}", answer.choices[0].message.content or "")) >= 3
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 10
+    assert 0 < answer.usage.completion_tokens <= 24
+    assert answer.model == DEMO_MODEL
+
+
+def test_a_stream_comes_in_pieces_that_make_the_answer(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=DEMO_MODEL,
+        messages=[{"role": "user", "content": PROMPT[0]["content"]}],
+        max_tokens=24,
+        stream_options={"include_usage": True},
+    ) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta" and event.delta]
+        final = stream.current_completion_snapshot
+    assert len(pieces) >= 3
+    assert "".join(pieces) == final.choices[0].message.content
+    assert final.usage is not None
+    assert final.usage.completion_tokens >= len(pieces)
+
+
+def test_the_same_prompt_again_is_served_from_the_prefix_cache_and_said_so(client: openai.OpenAI) -> None:
+    long_prompt = [{"role": "user", "content": "The sea is wide and deep. " * 30 + "Continue."}]
+    usages = [
+        client.chat.completions.create(model=DEMO_MODEL, messages=long_prompt, max_tokens=4).usage  # type: ignore[arg-type]
+        for _ in range(2)
+    ]
+    cold, warm = (
+        usage.prompt_tokens_details.cached_tokens for usage in usages if usage and usage.prompt_tokens_details
+    )
+    assert cold is not None
+    assert warm is not None
+    assert warm > cold
+    assert warm > 100
+
+
+def test_several_choices_each_end_and_their_tokens_add_up(client: openai.OpenAI) -> None:
+    answer = _ask(client, n=3, max_tokens=6, temperature=1.0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert all(choice.finish_reason for choice in answer.choices)
+    assert answer.usage is not None
+    assert 12 < answer.usage.completion_tokens <= 18
+
+
+def test_a_stop_string_ends_the_answer_before_itself(client: openai.OpenAI) -> None:
+    free = _ask(client, max_tokens=24, temperature=0.0, seed=1).choices[0].message.content or ""
+    word = re.findall(r"[a-z]{4,}", free)[2]
+    stopped = _ask(client, max_tokens=24, temperature=0.0, seed=1, stop=[word]).choices[0]
+    assert word not in (stopped.message.content or "")
+    assert stopped.finish_reason == "stop"
+
+
+def test_logprobs_come_with_alternatives(client: openai.OpenAI) -> None:
+    logprobs = _ask(client, max_tokens=4, logprobs=True, top_logprobs=3).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert len(logprobs.content) >= 3
+    assert all(token.logprob <= 0 and len(token.top_logprobs) == 3 for token in logprobs.content)
+
+
+def test_a_json_schema_is_kept(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    }
+    answer = _ask(
+        client,
+        max_tokens=80,
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}},
+    )
+    document = json.loads(answer.choices[0].message.content or "")
+    assert list(document) == ["name", "age"], "members come in schema order"
+    assert isinstance(document["age"], int)
+
+
+def test_a_text_completion_and_embeddings_work_on_the_same_model(client: openai.OpenAI) -> None:
+    completion = client.completions.create(model=DEMO_MODEL, prompt="The capital of France is", max_tokens=5)
+    assert completion.choices[0].text
+    vectors = client.embeddings.create(model=DEMO_MODEL, input=["a cat", "a kitten", "share prices fell"]).data
+    assert [vector.index for vector in vectors] == [0, 1, 2]
+    assert len(vectors[0].embedding) == 576
+    floats = client.embeddings.create(model=DEMO_MODEL, input="a cat", encoding_format="float").data[0].embedding
+    assert floats == pytest.approx(vectors[0].embedding, abs=1e-4)
+
+
+def test_a_prompt_beyond_the_context_is_refused_by_name(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=DEMO_MODEL, messages=[{"role": "user", "content": "word " * 5000}])
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_grpc_talks_to_the_inference_service_directly(mesh: MeshProcess) -> None:
+    with connect(mesh.grpc) as client:
+        events = list(client.chat(DEMO_MODEL, PROMPT, max_tokens=16, timeout=60.0))
+        vectors = client.embed(DEMO_MODEL, ["a", "b"], timeout=60.0)
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[0] == "started"
+    assert kinds.count("finished") == 1
+    assert kinds[-1] == "finished"
+    receipt = events[-1].finished.receipt
+    assert receipt.usage.completion_tokens > 0
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", receipt.model_digest)
+    assert receipt.gpu_time.ToNanoseconds() > 0
+    assert receipt.host
+    assert not receipt.left_premises
+    assert [len(vector) for vector in vectors] == [576, 576]
+
+
+def test_an_unknown_model_names_what_there_is(mesh: MeshProcess) -> None:
+    with connect(mesh.grpc) as client, pytest.raises(WeftError) as refused:
+        list(client.chat("gpt-9", "hi", timeout=10.0))
+    assert refused.value.reason is Reason.MODEL_NOT_FOUND
+    assert DEMO_MODEL in refused.value.message
+
+
+async def test_the_command_line_shows_and_uses_the_mesh(mesh: MeshProcess) -> None:
+    home = mesh.home
+    code, out, err = await run_weft("chat", DEMO_MODEL, "-m", "Say hello", "--max-tokens", "8", home=home)
+    assert code == 0, err
+    assert out.strip()
+    assert "tokens/s" in err
+    code, out, _ = await run_weft("chat", DEMO_MODEL, "--max-tokens", "8", home=home, stdin=b"Say hello")
+    assert (code, bool(out.strip())) == (0, True)
+    code, out, _ = await run_weft("get", "models", "-o", "json", home=home)
+    document = json.loads(out)
+    assert document["items"][0]["manifest"]["name"] == DEMO_MODEL
+    assert document["items"][0]["status"] == "STATUS_ACTIVE"
+    code, out, _ = await run_weft("get", "runners", home=home)
+    assert out.splitlines()[0].split()[:2] == ["NAME", "STATUS"]
+    assert "active" in out
+    code, out, _ = await run_weft("ps", "-o", "yaml", home=home)
+    assert "state: ready" in out
+    code, out, _ = await run_weft("doctor", "-o", "json", home=home)
+    assert code in (0, 1)
+    assert {finding["check"] for finding in json.loads(out)["items"]} >= {"platform", "home", "models", "port"}
+
+
+async def test_commands_without_a_mesh_say_how_to_start_one(tmp_path: Path) -> None:
+    code, _, error = await run_weft("get", "models", home=tmp_path / "nowhere")
+    assert code == 1
+    assert "weft up" in error
+    assert "Traceback" not in error
+
+
+async def test_a_killed_llama_server_is_back_by_itself(mesh: MeshProcess, client: openai.OpenAI) -> None:
+    before = await mesh.describe("local")
+    os.kill(before.process_id, signal.SIGKILL)
+
+    async def replaced() -> bool:
+        now = await mesh.describe("local")
+        return now.process_id not in (0, before.process_id) and bool(now.restart_count)
+
+    await eventually(replaced, 15.0, "the server was not restarted")
+    assert _ask(client, max_tokens=4).choices[0].finish_reason
+
+
+async def test_the_demo_command_goes_up_chats_and_goes_down(tmp_path: Path) -> None:
+    code, out, err = await run_weft("demo", "--max-tokens", "8", home=tmp_path)
+    assert code == 0, err
+    assert "ok: up, chat, down" in out

@@ -1,0 +1,243 @@
+"""What every service answers, and what travels along with a request."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.json_format import ParseDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
+
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+MESH_SERVICES = [
+    "weft.api.registry.v1.RegistryService",
+    "weft.api.registry.v1.RunnerSessionService",
+    "weft.api.router.v1.InferenceService",
+    "weft.api.router.v1.PlacementService",
+]
+RUNNER_SERVICES = [
+    "weft.api.runner.v1.GenerationService",
+    "weft.api.runner.v1.EmbeddingService",
+    "weft.api.runner.v1.RunnerService",
+]
+
+
+@pytest.fixture(scope="module")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("surfaces")
+    config = write_config(
+        folder,
+        fake_runner("a", slots=1),
+        router={"queue_depth_per_runner": 1, "queue_timeout_seconds": 2.0},
+        gateway={"sse_keepalive_seconds": 0.2, "headers_within_seconds": 0.2, "max_body_bytes": 100_000},
+        grpc_port=0,
+    )
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
+    await shared_mesh.reset("a")
+    return shared_mesh
+
+
+async def _runner_address(mesh: MeshProcess) -> str:
+    return (await mesh.runners())[0].address
+
+
+def _body(**changes: Any) -> dict[str, Any]:
+    return {"model": POOL, "messages": [{"role": "user", "content": "hi"}], **changes}
+
+
+@pytest.mark.parametrize("service", ["", "liveness", "readiness", *MESH_SERVICES, *RUNNER_SERVICES])
+async def test_health_answers_for_every_service(mesh: MeshProcess, service: str) -> None:
+    address = await _runner_address(mesh) if service in RUNNER_SERVICES else mesh.grpc
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5.0)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_of_an_unknown_service_is_not_found(mesh: MeshProcess) -> None:
+    with grpc.insecure_channel(mesh.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=5.0)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(("where", "services"), [("mesh", MESH_SERVICES), ("runner", RUNNER_SERVICES)])
+async def test_reflection_lists_every_service_and_knows_its_methods(
+    mesh: MeshProcess, where: str, services: list[str]
+) -> None:
+    address = mesh.grpc if where == "mesh" else await _runner_address(mesh)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=services[0]),
+    ]
+    with grpc.insecure_channel(address) as channel:
+        listed, described = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter(requests), timeout=5.0
+        )
+    assert set(services) <= {service.name for service in listed.list_services_response.service}
+    file = FileDescriptorProto.FromString(described.file_descriptor_response.file_descriptor_proto[0])
+    assert services[0].rpartition(".")[2] in {service.name for service in file.service}
+
+
+async def test_trace_and_request_id_reach_the_backend_and_the_log(mesh: MeshProcess) -> None:
+    headers = {"traceparent": TRACEPARENT, "X-Request-Id": "my-request", "X-Tenant-ID": "lab", "X-Priority": "high"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{mesh.url}/v1/chat/completions", json=_body(), headers=headers) as response,
+    ):
+        assert response.status == 200
+        assert response.headers["x-request-id"] == "my-request"
+    async with await mesh.backend("a") as backend:
+        seen = {name.lower(): value for name, value in (await backend.state()).last_request_headers.items()}
+    assert seen["traceparent"] == TRACEPARENT
+    assert seen["x-request-id"] == "my-request"
+    line = mesh.request_line("my-request")
+    assert line["trace_id"] == TRACEPARENT.split("-")[1]
+    assert line["tenant"] == "lab"
+
+
+async def test_a_full_queue_is_503_with_retry_after_and_a_waiting_stream_gets_comments(mesh: MeshProcess) -> None:
+    async with await mesh.backend("a") as backend:
+        await backend.set_behaviour(prefill_seconds=1.5)
+    url = f"{mesh.url}/v1/chat/completions"
+    async with aiohttp.ClientSession() as http, await mesh.backend("a") as backend:
+        running = asyncio.create_task(_status(http, url, _body()))
+        await backend.wait_for_state(lambda state: state.busy_slots == 1)
+        async with http.post(url, json=_body(stream=True)) as waiting:
+            assert waiting.status == 200
+            comment = await waiting.content.readline()
+            async with http.post(url, json=_body()) as refused:
+                assert refused.status == 503
+                assert 1 <= int(refused.headers["retry-after"]) <= 60
+                assert (await refused.json())["error"]["code"] == "queue_full"
+            rest = (await waiting.text()).splitlines()
+        assert await running == 200
+    assert comment.startswith(b": queued position=1")
+    assert [line for line in rest if line][-1] == "data: [DONE]"
+
+
+async def _status(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> int:
+    async with http.post(url, json=body) as response:
+        await response.read()
+        return response.status
+
+
+async def test_waiting_longer_than_the_queue_timeout_is_refused_by_name(mesh: MeshProcess) -> None:
+    async with await mesh.backend("a") as backend:
+        await backend.set_behaviour(prefill_seconds=4.0)
+    async with aiohttp.ClientSession() as http:
+        url = f"{mesh.url}/v1/chat/completions"
+        running = asyncio.create_task(_status(http, url, _body()))
+        async with await mesh.backend("a") as backend:
+            await backend.wait_for_state(lambda state: state.busy_slots == 1)
+        async with http.post(url, json=_body()) as response:
+            assert response.status == 503
+            assert (await response.json())["error"]["code"] == "queue_timeout"
+        assert await running == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "status", "named"),
+    [
+        ("/v1/chat/completions", b"{not json", 400, None),
+        ("/v1/chat/completions", json.dumps(_body(messages=[])).encode(), 400, "messages"),
+        ("/v1/chat/completions", json.dumps(_body(temperature="hot")).encode(), 400, "temperature"),
+        (
+            "/v1/chat/completions",
+            json.dumps(_body(messages=[{"role": "pope", "content": "x"}])).encode(),
+            400,
+            "messages[0].role",
+        ),
+        ("/v1/chat/completions", json.dumps(_body(model="nobody")).encode(), 404, "model"),
+        ("/v1/chat/completions", json.dumps(_body(pad="x" * 200_000)).encode(), 413, None),
+        ("/v1/embeddings", json.dumps({"model": POOL, "input": []}).encode(), 400, "input"),
+        ("/v1/nothing", b"{}", 404, None),
+    ],
+)
+async def test_wrong_input_is_a_clear_4xx_in_the_envelope_and_the_process_lives_on(
+    mesh: MeshProcess, path: str, payload: bytes, status: int, named: str | None
+) -> None:
+    pid = mesh.process.pid
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{mesh.url}{path}", data=payload, headers=headers) as response:
+            assert response.status == status
+            assert response.headers["x-request-id"]
+            error = (await response.json())["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert error["param"] == named
+        assert await _status(http, f"{mesh.url}/v1/chat/completions", _body()) == 200
+    assert mesh.process.poll() is None
+    assert mesh.facts["pids"]["host"] == pid
+
+
+def _chat_request(**fields: Any) -> inference_service_pb2.ChatRequest:
+    return ParseDict({"model": POOL, **fields}, inference_service_pb2.ChatRequest())
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (_chat_request(model=""), "model"),
+        (_chat_request(model="../etc"), "model"),
+        (_chat_request(), "payload.messages"),
+        (
+            _chat_request(payload={"messages": [{"role": "ROLE_USER"}], "sampling": {"temperature": "NaN"}}),
+            "payload.sampling.temperature",
+        ),
+        (_chat_request(payload={"messages": [{"role": 99}]}), "payload.messages[0].role"),
+    ],
+)
+async def test_wrong_grpc_input_names_its_field(
+    mesh: MeshProcess, request_: inference_service_pb2.ChatRequest, field: str
+) -> None:
+    with grpc.insecure_channel(mesh.grpc) as channel, pytest.raises(grpc.RpcError) as refused:
+        list(inference_service_pb2_grpc.InferenceServiceStub(channel).Chat(request_, timeout=5.0))
+    error = error_from_call(refused.value, Reason.WORKER_LOST)
+    assert error.reason is Reason.INVALID_ARGUMENT
+    assert error.metadata["field"] == field
+
+
+async def test_the_receipt_is_in_the_trailer_on_success_and_on_failure(mesh: MeshProcess) -> None:
+    request = inference_service_pb2.ChatRequest(model=POOL)
+    request.payload.messages.add(role=3).content.add(text="hi")
+    with grpc.insecure_channel(mesh.grpc) as channel:
+        stub = inference_service_pb2_grpc.InferenceServiceStub(channel)
+        good = stub.Chat(request, timeout=5.0, metadata=(("x-request-id", "good"),))
+        list(good)
+        request.model = "nobody"
+        bad = stub.Chat(request, timeout=5.0, metadata=(("x-request-id", "bad"),))
+        with pytest.raises(grpc.RpcError):
+            list(bad)
+        trailers: list[dict[str, Any]] = [dict(call.trailing_metadata()) for call in (good, bad)]
+        receipts = [receipt_pb2.Receipt.FromString(trailer["weft-receipt-bin"]) for trailer in trailers]
+    assert [receipt.request_id for receipt in receipts] == ["good", "bad"]
+    assert receipts[0].outcome == receipt_pb2.OUTCOME_COMPLETED
+    assert receipts[1].outcome == receipt_pb2.OUTCOME_REJECTED
+    assert Reason(receipts[1].reason) is Reason.MODEL_NOT_FOUND
+
+
+async def test_metrics_and_health_answer_over_http(mesh: MeshProcess) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _status(http, f"{mesh.url}/v1/chat/completions", _body())
+        async with http.get(f"{mesh.url}/health") as response:
+            assert response.status == 200
+        async with http.get(f"{mesh.url}/metrics") as response:
+            text = await response.text()
+    assert "weft_" in text
+    assert "request_id" not in text
