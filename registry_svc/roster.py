@@ -41,6 +41,11 @@ from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry")
 
+# A sweep so much later than the one before means that the registry itself was frozen: more than this many intervals,
+# and long enough that runners in good health may look silent.
+FROZEN_AFTER_INTERVALS = 3
+FROZEN_AFTER_SHARE_OF_INACTIVE = 0.5
+
 
 class Roster:
     """Who is in the mesh. Reads answer from memory at once; writes pass one by one.
@@ -56,6 +61,7 @@ class Roster:
         self._writer = SingleWriter()
         self._broadcaster = Broadcaster(config.watch_buffer_responses)
         self._limits: LivenessLimits | None = None
+        self._swept_monotonic = 0.0
         # A watcher that has seen nothing yet counts from zero, so a snapshot is never at revision zero.
         self._revision = 1
 
@@ -68,11 +74,8 @@ class Roster:
         except BaseException:
             await self._store.close()
             raise
-        self._limits = LivenessLimits(
-            inactive_after_seconds=self._config.inactive_after_seconds,
-            delete_after_seconds=self._config.delete_after_seconds,
-            grace_until_monotonic=self._clock.monotonic() + self._config.restart_grace_seconds,
-        )
+        self._swept_monotonic = self._clock.monotonic()
+        self._limits = self._limits_with_grace()
         log.info("registry open", runners=len(self._mesh))
 
     async def stop(self, grace_seconds: float) -> None:
@@ -150,6 +153,13 @@ class Roster:
             raise WeftError(Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=1.0)
         return self._limits
 
+    def _limits_with_grace(self) -> LivenessLimits:
+        return LivenessLimits(
+            inactive_after_seconds=self._config.inactive_after_seconds,
+            delete_after_seconds=self._config.delete_after_seconds,
+            grace_until_monotonic=self._clock.monotonic() + self._config.restart_grace_seconds,
+        )
+
     async def _open(self, opening: Opening) -> Session:
         own, named = self._mesh.of_session(opening.session_id), self._mesh.of_runner(opening.profile.name)
         decision = decide_opening(
@@ -222,10 +232,22 @@ class Roster:
 
     async def _sweep(self) -> None:
         limits, now = self._require_open(), self._clock.monotonic()
+        if self._was_frozen(now):
+            log.warning("registry was away", seconds=round(now - self._swept_monotonic, 1))
+            limits = self._limits = self._limits_with_grace()
+        self._swept_monotonic = now
         verdicts = [(member, judge(member.pulse, limits, now)) for member in self._mesh]
         self._silence([member for member, verdict in verdicts if verdict is Verdict.SILENCE], now)
         await self._forget([member for member, verdict in verdicts if verdict is Verdict.FORGET])
         await self._save_due_pulses()
+
+    def _was_frozen(self, now: float) -> bool:
+        """Stopped, suspended or stuck on the disk: it could hear nobody meanwhile, as if it had been restarted."""
+        limit = max(
+            FROZEN_AFTER_INTERVALS * self._config.sweep_interval_seconds,
+            FROZEN_AFTER_SHARE_OF_INACTIVE * self._config.inactive_after_seconds,
+        )
+        return now - self._swept_monotonic > limit
 
     def _silence(self, members: list[Member], now: float) -> None:
         # Memory first: that a runner is gone must be told even while the disk fails. Written with the due pulses.

@@ -6,6 +6,7 @@ import structlog
 
 from registry_svc.roster import Roster
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.service import stop_tasks
 
 log = structlog.get_logger("weft.registry")
@@ -33,7 +34,10 @@ class Sweeper:
     async def _run(self) -> None:
         while True:
             await self._clock.sleep(self._interval_seconds)
+            # The next sweep does again what this one could not; a loop that ended would never do it.
             try:
                 await self._roster.sweep()
-            except Exception:  # the next sweep does again what this one could not; a loop that ends would do it never
-                log.exception("sweep failed")
+            except WeftError as error:
+                log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
+            except Exception:
+                log.exception("sweep failed unexpectedly")

@@ -14,7 +14,7 @@ RETRY_AFTER_SECONDS = 1.0
 
 
 class Watcher:
-    """One listener's queue of changes, bounded. Iterate over it inside `async with`; leaving ends it."""
+    """One listener's queue of changes, bounded. Iterate over it inside `with`; leaving ends it."""
 
     def __init__(self, broadcaster: "Broadcaster", max_waiting: int) -> None:
         self._broadcaster = broadcaster

@@ -44,6 +44,14 @@ async def roster(store: GatedStore, clock: FakeClock) -> Roster:
     return roster
 
 
+async def let_pass(seconds: float, roster: Roster, clock: FakeClock) -> None:
+    """Time passes, with a sweep every five seconds but the last: that one is the test's."""
+    for _ in range(int(seconds / 5.0) - 1):
+        await clock.advance(5.0)
+        await roster.sweep()
+    await clock.advance(5.0)
+
+
 async def test_a_session_is_on_disk_before_anyone_hears_of_it(roster: Roster, store: GatedStore) -> None:
     store.gate = asyncio.Event()
     opening = asyncio.create_task(roster.open_session(OPENING))
@@ -123,7 +131,7 @@ async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_wor
 ) -> None:
     await roster.open_session(OPENING)
     store.failing = True
-    await clock.advance(90.0)
+    await let_pass(90.0, roster, clock)
     with pytest.raises(WeftError):
         await roster.sweep()
     runner = roster.runner("r1")
@@ -139,9 +147,9 @@ async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
     roster: Roster, store: GatedStore, clock: FakeClock
 ) -> None:
     await roster.open_session(OPENING)
-    await clock.advance(90.0)
+    await let_pass(90.0, roster, clock)
     await roster.sweep()
-    await clock.advance(14_400.0)
+    await let_pass(14_400.0, roster, clock)
     store.failing = True
     with pytest.raises(WeftError):
         await roster.sweep()
@@ -150,6 +158,32 @@ async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
     await roster.sweep()
     assert roster.runner("r1") is None
     assert await store.load() == []
+
+
+async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
+    roster: Roster, clock: FakeClock
+) -> None:
+    await roster.open_session(OPENING)
+    await clock.advance(600.0)
+    await roster.sweep()
+    runner = roster.runner("r1")
+    assert runner is not None
+    assert runner.active
+    await let_pass(90.0, roster, clock)
+    await roster.sweep()
+    runner = roster.runner("r1")
+    assert runner is not None
+    assert not runner.active
+
+
+async def test_a_sweep_that_is_merely_late_expires_who_is_due(roster: Roster, clock: FakeClock) -> None:
+    await roster.open_session(OPENING)
+    await let_pass(50.0, roster, clock)
+    await clock.advance(40.0)
+    await roster.sweep()
+    runner = roster.runner("r1")
+    assert runner is not None
+    assert not runner.active
 
 
 async def test_stopping_with_a_broken_disk_still_stops(roster: Roster, store: GatedStore) -> None:

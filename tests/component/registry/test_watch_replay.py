@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import ceil
 
 from gated_store import GatedStore
 from hypothesis import given, settings
@@ -32,6 +33,7 @@ from weft.testing.fake_clock import FakeClock
 # Few names, so that they are fought over.
 RUNNERS = ("r1", "r2")
 MODELS = ("m1", "m2", "m3")
+SWEEP_SECONDS = 1_000.0
 OUTCOMES = {Reason.ALREADY_EXISTS, Reason.SESSION_UNKNOWN, Reason.STALE_HEARTBEAT}
 
 
@@ -104,7 +106,7 @@ class World:
     lives: int = 0
 
     async def start(self) -> None:
-        config = RegistryConfig(database_url="sqlite+aiosqlite://")
+        config = RegistryConfig(database_url="sqlite+aiosqlite://", sweep_interval_seconds=SWEEP_SECONDS)
         self.roster = Roster(self.store, self.clock, config)
         await self.roster.start()
         snapshot, self.watcher = self.roster.watch()
@@ -135,8 +137,9 @@ class World:
             case Close(runner):
                 await self.roster.close_session(self.session_ids.get(runner, ""), self._incarnation(runner))
             case Wait(seconds):
-                await self.clock.advance(seconds)
-                await self.roster.sweep()
+                for part in range(ceil(seconds / SWEEP_SECONDS)):
+                    await self.clock.advance(min(SWEEP_SECONDS, seconds - part * SWEEP_SECONDS))
+                    await self.roster.sweep()
             case Restart():
                 await self.roster.stop(grace_seconds=1.0)
                 await self.start()

@@ -1,0 +1,60 @@
+"""The examples and the README's quick start, run against a mesh with the real model."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mesh_process import MeshProcess, running_mesh
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    with running_mesh(tmp_path_factory.mktemp("examples") / "home", "--port", "0") as mesh:
+        yield mesh
+
+
+async def _run(mesh: MeshProcess, *arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        env={**os.environ, "WEFT_HOME": str(mesh.home)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def _readme_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+async def test_the_openai_example_prints_an_answer(mesh: MeshProcess) -> None:
+    assert len((await _run(mesh, str(ROOT / "examples/openai_chat.py"), mesh.url)).split()) >= 3
+
+
+async def test_the_grpc_example_prints_an_answer(mesh: MeshProcess) -> None:
+    assert len((await _run(mesh, str(ROOT / "examples/grpc_chat.py"))).split()) >= 3
+
+
+async def test_the_example_on_bare_stubs_prints_an_answer_and_its_receipt(mesh: MeshProcess) -> None:
+    out = await _run(mesh, str(ROOT / "examples/grpc_chat_stubs.py"), mesh.grpc)
+    assert 'request_id: "example-1"' in out
+    assert "OUTCOME_COMPLETED" in out
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_quick_start_of_the_readme_runs_as_printed(mesh: MeshProcess, number: int) -> None:
+    code = _readme_blocks()[number].replace("http://127.0.0.1:8080", mesh.url)
+    assert len(code.strip().splitlines()) <= 10
+    assert len((await _run(mesh, "-c", code)).split()) >= 3

@@ -1,0 +1,107 @@
+"""The configuration file: layers, limits, and a reference that is true."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.host.config import WeftConfig, load_config, merge
+from weft.host.config_reference import render
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def _write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_reference_in_the_docs_is_made_from_the_model() -> None:
+    assert (DOCS / "configuration.md").read_text() == render()
+
+
+def test_every_setting_is_described() -> None:
+    rows = [line for line in render().splitlines() if line.startswith("| `")]
+    assert len(rows) > 40
+    assert not [row for row in rows if row.endswith("|  |")]
+
+
+def test_the_local_file_is_merged_over_the_main_one_and_the_command_line_over_both(tmp_path: Path) -> None:
+    path = _write(tmp_path, "weft.yaml", "port: 1\nrouter: {queue_timeout_seconds: 5.0, max_attempts: 2}\n")
+    _write(tmp_path, "weft.local.yaml", "router: {max_attempts: 4}\ndrain_seconds: 1\n")
+    config = load_config(path, {"port": 3})
+    assert config.port == 3
+    assert config.drain_seconds == 1
+    assert (config.router.queue_timeout_seconds, config.router.max_attempts) == (5.0, 4)
+
+
+def test_nothing_at_all_is_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config(None) == WeftConfig()
+    assert load_config(_write(tmp_path, "empty.yaml", "")) == WeftConfig()
+
+
+def test_a_weft_yaml_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path, "weft.yaml", "port: 7\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(None).port == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("port: -1", "port"),
+        ("port: '80'", "port"),
+        ("drain_seconds: .nan", "drain_seconds"),
+        ("drain_seconds: 1e999", "drain_seconds"),
+        ("router: {max_attempts: 0}", "router.max_attempts"),
+        ("router: {max_atempts: 1}", "router.max_atempts"),
+        ("runners: [{name: a, models: []}]", "runners.0.models"),
+        ("runners: [{name: a, models: [{name: m, path: x, slots: 0}]}]", "runners.0.models.0.slots"),
+        ("[]", "--config"),
+        ("port: [", "--config"),
+        ("\x00", "--config"),
+    ],
+)
+def test_a_wrong_value_is_refused_naming_its_place(tmp_path: Path, text: str, field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        load_config(_write(tmp_path, "weft.yaml", text))
+    assert refused.value.field == field
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FieldError) as refused:
+        load_config(tmp_path / "absent.yaml")
+    assert "absent.yaml" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "runners",
+    [
+        "[{name: a, models: [{name: m, path: x}]}, {name: a, models: [{name: n, path: x}]}]",
+        "[{name: a, models: [{name: m, path: x}]}, {name: b, models: [{name: m, path: x}]}]",
+    ],
+)
+def test_names_used_twice_are_refused_with_the_way_out(tmp_path: Path, runners: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        load_config(_write(tmp_path, "weft.yaml", f"runners: {runners}"))
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+    assert "pool" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "result"),
+    [
+        ({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}}, {"a": {"x": 1, "y": 3}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"a": {"x": 1}}, {"a": None}, {"a": None}),
+        ({}, {"b": 1}, {"b": 1}),
+    ],
+)
+def test_mappings_are_merged_and_everything_else_is_replaced(
+    base: dict[str, Any], over: dict[str, Any], result: dict[str, Any]
+) -> None:
+    assert merge(base, over) == result
