@@ -19,6 +19,8 @@ from weft.kernel.service import stop_tasks
 log = structlog.get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
+MAX_DETAIL_CHARS = 1000
+"""A crash's last words go into reports; the registry refuses a novel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,7 @@ class Instance:
         return how
 
     def _enter(self, phase: Phase, detail: str = "") -> None:
+        detail = detail[:MAX_DETAIL_CHARS]
         if (phase, detail) != (self.phase, self.detail):
             self.phase, self.detail = phase, detail
             self._on_change()

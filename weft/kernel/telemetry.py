@@ -15,6 +15,7 @@ import structlog
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanContext, TraceFlags, format_span_id, format_trace_id, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from structlog.tracebacks import ExceptionDictTransformer
 
 TRACEPARENT = "traceparent"
 
@@ -60,10 +61,14 @@ def configure_logging(service: str, *, level: str = "info", file: TextIO | Bound
     output = sys.stderr if file is None else file
     pretty = file is None and sys.stderr.isatty()
     threshold = logging.getLevelNamesMapping()[level.upper()]
+    # Never local variables: they hold prompts and keys.
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if pretty
+        else structlog.processors.JSONRenderer()
     )
-    exceptions = [] if pretty else [structlog.processors.dict_tracebacks]
+    tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+    exceptions = [] if pretty else [tracebacks]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

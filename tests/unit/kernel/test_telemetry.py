@@ -1,5 +1,7 @@
 """Trace context and log files."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,23 @@ def test_a_log_file_is_moved_aside_when_it_is_full_and_no_line_is_split(tmp_path
     kept = path.read_text() + path.with_name("x.log.1").read_text()
     assert path.stat().st_size <= 110
     assert all(line.startswith("line ") and len(line) == 9 for line in kept.splitlines())
+
+
+def test_a_logged_traceback_holds_no_local_variables(tmp_path: Path) -> None:
+    """They are prompts and keys."""
+    program = f"""
+import structlog
+from weft.kernel.telemetry import BoundedLogFile, configure_logging
+configure_logging("test", file=BoundedLogFile(__import__("pathlib").Path({str(tmp_path / "log")!r}), 100_000))
+def fail():
+    secret = "hunter" + "2"
+    raise ValueError("it failed")
+try:
+    fail()
+except ValueError:
+    structlog.get_logger().exception("caught")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    text = (tmp_path / "log").read_text()
+    assert "it failed" in text
+    assert "hunter2" not in text
