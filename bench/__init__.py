@@ -1,0 +1,1 @@
+"""Measures weft against its goal figures, and beside other gateways: `python -m bench --help`."""

@@ -1,0 +1,138 @@
+"""The command: `python -m bench [--quick] [--peers] [--only NAME]`."""
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Never
+
+from bench import measures
+from bench.book import Book
+from bench.contender import PEERS, WEFT, Contender, load_contender
+from bench.install import InstallError, ensure_installed
+from bench.launch import LaunchError, Target, running, running_stub
+from bench.machine import describe_machine
+from bench.measures import Measure
+from bench.real import measure_cold_start, measure_real
+from bench.report import Report, markdown, write
+from bench.scenarios import SCENARIO_NAMES, Options, measure_all
+
+ROOT = Path(__file__).resolve().parent.parent
+ORDER = tuple(value for value in vars(measures).values() if isinstance(value, Measure))
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure weft against its goal figures. Writes <output>/<date>.md and .json; asserts nothing.",
+    )
+    parser.add_argument("--quick", action="store_true", help="3 runs of 2 seconds each, for a first look")
+    parser.add_argument("--peers", action="store_true", help="also litellm and sglang-router, installed when missing")
+    parser.add_argument(
+        "--contender", action="append", type=Path, default=[], metavar="FILE", help="also this one (see README)"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"only this contender, or this scenario of: {', '.join(SCENARIO_NAMES)}; may be given several times",
+    )
+    parser.add_argument("--seconds", type=float, help="length of one run; default 5")
+    parser.add_argument("--connections", type=int, default=32, help="of the throughput scenarios, 1 to 64; default 32")
+    parser.add_argument("--repetitions", type=int, help="runs of each kind; default 5")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder for the result")
+    options = parser.parse_args(arguments)
+    if not 1 <= options.connections <= 64:
+        parser.error("--connections must be 1 to 64: the stub has 64 slots")
+    return options
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """How much of everything, with --quick's smaller defaults."""
+    quick = arguments.quick
+    return Options(
+        root=ROOT,
+        seconds=arguments.seconds or (2.0 if quick else 5.0),
+        connections=arguments.connections,
+        repetitions=arguments.repetitions or (3 if quick else 5),
+        latency_requests=200 if quick else 500,
+        real_requests=1 if quick else 4,
+        real_tokens=64 if quick else 128,
+        only=frozenset(arguments.only),
+    )
+
+
+def contenders_of(arguments: argparse.Namespace) -> list[Contender]:
+    """Whom to measure. Exits with 2 for an unknown name."""
+    known = [WEFT, *map(load_contender, arguments.contender), *PEERS]
+    names = {contender.name for contender in known}
+    unknown = set(arguments.only) - names - set(SCENARIO_NAMES)
+    if unknown:
+        sys.exit(f"bench: unknown: {', '.join(sorted(unknown))}; contenders: {', '.join(sorted(names))}")
+    named = names & set(arguments.only)
+    if named:
+        return [contender for contender in known if contender.name in named]
+    return known if arguments.peers else [contender for contender in known if contender not in PEERS]
+
+
+def run(options: Options, contenders: Sequence[Contender], book: Book, folder: Path) -> None:
+    """Every contender in turn; one that does not come up is skipped with the reason."""
+    with running_stub(ROOT, folder / "stub") as stub:
+        for number, contender in enumerate(contenders):
+            print(f"bench: {contender.name}", file=sys.stderr, flush=True)
+            try:
+                ensure_installed(contender, ROOT)
+                _measure(options, contender, book, folder / str(number), stub)
+            except (InstallError, LaunchError) as error:
+                book.skipped.append(f"{contender.name}: {error}")
+
+
+def _measure(options: Options, contender: Contender, book: Book, folder: Path, stub: Target) -> None:
+    if contender.name == WEFT.name and options.wants("cold"):
+        measure_cold_start(options, book, folder / "cold")
+    if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
+        with running(contender, ROOT, folder / "stubbed", stub) as target:
+            measure_all(options, book, stub, target)
+    if contender.name == WEFT.name and options.wants("real"):
+        measure_real(options, book, folder / "real", stub)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    arguments = parse_arguments()
+    contenders, options, book = contenders_of(arguments), options_of(arguments), Book()
+    signal.signal(signal.SIGTERM, _end)
+    machine = describe_machine(ROOT)
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        run(options, contenders, book, Path(folder))
+    report = Report(
+        machine=machine,
+        settings={
+            "seconds per run": f"{options.seconds:g}",
+            "runs": str(options.repetitions),
+            "connections": str(options.connections),
+            "tokens per stream": str(options.stream_tokens),
+        },
+        packages={contender.name: " ".join(contender.packages) for contender in contenders if contender.packages},
+        rows=book.rows(ORDER),
+        shares=book.shares(),
+        skipped=book.skipped,
+    )
+    name = machine.date[:10] + ("-quick" if arguments.quick else "")
+    print(markdown(report))
+    print(f"bench: written to {write(report, arguments.output, name)}", file=sys.stderr)
+
+
+def _end(number: int, frame: FrameType | None) -> Never:
+    """A termination unwinds, so that what was started is ended."""
+    del frame
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What is measured: any gateway that has a command line and speaks OpenAI's chat completions."""
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import yaml
+
+MODEL = "stub"
+BACKEND_ROLE = "backend"
+RAW_NAME = "stub (direct)"
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """How to install, start and ask one gateway.
+
+    `command`, `config` and `environment` may hold `{python}` (of its own environment), `{bin}` (the folder of that),
+    `{port}`, `{upstream_port}` (of the stub it is to use), `{spare_port}`, `{config}` (the file with `config` in it),
+    `{home}` (an empty folder) and `{stub_python}` (a Python that has `weft.testing.fake_backend`).
+    """
+
+    name: str
+    command: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    """Pinned requirements for an environment of its own; empty: it is in the environment that runs the bench."""
+    config: str = ""
+    config_name: str = "config.yaml"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ready_path: str = "/v1/models"
+    chat_path: str = "/v1/chat/completions"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    model: str = MODEL
+    main_role: str = "gateway"
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Part of a command line -> what such a process of its tree is called; "backend" ones are not on its account."""
+    start_seconds: float = 60.0
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """`template` with every `{name}` replaced; other braces stay. Raises KeyError for a name without a value."""
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
+
+
+def environment_folder(contender: Contender, root: Path) -> Path | None:
+    """The virtual environment of its own; None where it shares the bench's."""
+    return root / f".venv-bench-{contender.name}" if contender.packages else None
+
+
+def python_of(contender: Contender, root: Path) -> str:
+    """The interpreter it runs with."""
+    folder = environment_folder(contender, root)
+    return sys.executable if folder is None else str(folder / "bin" / "python")
+
+
+def load_contender(path: Path) -> Contender:
+    """A contender from a YAML file with the fields of `Contender`. Raises msgspec.ValidationError."""
+    return msgspec.convert(yaml.safe_load(path.read_text("utf-8")), Contender)
+
+
+WEFT_STUB_CONFIG = """\
+port: {port}
+runners:
+  - name: bench
+    command: ["{stub_python}", "-m", "weft.testing.fake_backend", "--answer-tokens", "0"]
+    models:
+      - name: stub
+        path: "{config}"
+        slots: 64
+        context_tokens: 65536
+        embeddings: true
+"""
+
+WEFT = Contender(
+    name="weft",
+    command=("{bin}/weft", "up", "--home", "{home}", "--config", "{config}"),
+    config=WEFT_STUB_CONFIG,
+    main_role="host",
+    roles={
+        "weft.testing.fake_backend": BACKEND_ROLE,
+        "xllamacpp_server": BACKEND_ROLE,
+        "llama-server": BACKEND_ROLE,
+        "serve runner": "runner",
+    },
+)
+
+WEFT_REAL = Contender(
+    name="weft",
+    command=("{bin}/weft", "up", "--home", "{home}", "--port", "{port}"),
+    model="smollm2-135m",
+    main_role=WEFT.main_role,
+    roles=WEFT.roles,
+)
+
+LITELLM = Contender(
+    name="litellm",
+    # Not 1.109.1, which mesh-and-ops.md names: its proxy extra asks for certifi>=2026.10.19, and the newest certifi on
+    # the index of the project's machines is 2026.10.18. This is the newest of those tried that resolves there.
+    packages=("litellm[proxy]==1.106.0",),
+    command=("{bin}/litellm", "--config", "{config}", "--host", "127.0.0.1", "--port", "{port}", "--num_workers", "1"),
+    config="""\
+model_list:
+  - model_name: stub
+    litellm_params:
+      model: openai/stub
+      api_base: http://127.0.0.1:{upstream_port}/v1
+      api_key: none
+litellm_settings:
+  telemetry: false
+""",
+    environment={"LITELLM_MASTER_KEY": "sk-bench-0123456789abcdefghij", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ready_path="/health/liveliness",
+    headers={"Authorization": "Bearer sk-bench-0123456789abcdefghij"},
+)
+
+SGLANG_ROUTER = Contender(
+    name="sglang-router",
+    packages=("sglang-router==0.3.2",),
+    command=(
+        *("{python}", "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", "{port}"),
+        *("--worker-urls", "http://127.0.0.1:{upstream_port}", "--policy", "round_robin"),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", "{spare_port}", "--log-level", "warn"),
+    ),
+)
+
+PEERS = (LITELLM, SGLANG_ROUTER)

@@ -1,0 +1,202 @@
+"""Processes of the bench: started in a session of their own, ready when they answer, gone at the end."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from bench.contender import BACKEND_ROLE, MODEL, RAW_NAME, Contender, fill, python_of
+from bench.cpu import backend_of, listening_port
+from bench.load import DRAIN_SECONDS, Job, Result
+
+READY_POLL_SECONDS = 0.05
+STOP_SECONDS = 30.0
+STUB_CONTEXT_TOKENS = 64 * 65_536
+STUB = Contender(
+    name=RAW_NAME,
+    command=(
+        *("{stub_python}", "-m", "weft.testing.fake_backend", "--port", "{port}", "--alias", MODEL),
+        *("--parallel", "64", "--ctx-size", str(STUB_CONTEXT_TOKENS), "--answer-tokens", "0"),
+    ),
+    main_role=BACKEND_ROLE,
+)
+
+
+class LaunchError(Exception):
+    """A contender did not come up, or a load run failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A contender that runs."""
+
+    contender: Contender
+    process: psutil.Process
+    port: int
+    stub: psutil.Process
+    """The backend that does its work; itself for the stub."""
+    stub_port: int
+
+    def job(self, body: dict[str, object], **bounds: float) -> Job:
+        """A load job against it."""
+        fields: dict[str, object] = {
+            "port": self.port,
+            "path": self.contender.chat_path,
+            "body": {"model": self.contender.model, **body},
+            "headers": dict(self.contender.headers),
+            **bounds,
+        }
+        return msgspec.convert(fields, Job)
+
+
+@contextmanager
+def running_stub(root: Path, folder: Path) -> Iterator[Target]:
+    """A stub of its own, asked without anybody between."""
+    with _process(STUB, root, folder, {}) as (process, port):
+        _until_it_answers(STUB, process, port, folder)
+        yield Target(contender=STUB, process=process, port=port, stub=process, stub_port=port)
+
+
+@contextmanager
+def running(contender: Contender, root: Path, folder: Path, stub: Target) -> Iterator[Target]:
+    """A contender in front of `stub`, or of the backend it starts itself. Raises LaunchError."""
+    with _process(contender, root, folder, {"upstream_port": str(stub.port)}) as (process, port):
+        _until_it_answers(contender, process, port, folder)
+        own = backend_of(process, contender)
+        if own is None:
+            yield Target(contender=contender, process=process, port=port, stub=stub.process, stub_port=stub.port)
+        else:
+            yield Target(contender=contender, process=process, port=port, stub=own, stub_port=listening_port(own))
+
+
+def run_load(job: Job, root: Path) -> Result:
+    """Run a job in a generator process of its own. Raises LaunchError when nothing was answered."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.load"],
+        input=msgspec.json.encode(job),
+        cwd=root,
+        capture_output=True,
+        timeout=job.seconds + DRAIN_SECONDS + STOP_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise LaunchError(f"the load generator failed: {done.stderr.decode(errors='replace')[-500:]}")
+    result = msgspec.json.decode(done.stdout, type=Result)
+    if not result.requests:
+        raise LaunchError(f"nothing was answered: {result.failures}")
+    return result
+
+
+def post(port: int, path: str, body: object, headers: dict[str, str] | None = None, seconds: float = 10.0) -> bytes:
+    """One POST on loopback. Raises OSError, HTTPException, or LaunchError for any status but 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
+    with contextlib.closing(connection):
+        connection.request(
+            "POST", path, msgspec.json.encode(body), {"Content-Type": "application/json", **(headers or {})}
+        )
+        response = connection.getresponse()
+        answer = response.read()
+    if response.status != 200:
+        raise LaunchError(f"{path} answered {response.status}: {answer[:300].decode(errors='replace')}")
+    return answer
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[psutil.Process]:
+    """A process with its output in a file; it and its session are ended when the block is left."""
+    with log.open("wb") as output:
+        process = psutil.Popen(
+            list(command),
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _stop(process)
+
+
+@contextmanager
+def _process(
+    contender: Contender, root: Path, folder: Path, values: dict[str, str]
+) -> Iterator[tuple[psutil.Process, int]]:
+    python, port = python_of(contender, root), free_port()
+    known = {
+        "python": python,
+        "bin": str(Path(python).parent),
+        "port": str(port),
+        "spare_port": str(free_port()),
+        "stub_python": sys.executable,
+        "home": str(folder / "home"),
+        "config": str(folder / contender.config_name),
+        **values,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / contender.config_name).write_text(fill(contender.config, known), "utf-8")
+    command = [fill(part, known) for part in contender.command]
+    environment = {name: fill(value, known) for name, value in contender.environment.items()}
+    with started(command, environment, folder / "output.log") as process:
+        yield process, port
+
+
+def _until_it_answers(contender: Contender, process: psutil.Process, port: int, folder: Path) -> None:
+    """Ready is who answers a chat request, not who says so."""
+    deadline = time.monotonic() + contender.start_seconds
+    body = {"model": contender.model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    last: Exception | str = "no answer"
+    while time.monotonic() < deadline:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            last = "it ended"
+            break
+        try:
+            _get(port, contender.ready_path, dict(contender.headers))
+            post(port, contender.chat_path, body, dict(contender.headers))
+        except (OSError, http.client.HTTPException, LaunchError) as error:
+            last = error
+            time.sleep(READY_POLL_SECONDS)
+        else:
+            return
+    lines = (folder / "output.log").read_text("utf-8", "replace").splitlines()
+    raise LaunchError(f"{contender.name} did not come up ({last}): {' | '.join(lines[-3:])}")
+
+
+def _get(port: int, path: str, headers: dict[str, str]) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        response.read()
+    if response.status != 200:
+        raise LaunchError(f"{path} answered {response.status}")
+
+
+def _stop(process: psutil.Popen) -> None:
+    tree = [process, *process.children(recursive=True)] if process.is_running() else [process]
+    with contextlib.suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired, psutil.TimeoutExpired):
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_SECONDS)
+    # What did not end with its parent is ours all the same.
+    for member in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()

@@ -1,0 +1,76 @@
+"""Where and when a bench ran."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from bench.install import package_version
+
+PACKAGES = ("weft", "grpcio", "protobuf", "aiohttp", "uvicorn", "uvloop", "msgspec", "xllamacpp")
+
+
+class Machine(msgspec.Struct, kw_only=True, frozen=True):
+    """What a reader needs to judge a figure."""
+
+    date: str
+    """UTC, to the second."""
+    commit: str
+    """With "(and uncommitted changes)" where there are some."""
+    cpu: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    load_average: float
+    """Of the last minute, before the bench began: what else was running."""
+    versions: dict[str, str]
+
+
+def describe_machine(root: Path) -> Machine:
+    """This machine, now, with the repository at `root`."""
+    return Machine(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=_commit(root),
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
+        kernel=f"{platform.system()} {platform.release()}",
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        load_average=round(os.getloadavg()[0], 2),
+        versions={name: package_version(name) for name in PACKAGES},
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _commit(root: Path) -> str:
+    commit = _git(root, ["rev-parse", "HEAD"])
+    if commit is None:
+        return "unknown"
+    return f"{commit} (and uncommitted changes)" if _git(root, ["status", "--porcelain"]) else commit
+
+
+def _git(root: Path, arguments: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],  # noqa: S607 - git is wherever the user has it
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

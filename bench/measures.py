@@ -1,0 +1,70 @@
+"""What is measured: names, units and goals, in the order of the table."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """How a figure stands to its goal."""
+
+    MET = "met"
+    MISSED = "missed"
+    NONE = "-"
+    """There is no goal, or the row is not weft's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A limit and on which side of it to be."""
+
+    limit: float
+    at_most: bool = True
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.limit:,g}"
+
+    def verdict(self, value: float) -> Verdict:
+        """Whether `value` meets it; reaching the limit does."""
+        return Verdict.MET if (value <= self.limit if self.at_most else value >= self.limit) else Verdict.MISSED
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One row of the table."""
+
+    title: str
+    unit: str
+    goal: Goal | None = None
+    digits: int = 1
+
+
+UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", Goal(1500), 0)
+UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
+CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(30))
+CHUNK_RATE = Measure("streamed chunks, saturated", "1/s", None, 0)
+PACED_CPU = Measure("CPU per streamed chunk, 50 tokens/s per stream", "us")
+UNARY_P50 = Measure("unary latency p50, 1 connection", "ms", None, 2)
+UNARY_P99 = Measure("unary latency p99, 1 connection", "ms", None, 2)
+ADDED_UNARY_P50 = Measure("added unary latency p50, 1 connection", "ms", Goal(5), 2)
+ADDED_UNARY_P99 = Measure("added unary latency p99, 1 connection", "ms", None, 2)
+FIRST_P50 = Measure("time to first chunk p50, 1 connection", "ms", None, 2)
+FIRST_P99 = Measure("time to first chunk p99, 1 connection", "ms", None, 2)
+ADDED_FIRST_P50 = Measure("added time to first chunk p50, 1 connection", "ms", Goal(5), 2)
+ADDED_FIRST_P99 = Measure("added time to first chunk p99, 1 connection", "ms", None, 2)
+REAL_RATIO_ONE = Measure(
+    "real model: tokens/s through the mesh / asked directly, 1 connection", "", Goal(0.97, False), 3
+)
+REAL_RATIO_MANY = Measure(
+    "real model: tokens/s through the mesh / asked directly, 4 connections", "", Goal(0.97, False), 3
+)
+REAL_TOKENS_ONE = Measure("real model: tokens/s, 1 connection", "1/s")
+REAL_TOKENS_MANY = Measure("real model: tokens/s, 4 connections", "1/s")
+RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", Goal(150))
+PSS_IDLE = Measure("memory of the host process after start, PSS", "MB")
+USS_IDLE = Measure("memory of the host process after start, USS", "MB")
+RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", Goal(150))
+PSS_LOADED = Measure("memory of the host process after load, PSS", "MB")
+USS_LOADED = Measure("memory of the host process after load, USS", "MB")
+TREE_RSS_LOADED = Measure("memory of all its processes but backends after load, RSS", "MB")
+TREE_PSS_LOADED = Measure("memory of all its processes but backends after load, PSS", "MB")
+COLD_START = Measure("`weft up` to the first streamed token, cold home", "s", Goal(15), 2)

@@ -1,0 +1,179 @@
+"""Figures to a table: medians with their spread, goals with verdicts, as Markdown and as JSON."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.contender import WEFT
+from bench.machine import Machine
+from bench.measures import Measure, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measure of one contender, a value per repetition."""
+
+    measure: Measure
+    contender: str
+    samples: tuple[float, ...]
+    note: str = ""
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.samples)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Goals are weft's alone."""
+        if self.measure.goal is None or self.contender != WEFT.name:
+            return Verdict.NONE
+        return self.measure.goal.verdict(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Who used how much of a core during one scenario, so that saturation is visible. Medians over repetitions."""
+
+    scenario: str
+    contender: str
+    cores: dict[str, float]
+    """By role; "generator" is the load generator."""
+    per_unit_us: dict[str, float]
+    """CPU microseconds by role per request or chunk, whatever the scenario counts."""
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole run."""
+
+    machine: Machine
+    settings: dict[str, str]
+    packages: dict[str, str]
+    """What each contender that has an environment of its own was installed from."""
+    rows: Sequence[Row]
+    shares: Sequence[Share]
+    skipped: Sequence[str] = ()
+    """What was not measured, and why."""
+
+
+def markdown(report: Report) -> str:
+    """The report as Markdown."""
+    machine = report.machine
+    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+    settings = ", ".join(f"{name} {value}" for name, value in report.settings.items())
+    peers = ", ".join(f"{name} from {packages}" for name, packages in report.packages.items())
+    parts = [
+        f"# Bench of {machine.date[:10]}\n",
+        f"- commit: {machine.commit}",
+        f"- machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; {machine.kernel}",
+        f"- load average before the run: {machine.load_average}",
+        f"- {machine.python}; {versions}",
+        f"- measured at {machine.date}: {settings}",
+        f"- peers: {peers or 'none'}",
+        "- value: median over the repetitions; spread: smallest to largest. What rows mean: bench/README.md\n",
+        "## weft and its goals\n",
+        goal_table(row for row in report.rows if row.contender == WEFT.name),
+        "\n## Beside each other\n",
+        comparison_table(report.rows),
+        "\n## Where the CPU time went\n",
+        share_table(report.shares),
+    ]
+    if report.skipped:
+        parts += ["\n## Not measured\n", *(f"- {line}" for line in report.skipped)]
+    return "\n".join(parts) + "\n"
+
+
+def goal_table(rows: Iterable[Row]) -> str:
+    """One line per row, with goal and verdict."""
+    lines = [
+        (
+            row.measure.title,
+            f"{number(row.value, row.measure)} {row.measure.unit}".rstrip(),
+            f"{number(min(row.samples), row.measure)} to {number(max(row.samples), row.measure)} ({len(row.samples)})",
+            "-" if row.measure.goal is None else f"{row.measure.goal} {row.measure.unit}".rstrip(),
+            row.verdict.value,
+            row.note,
+        )
+        for row in rows
+    ]
+    return _table(("measure", "value", "spread (runs)", "goal", "verdict", "note"), lines)
+
+
+def comparison_table(rows: Sequence[Row]) -> str:
+    """One line per measure that anybody but weft has, one column per contender."""
+    names = list(dict.fromkeys(row.contender for row in rows))
+    found = {(row.measure, row.contender): row for row in rows}
+    shared = dict.fromkeys(row.measure for row in rows if row.contender != WEFT.name)
+    lines = [
+        (
+            f"{measure.title} ({measure.unit})" if measure.unit else measure.title,
+            *(number(found[measure, name].value, measure) if (measure, name) in found else "-" for name in names),
+        )
+        for measure in shared
+    ]
+    return _table(("measure", *names), lines)
+
+
+def share_table(shares: Iterable[Share]) -> str:
+    """One line per scenario and contender: cores in use, and CPU per request or chunk, by role."""
+    lines = [
+        (
+            share.scenario,
+            share.contender,
+            ", ".join(f"{role} {cores:.2f}" for role, cores in sorted(share.cores.items())),
+            ", ".join(f"{role} {cost:,.1f}" for role, cost in sorted(share.per_unit_us.items())),
+            str(share.failures),
+        )
+        for share in shares
+    ]
+    return _table(("scenario", "contender", "cores in use", "CPU us per request or chunk", "failed requests"), lines)
+
+
+def number(value: float, measure: Measure) -> str:
+    """A value with the digits of its measure."""
+    return f"{value:,.{measure.digits}f}"
+
+
+def write(report: Report, folder: Path, name: str) -> Path:
+    """Write `<name>.md` and `<name>.json`; returns the former."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / f"{name}.md"
+    page.write_text(markdown(report), "utf-8")
+    data = msgspec.json.format(msgspec.json.encode(_plain(report)), indent=2)
+    (folder / f"{name}.json").write_bytes(data + b"\n")
+    return page
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    rows = [
+        {
+            "measure": row.measure.title,
+            "unit": row.measure.unit,
+            "contender": row.contender,
+            "median": row.value,
+            "samples": row.samples,
+            "goal": None if row.measure.goal is None else str(row.measure.goal),
+            "verdict": row.verdict.value,
+            "note": row.note,
+        }
+        for row in report.rows
+    ]
+    return {
+        "machine": report.machine,
+        "settings": report.settings,
+        "packages": report.packages,
+        "rows": rows,
+        "shares": report.shares,
+        "skipped": report.skipped,
+    }
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

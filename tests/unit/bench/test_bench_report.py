@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.book import Book
+from bench.contender import LITELLM, WEFT, fill
+from bench.load import Job, percentile, request_bytes
+from bench.machine import Machine
+from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Goal, Verdict
+from bench.report import Report, Row, markdown, write
+
+MACHINE = Machine(
+    date="2026-11-20T05:00:00+00:00",
+    commit="abc",
+    cpu="Some CPU",
+    cores=2,
+    memory_gib=24.0,
+    kernel="Linux 6",
+    python="CPython 3.11",
+    load_average=0.1,
+    versions={"weft": "0.1.0"},
+)
+
+
+def report(book: Book) -> Report:
+    return Report(
+        machine=MACHINE,
+        settings={"runs": "3"},
+        packages={"litellm": "litellm==1"},
+        rows=book.rows((UNARY_CPU, UNARY_RATE, CHUNK_CPU)),
+        shares=book.shares(),
+        skipped=["other: no such | package"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "verdict"),
+    [
+        (Goal(30), 30.0, Verdict.MET),
+        (Goal(30), 30.1, Verdict.MISSED),
+        (Goal(0.97, at_most=False), 0.97, Verdict.MET),
+        (Goal(0.97, at_most=False), 0.96, Verdict.MISSED),
+    ],
+)
+def test_a_goal_is_met_up_to_its_limit(goal: Goal, value: float, verdict: Verdict) -> None:
+    assert goal.verdict(value) is verdict
+
+
+def test_the_value_of_a_row_is_its_median_and_decides_the_verdict() -> None:
+    row = Row(measure=UNARY_CPU, contender="weft", samples=(9000.0, 1400.0, 1300.0))
+    assert row.value == 1400.0
+    assert row.verdict is Verdict.MET
+
+
+def test_goals_are_for_weft_alone() -> None:
+    assert Row(measure=UNARY_CPU, contender="litellm", samples=(9000.0,)).verdict is Verdict.NONE
+    assert Row(measure=REAL_RATIO_ONE, contender="weft", samples=(0.5,)).verdict is Verdict.MISSED
+
+
+def test_the_page_has_goals_spread_and_what_was_skipped() -> None:
+    book = Book()
+    for value in (1600.0, 1500.4, 1700.0):
+        book.add(UNARY_CPU, "weft", value)
+    book.add(UNARY_RATE, "stub (direct)", 4000.0)
+    book.add_use("unary", "weft", cpu_seconds={"host": 1.0}, wall_seconds=2.0, units=1000, failures=3)
+    page = markdown(report(book))
+    title = UNARY_CPU.title
+    assert f"| {title} | 1,600 us | 1,500 to 1,700 (3) | <= 1,500 us | missed |  |" in page
+    assert "| unary chat requests (1/s) | - | 4,000 |" in page
+    assert "| unary | weft | host 0.50 | host 1,000.0 | 3 |" in page
+    assert "- other: no such | package" in page
+    assert "litellm from litellm==1" in page
+
+
+def test_a_role_that_is_missing_in_one_run_counts_as_zero_there() -> None:
+    book = Book()
+    for cpu in ({"host": 1.0}, {"host": 1.0, "runner": 1.0}, {"host": 1.0, "runner": 3.0}):
+        book.add_use("unary", "weft", cpu_seconds=cpu, wall_seconds=1.0, units=1, failures=0)
+    assert book.shares()[0].cores == {"host": 1.0, "runner": 1.0}
+
+
+def test_the_result_is_written_as_markdown_and_json(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    book = Book()
+    book.add(CHUNK_CPU, "weft", 10.0)
+    page = write(report(book), folder, "2026-11-20")
+    data = msgspec.json.decode(page.with_suffix(".json").read_bytes())
+    assert data["rows"][0]["median"] == 10.0
+    assert data["rows"][0]["verdict"] == "met"
+    assert data["machine"]["commit"] == "abc"
+
+
+def test_templates_replace_names_and_leave_other_braces_alone() -> None:
+    assert fill('{"a": {port}, "b": {}}', {"port": "80"}) == '{"a": 80, "b": {}}'
+    with pytest.raises(KeyError):
+        fill("{nonsense}", {})
+
+
+def test_every_shipped_template_can_be_filled() -> None:
+    names = ("python", "bin", "port", "spare_port", "upstream_port", "stub_python", "home", "config")
+    values = dict.fromkeys(names, "x")
+    for contender in (WEFT, LITELLM):
+        for template in (*contender.command, contender.config, *contender.environment.values()):
+            assert "{port}" not in fill(template, values)
+
+
+def test_percentiles_of_few_values_are_values() -> None:
+    assert percentile([], 0.5) == 0.0
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([1.0, 2.0], 0.99) == 2.0
+
+
+def test_a_request_states_the_length_of_its_body() -> None:
+    request = request_bytes(Job(port=80, path="/v1/x", body={"a": "ä"}, headers={"Authorization": "Bearer k"}))
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1:80\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert b"Authorization: Bearer k" in head
