@@ -23,7 +23,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
-from weft.kernel.telemetry import TRACEPARENT, traceparent_of
+from weft.kernel.telemetry import TRACEPARENT, new_traceparent
 
 MAX_LOG_LINES = 1000
 
@@ -157,5 +157,6 @@ def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
 
 
 def _call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any]) -> CallInfo:
-    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
-    return CallInfo(request_id=permit.request_id, traceparent=traceparent_of(metadata))
+    # The dispatcher that holds the ticket has checked or made it; only a missing one is replaced.
+    carried = next((value for key, value in context.invocation_metadata() or () if key == TRACEPARENT), None)
+    return CallInfo(request_id=permit.request_id, traceparent=str(carried or new_traceparent()))

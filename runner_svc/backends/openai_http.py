@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Self
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from runner_svc.backends.openai_request import (
     chat_body,
@@ -23,6 +25,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
 
+HEALTH = "/health"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 MAX_ERROR_BODY_BYTES = 64 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 DRAIN_SECONDS = 1.0
@@ -57,8 +63,8 @@ class OpenAiHttp:
         self._timeouts = timeouts
         self._explain_break = explain_break
         # The runner's slots bound the number of connections.
+        self._urls = {path: URL(base_url + path) for path in (HEALTH, CHAT, COMPLETIONS, EMBEDDINGS)}
         self._session = aiohttp.ClientSession(
-            base_url=base_url,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
             headers={"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
@@ -74,7 +80,7 @@ class OpenAiHttp:
         """Whether GET /health says 200."""
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-            async with self._session.get("/health", timeout=timeout) as response:
+            async with self._session.get(self._urls[HEALTH], timeout=timeout) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -82,9 +88,9 @@ class OpenAiHttp:
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
         if isinstance(payload, chat_pb2.ChatPayload):
-            path, body = "/v1/chat/completions", chat_body(payload)
+            path, body = CHAT, chat_body(payload)
         else:
-            path, body = "/v1/completions", completion_body(payload)
+            path, body = COMPLETIONS, completion_body(payload)
         reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
         decoder = SseDecoder()
         async with self._post(path, body, call) as response:
@@ -99,7 +105,7 @@ class OpenAiHttp:
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
-        async with self._post("/v1/embeddings", embedding_body(payload), call) as response:
+        async with self._post(EMBEDDINGS, embedding_body(payload), call) as response:
             _require_content_type(response, "application/json")
             raw = await _read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
         try:
@@ -140,8 +146,11 @@ class OpenAiHttp:
         # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
         for last_try in (False, True):
             try:
+                posting = self._session.post(self._urls[path], data=data, headers=headers)
+                if self._timeouts.headers_seconds is None:
+                    return await posting
                 async with asyncio.timeout(self._timeouts.headers_seconds):
-                    return await self._session.post(path, data=data, headers=headers)
+                    return await posting
             except aiohttp.ClientError as error:
                 if last_try or isinstance(error, aiohttp.ClientConnectorError):
                     raise await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection") from error
@@ -152,33 +161,66 @@ class OpenAiHttp:
     async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Whatever has arrived, each time; STALL_TIMEOUT when only comments or nothing comes for too long."""
         content = response.content
-        loop = asyncio.get_running_loop()
-        last_event_at: float | None = None
-        while True:
-            deadline = None if last_event_at is None else last_event_at + self._timeouts.idle_stream_seconds
-            try:
-                async with asyncio.timeout_at(deadline):
+        with _StallGuard(self._timeouts.idle_stream_seconds, response.close) as guard:
+            while True:
+                try:
                     chunk = await content.readany()
-            except TimeoutError as error:
-                raise WeftError(
-                    Reason.STALL_TIMEOUT,
-                    f"the backend sent nothing for {self._timeouts.idle_stream_seconds:.0f} s in mid-answer",
-                ) from error
-            except RuntimeError as error:
-                # aiohttp's word for a read on a connection that `close` has closed.
-                if not self._session.closed:
+                except (RuntimeError, aiohttp.ClientError) as error:
+                    if guard.fired:
+                        raise WeftError(
+                            Reason.STALL_TIMEOUT,
+                            f"the backend sent nothing for {self._timeouts.idle_stream_seconds:g} s in mid-answer",
+                        ) from error
+                    # RuntimeError is aiohttp's word for a read on a connection that `close` has closed.
+                    if isinstance(error, RuntimeError) and self._session.closed:
+                        raise await self._broken(
+                            Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request"
+                        ) from error
                     raise
-                raise await self._broken(
-                    Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request"
-                ) from error
-            if not chunk:
-                return
-            if b"data:" in chunk:
-                last_event_at = loop.time()
-            yield chunk
+                if not chunk:
+                    return
+                if b"data:" in chunk:
+                    guard.event_seen()
+                yield chunk
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
         return await self._explain_break() or WeftError(reason, message)
+
+
+class _StallGuard:
+    """Calls `give_up` when no event was seen for a while; starts with the first event.
+
+    One timer that looks back when it is due, instead of one that is set anew for every event of every stream.
+    """
+
+    def __init__(self, limit_seconds: float, give_up: Callable[[], None]) -> None:
+        self._limit_seconds = limit_seconds
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._last_event_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.fired = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def event_seen(self) -> None:
+        """The backend is alive."""
+        self._last_event_at = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._limit_seconds, self._look)
+
+    def _look(self) -> None:
+        due = self._last_event_at + self._limit_seconds
+        if self._loop.time() >= due:
+            self.fired = True
+            self._give_up()
+        else:
+            self._timer = self._loop.call_at(due, self._look)
 
 
 class _EmbeddingItem(msgspec.Struct):

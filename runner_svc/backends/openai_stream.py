@@ -210,7 +210,8 @@ class StreamReader:
         return chunk
 
     def _events(self, chunk: _Chunk) -> Frame:
-        self._bill.add(chunk)
+        if chunk.usage is not None or chunk.timings is not None:
+            self._bill.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
         if chunk.prompt_progress is not None:
             progress = chunk.prompt_progress

@@ -244,3 +244,20 @@ async def test_a_grpc_cancel_and_a_grpc_deadline_reach_the_backend(single: MeshP
                 pass
         assert ended.value.reason is Reason.DEADLINE_EXCEEDED
         await backend.wait_for_state(lambda state: state.requests_cancelled == before + 2, seconds=1.0)
+
+
+async def test_a_frozen_runner_is_noticed_by_the_ping_timeout_and_not_after_a_minute(single: MeshProcess) -> None:
+    """Without a ping timeout of its own, gRPC sees a SIGSTOPped peer after 60 s or never."""
+    await _configure(single, "a", answer_tokens=0, tokens_per_second=20)
+    runner = single.facts["pids"]["runners"]["a"]
+    async with aiohttp.ClientSession() as http, await single.backend("a") as backend:
+        streaming = asyncio.create_task(_stream(http, single, max_tokens=1900))
+        await backend.wait_for_state(lambda state: state.tokens_sent >= 3)
+        os.kill(runner, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(45.0):
+                heard = await streaming
+        finally:
+            os.kill(runner, signal.SIGCONT)
+    assert isinstance(heard[-1], dict)
+    assert heard[-1]["error"]["code"] == "worker_lost"

@@ -6,6 +6,7 @@ from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.remote import RemotePlacement
 from weft.host.config import WeftConfig
+from weft.host.garbage import settle_garbage_collector
 from weft.host.home import WeftHome
 from weft.host.serving import Announce, registry_address, router_address
 from weft.host.signals import stop_requested
@@ -39,6 +40,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     try:
         await fleet.start()
         await service.start()
+        settle_garbage_collector()
         announce(f"http://{config.host}:{service.port}")
         await stop.wait()
     finally:

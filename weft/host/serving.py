@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from weft.host.config import WeftConfig
+from weft.host.garbage import settle_garbage_collector
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.signals import stop_requested
@@ -31,6 +32,7 @@ async def serve_until_stopped(
     stop = stop_requested()
     try:
         await host.start([service])
+        settle_garbage_collector()
         started()
         await stop.wait()
     finally:

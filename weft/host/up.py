@@ -15,6 +15,7 @@ from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
+from weft.host.garbage import settle_garbage_collector
 from weft.host.gateway import gateway_config
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
@@ -56,6 +57,7 @@ class UpHost:
             fleet = await self._start_services()
             await self._start_runners()
             await self._until_models_are_ready(fleet)
+            settle_garbage_collector()
             self._home.announce(self._facts())
         except BaseException:
             await self.stop()
