@@ -20,6 +20,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import trace_id_of
 
 log = structlog.get_logger("weft.router")
 
@@ -150,6 +151,13 @@ class SchedulingLoop:
             case Loads():
                 return port.LoadingModel(stage=decision.stage, progress=decision.progress)
             case Rejects():
+                log.info(
+                    "rejected",
+                    request_id=request.request_id,
+                    trace_id=trace_id_of(request.traceparent) if request.traceparent else None,
+                    model=request.model,
+                    reason=decision.reason.name.lower(),
+                )
                 return WeftError(
                     decision.reason,
                     decision.message,

@@ -15,6 +15,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
+from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
 PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 
@@ -32,7 +33,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             first = await context.read()
             if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
                 raise invalid_field("open", "must be the first message of a placement")
-            async with self._placement.place(_request_from_proto(first.open)) as place:
+            async with self._placement.place(_request_from_proto(first.open, _traceparent(context))) as place:
                 listening = asyncio.create_task(self._listen(context, place))
                 telling = asyncio.create_task(self._tell(context, place))
                 try:
@@ -62,7 +63,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             await context.write(_decision_to_proto(await place.next_decision()))
 
 
-def _request_from_proto(message: pb.PlaceOpen) -> PlacementRequest:
+def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:
     if message.operation not in {operation.value for operation in Operation}:
         raise invalid_field("open.operation", "must be chat, completion or embedding")
     if message.priority not in {0, *(priority.value for priority in Priority)}:
@@ -79,7 +80,13 @@ def _request_from_proto(message: pb.PlaceOpen) -> PlacementRequest:
         age_seconds=message.age.ToNanoseconds() / 1e9,
         seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
         attempts_used=message.attempts_used,
+        traceparent=traceparent,
     )
+
+
+def _traceparent(context: PlaceContext) -> str:
+    carried = next((value for key, value in context.invocation_metadata() or () if key == TRACEPARENT), "")
+    return valid_traceparent(str(carried)) or ""
 
 
 def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:

@@ -5,6 +5,7 @@ from contextlib import aclosing
 from typing import Any
 
 import grpc
+import structlog
 
 from runner_svc.backends.port import CallInfo, Frame
 from runner_svc.instance import Instance
@@ -23,9 +24,11 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
-from weft.kernel.telemetry import TRACEPARENT, new_traceparent
+from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
 
 MAX_LOG_LINES = 1000
+
+log = structlog.get_logger("weft.runner")
 
 GenerateContext = grpc.aio.ServicerContext[
     generation_service_pb2.GenerateRequest, generation_service_pb2.GenerateResponse
@@ -94,11 +97,16 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             payload = _payload(request)
             with instance.admit(permit.request_id) as backend:
                 first = [self._desk.started(permit)]
-                async with aclosing(backend.generate(payload, _call_info(permit, context))) as frames:
-                    async for frame in frames:
-                        self._complete(frame, permit, instance)
-                        yield generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
-                        first = []
+                call = _call_info(permit, context)
+                try:
+                    async with aclosing(backend.generate(payload, call)) as frames:
+                        async for frame in frames:
+                            self._complete(frame, permit, instance)
+                            yield generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
+                            first = []
+                except WeftError as error:
+                    _log_failure(call, instance, error)
+                    raise
 
     def _complete(self, frame: Frame, permit: Permit, instance: Instance) -> None:
         if frame[-1].WhichOneof("event") == "finished":
@@ -121,8 +129,13 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             permit, instance = self._desk.admit(request.ticket)
             if not request.payload.inputs:
                 raise invalid_field("payload.inputs", "must not be empty")
+            call = _call_info(permit, context)
             with instance.admit(permit.request_id) as backend:
-                result = await backend.embed(request.payload, _call_info(permit, context))
+                try:
+                    result = await backend.embed(request.payload, call)
+                except WeftError as error:
+                    _log_failure(call, instance, error)
+                    raise
             response = embedding_service_pb2.EmbedResponse(embeddings=result.embeddings)
             response.receipt.usage.CopyFrom(result.usage)
             self._desk.complete(response.receipt, permit, instance)
@@ -149,6 +162,17 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         raise AssertionError("abort has raised")
 
 
+def _log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
+    log.warning(
+        "attempt failed",
+        request_id=call.request_id,
+        trace_id=trace_id_of(call.traceparent),
+        model=instance.model,
+        reason=error.reason.name.lower(),
+        message=error.message,
+    )
+
+
 def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
     kind = request.WhichOneof("payload")
     if kind is None:
@@ -157,6 +181,5 @@ def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
 
 
 def _call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any]) -> CallInfo:
-    # The dispatcher that holds the ticket has checked or made it; only a missing one is replaced.
-    carried = next((value for key, value in context.invocation_metadata() or () if key == TRACEPARENT), None)
-    return CallInfo(request_id=permit.request_id, traceparent=str(carried or new_traceparent()))
+    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
+    return CallInfo(request_id=permit.request_id, traceparent=traceparent_of(metadata))

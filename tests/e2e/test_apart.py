@@ -179,3 +179,20 @@ async def test_a_drained_runner_is_gone_from_the_mesh_at_once(mesh: Apart) -> No
             assert response.status == 503
             assert (await response.json())["error"]["code"] == "no_runner_available"
             assert 1 <= int(response.headers["retry-after"]) <= 60
+
+
+async def test_one_trace_id_is_in_the_logs_of_every_service_that_had_a_part(tmp_path: Path) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    with _apart(tmp_path, status=500) as mesh:
+        async with aiohttp.ClientSession(headers=headers) as http:
+            await _ready(http, mesh)
+            body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
+            async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+                assert response.status == 502
+        logs = mesh.home / "logs"
+        events = {}
+        for name in ("gateway.log", "router.log", "runner.log"):
+            lines = map(json.loads, (logs / name).read_text().splitlines())
+            events[name] = {line["event"] for line in lines if line.get("trace_id") == trace_id}
+    assert events == {"gateway.log": {"request"}, "router.log": {"rejected"}, "runner.log": {"attempt failed"}}

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
-from weft.client import ChatOptions, Mesh, Message, connect
+from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 
 QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
 
@@ -58,6 +58,8 @@ def _converse(conversation: "Conversation") -> None:
                 conversation.say(text)
             except KeyboardInterrupt:
                 sys.stderr.write("\n[stopped]\n")
+            except WeftError as error:
+                sys.stderr.write(f"weft: {error.message}\n")
 
 
 class Conversation:

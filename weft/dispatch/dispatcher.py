@@ -89,6 +89,7 @@ class _Call:
             priority=context.priority,
             allow_remote=context.allow_remote,
             seconds_left=context.timeout_seconds,
+            traceparent=context.traceparent,
         )
         return SteadyPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
 

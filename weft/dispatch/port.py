@@ -28,6 +28,8 @@ class PlacementRequest:
     seconds_left: float | None = None
     """Time to its deadline; None: no deadline."""
     attempts_used: int = 0
+    traceparent: str = ""
+    """W3C trace context; empty: none. Carried, never looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

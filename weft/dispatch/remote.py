@@ -14,6 +14,7 @@ from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
+from weft.kernel.telemetry import TRACEPARENT
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
@@ -41,8 +42,10 @@ class RemotePlace:
         self._call: PlaceCall | None = None
 
     async def __aenter__(self) -> Self:
-        self._call = self._stub.Place(timeout=self._request.seconds_left)
-        await self._write(pb.PlaceRequest(open=_open_to_proto(self._request)))
+        request = self._request
+        metadata = ((TRACEPARENT, request.traceparent),) if request.traceparent else None
+        self._call = self._stub.Place(timeout=request.seconds_left, metadata=metadata)
+        await self._write(pb.PlaceRequest(open=_open_to_proto(request)))
         return self
 
     async def __aexit__(

@@ -41,7 +41,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         await fleet.start()
         await service.start()
         settle_garbage_collector()
-        announce(f"http://{config.host}:{service.port}")
+        announce(service.url)
         await stop.wait()
     finally:
         await service.stop(config.drain_seconds)

@@ -91,7 +91,7 @@ class UpHost:
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(edge.stop, self._config.drain_seconds)
         await edge.start()
-        self.url = f"http://{self._config.host}:{edge.port}"
+        self.url = edge.url
         self._show(Stage(name="services", detail=f"listening at {self.url}", done=True))
         return fleet
 
