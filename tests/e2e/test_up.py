@@ -73,7 +73,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path
         began = time.monotonic()
         mesh.process.send_signal(signal.SIGINT)
         await asyncio.to_thread(mesh.process.wait, 30)
-        assert time.monotonic() - began < 20.0
+        assert time.monotonic() - began < 5.0
         await asyncio.gather(asking, return_exceptions=True)
 
 

@@ -42,12 +42,13 @@ def demo(
         from weft.host.up import UpHost  # noqa: PLC0415 - see weft.cli.serve
 
         with home.claim():
-            uvloop.run(_demo(UpHost(config, home, None, StageDisplay().show), prompt, max_tokens))
+            uvloop.run(_demo(UpHost(config, home, None), prompt, max_tokens))
 
 
 async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:
     began = time.monotonic()
-    await host.start()
+    with StageDisplay(total=host.stage_count) as display:
+        await host.start(display.show)
     try:
         sys.stdout.write(f"\n> {prompt}\n")
         async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -1,5 +1,6 @@
 """A whole mesh in this process, from the first line of progress to the last line of the stop."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -8,28 +9,35 @@ from weft.host.config import WeftConfig
 from weft.host.home import WeftHome
 from weft.host.signals import stop_requested, until
 from weft.host.up import UpHost
+from weft.kernel.service import stop_tasks
 
 
 async def run_up(config: WeftConfig, home: WeftHome, config_path: Path | None) -> None:
     """Come up with progress, wait for a signal, go down."""
     stop = stop_requested()
-    with StageDisplay() as display:
-        host = UpHost(config, home, config_path, display.show)
-        try:
-            ready = await until(stop, host.start())
-        except BaseException:
-            display.failed()
-            raise
+    host = UpHost(config, home, config_path)
+    with StageDisplay(total=host.stage_count) as display:
+        ready = await until(stop, host.start(display.show))
     if ready:
         print_ready(host, home)
         await stop.wait()
     sys.stdout.write(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")
-    stop.clear()
-    await until(stop, host.stop())
-    if stop.is_set():
-        sys.stdout.write("stopping now\n")
-    await host.stop()
+    await _stop(host, stop)
     sys.stdout.write("stopped\n")
+
+
+async def _stop(host: UpHost, again: asyncio.Event) -> None:
+    """Drain and end everything; a second signal ends the draining."""
+    again.clear()
+    stopping, hurrying = asyncio.create_task(host.stop()), asyncio.create_task(again.wait())
+    await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+    hurrying.cancel()
+    if stopping.done():
+        stopping.result()
+        return
+    sys.stdout.write("stopping now\n")
+    host.kill_runners()
+    await stop_tasks([stopping])
 
 
 def print_ready(host: UpHost, home: WeftHome) -> None:

@@ -60,6 +60,13 @@ class RunnerChild:
             process.kill()
         await process.wait()
 
+    def kill(self) -> None:
+        """End it at once, and for good. Its backends die with it."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self.pid is not None and self._process is not None:
+            self._process.kill()
+
     async def _spawn(self) -> asyncio.subprocess.Process:
         # Its own logs go to a file of their own; this one holds what is printed past them, a crash above all.
         with self._output.open("wb") as output:

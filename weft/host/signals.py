@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable
+from collections.abc import Coroutine
+
+from weft.kernel.service import stop_tasks
 
 
 def stop_requested() -> asyncio.Event:
@@ -14,9 +16,9 @@ def stop_requested() -> asyncio.Event:
     return event
 
 
-async def until(stop: asyncio.Event, work: Awaitable[None]) -> bool:
-    """Do `work` unless `stop` is set first; whether it was done."""
-    working, stopping = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
+async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do `work` unless `stop` is set first; whether it was done. Unfinished work is cancelled and has cleaned up."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -24,5 +26,5 @@ async def until(stop: asyncio.Event, work: Awaitable[None]) -> bool:
             return True
         return False
     finally:
-        working.cancel()
         stopping.cancel()
+        await stop_tasks([working] if not working.done() else [])

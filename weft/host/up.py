@@ -33,11 +33,10 @@ MODEL_CHECK_SECONDS = 0.05
 class UpHost:
     """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
 
-    def __init__(self, config: WeftConfig, home: WeftHome, config_path: Path | None, show: ShowProgress) -> None:
+    def __init__(self, config: WeftConfig, home: WeftHome, config_path: Path | None) -> None:
         self._config = config
         self._home = home
         self._config_path = config_path
-        self._show = show
         self._runners = configured_runners(config)
         self._children: list[RunnerChild] = []
         self._stack = AsyncExitStack()
@@ -51,12 +50,19 @@ class UpHost:
         """The models it is configured to serve, first one first."""
         return [model.name for runner in self._runners for model in runner.models]
 
-    async def start(self) -> None:
+    @property
+    def stage_count(self) -> int:
+        """How many stages a start shows: the services, and each model."""
+        return 1 + len(self.models)
+
+    async def start(self, show: ShowProgress) -> None:
         """Start everything and return once every model is ready. Raises LOAD_STALLED when one never will be."""
         try:
+            show(Stage(name="services", detail="starting registry, router and gateway"))
             fleet = await self._start_services()
+            show(Stage(name="services", detail=f"listening at {self.url}", done=True))
             await self._start_runners()
-            await self._until_models_are_ready(fleet)
+            await self._until_models_are_ready(fleet, show)
             settle_garbage_collector()
             self._home.announce(self._facts())
         except BaseException:
@@ -67,8 +73,12 @@ class UpHost:
         """Drain and end everything, the edge first. Idempotent."""
         await self._stack.aclose()
 
+    def kill_runners(self) -> None:
+        """End the runners without a drain; their backends die with them."""
+        for child in self._children:
+            child.kill()
+
     async def _start_services(self) -> FleetWatcher:
-        self._show(Stage(name="services", detail="starting registry, router and gateway"))
         host = GrpcHost()
         self.grpc_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
@@ -92,7 +102,6 @@ class UpHost:
         self._stack.push_async_callback(edge.stop, self._config.drain_seconds)
         await edge.start()
         self.url = edge.url
-        self._show(Stage(name="services", detail=f"listening at {self.url}", done=True))
         return fleet
 
     async def _start_runners(self) -> None:
@@ -108,15 +117,15 @@ class UpHost:
     async def _stop_runners(self) -> None:
         await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
 
-    async def _until_models_are_ready(self, fleet: FleetWatcher) -> None:
+    async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
         waiting = {model.name: runner.name for runner in self._runners for model in runner.models}
         for model, runner in waiting.items():
-            self._show(Stage(name=model, detail=f"loading on {runner}"))
+            show(Stage(name=model, detail=f"loading on {runner}"))
         while waiting:
             for model, runner in list(waiting.items()):
                 if self._is_ready(fleet.view, model, runner):
                     del waiting[model]
-                    self._show(Stage(name=model, detail=f"ready on {runner}", done=True))
+                    show(Stage(name=model, detail=f"ready on {runner}", done=True))
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
     def _is_ready(self, view: FleetView, model: str, runner_name: str) -> bool:
