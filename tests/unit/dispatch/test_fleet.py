@@ -1,0 +1,72 @@
+"""The read model: a snapshot, then changes."""
+
+from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2
+from weft.dispatch.fleet import FleetView, Phase, apply_watch
+from weft.kernel.request import Operation
+
+
+def _runner(name: str, *, phase: int = runner_pb2.InstanceState.PHASE_READY) -> registry_service_pb2.WatchedRunner:
+    state = runner_pb2.InstanceState(model=f"m-{name}", phase=phase, slots_total=2)  # type: ignore[arg-type]
+    runner = runner_pb2.Runner(
+        name=name,
+        incarnation="1",
+        status=runner_pb2.Runner.STATUS_ACTIVE,
+        capability=runner_pb2.Capability(instances=[state]),
+    )
+    return registry_service_pb2.WatchedRunner(runner=runner, ticket_key=b"key")
+
+
+def _model(name: str, pool: str = "") -> model_pb2.Model:
+    manifest = model_pb2.ModelManifest(
+        name=name, pool_name=pool, operations=[model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_EMBEDDING]
+    )
+    return model_pb2.Model(manifest=manifest, runner="a", status=model_pb2.Model.STATUS_ACTIVE)
+
+
+def _snapshot(revision: int, *runners: str) -> registry_service_pb2.WatchResponse:
+    snapshot = registry_service_pb2.Snapshot(
+        runners=[_runner(name) for name in runners], models=[_model(f"m-{name}") for name in runners]
+    )
+    return registry_service_pb2.WatchResponse(revision=revision, snapshot=snapshot)
+
+
+def _change(revision: int, **kind: object) -> registry_service_pb2.WatchResponse:
+    change = registry_service_pb2.Change(**kind)  # type: ignore[arg-type]  # one member of the oneof
+    return registry_service_pb2.WatchResponse(revision=revision, change=change)
+
+
+def test_a_snapshot_replaces_everything() -> None:
+    view = apply_watch(apply_watch(FleetView(), _snapshot(3, "a", "b")), _snapshot(9, "c"))
+    assert (view.revision, set(view.runners), set(view.models)) == (9, {"c"}, {"m-c"})
+    assert view.runners["c"].ticket_key == b"key"
+
+
+def test_changes_add_replace_and_remove() -> None:
+    view = apply_watch(FleetView(), _snapshot(1, "a"))
+    view = apply_watch(view, _change(2, runner=_runner("b")))
+    view = apply_watch(view, _change(3, runner=_runner("a", phase=runner_pb2.InstanceState.PHASE_LOADING)))
+    assert view.runners["a"].instances["m-a"].phase is Phase.LOADING
+    view = apply_watch(view, _change(4, deleted_runner="a"))
+    view = apply_watch(view, _change(5, deleted_model="m-a"))
+    assert (view.revision, set(view.runners), set(view.models)) == (5, {"b"}, set())
+
+
+def test_an_earlier_view_is_not_changed_by_a_later_one() -> None:
+    before = apply_watch(FleetView(), _snapshot(1, "a"))
+    apply_watch(before, _change(2, deleted_runner="a"))
+    assert "a" in before.runners
+
+
+def test_a_phase_of_a_newer_registry_is_not_taken_for_ready() -> None:
+    view = apply_watch(FleetView(), _change(1, runner=_runner("a", phase=99)))
+    assert view.runners["a"].instances["m-a"].phase is Phase.FAILED
+
+
+def test_a_pool_and_a_model_are_found_by_name_and_a_pool_wins() -> None:
+    view = FleetView()
+    for revision, (name, pool) in enumerate([("p", ""), ("x", "p"), ("y", "")]):
+        view = apply_watch(view, _change(revision, model=_model(name, pool)))
+    assert {member.name for member in view.pool_members("p")} == {"p", "x"}
+    assert [member.name for member in view.pool_members("x")] == ["x"]
+    assert view.pool_members("nobody") == []
+    assert view.models["y"].operations == {Operation.CHAT, Operation.EMBEDDING}

@@ -1,0 +1,66 @@
+"""The receipt says what happened."""
+
+from dataclasses import replace
+
+import pytest
+
+from weft.api.common.v1 import receipt_pb2, usage_pb2
+from weft.dispatch.journey import Journey, RequestContext
+from weft.dispatch.port import Grant, LoadingModel, WaitingInQueue
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+CONTEXT = RequestContext(
+    request_id="r1", tenant="t", model="pool", operation=Operation.CHAT, traceparent="00-" + "a" * 32 + "-b-01"
+)
+GRANT = Grant(
+    claims=b"", mac=b"", runner="a", runner_incarnation="1", address="x", host="atlas", model="m-a", attempt=1
+)
+
+
+def _seconds(duration: object) -> float:
+    return duration.ToNanoseconds() / 1e9  # type: ignore[attr-defined,no-any-return]  # a protobuf Duration
+
+
+def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_facts() -> None:
+    journey = Journey(CONTEXT, arrived=100.0)
+    journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
+    journey.note_waiting(LoadingModel(stage="loads"), 102.0)
+    journey.note_waiting(LoadingModel(stage="loads more"), 104.0)
+    journey.note_grant(GRANT, 107.0)
+    journey.note_attempt_failed(Reason.SERVER_DIED)
+    journey.note_grant(replace(GRANT, runner="b", attempt=2), 107.5)
+    journey.note_first_content(108.0)
+    part = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=5), model_digest="sha256:x", host="titan")
+    receipt = journey.receipt(Reason.UNSPECIFIED, part, 110.0)
+    assert receipt.outcome == receipt_pb2.OUTCOME_COMPLETED
+    assert _seconds(receipt.load_wait) == pytest.approx(5.0)
+    assert _seconds(receipt.queue_wait) == pytest.approx(2.5)
+    assert _seconds(receipt.time_to_first_token) == pytest.approx(8.0)
+    assert [(attempt.runner, Reason(attempt.reason)) for attempt in receipt.attempts] == [
+        ("a", Reason.SERVER_DIED),
+        ("b", Reason.UNSPECIFIED),
+    ]
+    assert (receipt.model, receipt.host, receipt.usage.completion_tokens) == ("m-a", "titan", 5)
+
+
+@pytest.mark.parametrize(
+    ("reason", "granted", "outcome"),
+    [
+        (Reason.QUEUE_FULL, False, receipt_pb2.OUTCOME_REJECTED),
+        (Reason.SERVER_DIED, True, receipt_pb2.OUTCOME_FAILED),
+        (Reason.CANCELLED, True, receipt_pb2.OUTCOME_CANCELLED),
+        (Reason.CANCELLED, False, receipt_pb2.OUTCOME_CANCELLED),
+    ],
+)
+def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
+    reason: Reason, granted: bool, outcome: int
+) -> None:
+    journey = Journey(CONTEXT, arrived=0.0)
+    if granted:
+        journey.note_grant(GRANT, 1.0)
+    receipt = journey.receipt(reason, None, 2.0)
+    assert receipt.outcome == outcome
+    assert Reason(receipt.reason) is reason
+    assert receipt.request_id == "r1"
+    assert receipt.model == ("m-a" if granted else "pool")

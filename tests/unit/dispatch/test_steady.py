@@ -1,0 +1,104 @@
+"""A placement outlives its router while the request waits."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from weft.dispatch.port import Decision, Grant, PlacementRequest, WaitingInQueue
+from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.testing.fake_clock import FakeClock
+
+LOST = WeftError(Reason.SERVICE_UNAVAILABLE, "the router is gone")
+GRANT = Grant(claims=b"c", mac=b"m", runner="a", runner_incarnation="1", address="x", host="h", model="m", attempt=1)
+WAITING = WaitingInQueue(position=1, reason="busy")
+REQUEST = PlacementRequest(
+    request_id="r", tenant="t", model="m", operation=Operation.CHAT, age_seconds=2.0, seconds_left=100.0
+)
+
+
+class ScriptedPort:
+    """A placement port whose every placement says what is next in the script."""
+
+    def __init__(self, *script: Decision | WeftError) -> None:
+        self._script = list(script)
+        self.placed: list[PlacementRequest] = []
+        self.left = 0
+
+    def place(self, request: PlacementRequest) -> "ScriptedPort":
+        self.placed.append(request)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.left += 1
+
+    async def next_decision(self) -> Decision:
+        word = self._script.pop(0)
+        if isinstance(word, WeftError):
+            raise word
+        return word
+
+    async def report_first_content(self, attempt: int) -> None: ...
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
+
+    async def report_finished(self, reason: Reason) -> None: ...
+
+
+async def _decide(placement: SteadyPlacement, clock: FakeClock, seconds: float) -> Decision:
+    """The next decision, with time moving meanwhile."""
+    deciding = asyncio.create_task(placement.next_decision())
+    await clock.wait_for_sleepers(1)
+    await clock.advance(seconds)
+    return await deciding
+
+
+async def test_a_request_whose_router_is_lost_is_placed_again_with_its_age_and_what_is_left_of_its_deadline() -> None:
+    clock = FakeClock()
+    port = ScriptedPort(WAITING, LOST, GRANT)
+    async with SteadyPlacement(port, REQUEST, clock, SteadyConfig(retry_interval_seconds=0.5)) as placement:
+        assert await placement.next_decision() == WAITING
+        await clock.advance(10.0)
+        assert await _decide(placement, clock, 1.0) == GRANT
+    first, second = port.placed
+    assert first == REQUEST
+    assert second.age_seconds == pytest.approx(12.5)
+    assert second.seconds_left == pytest.approx(89.5)
+    assert port.left == 2, "the lost placement was not left"
+
+
+async def test_attempts_that_were_granted_before_the_loss_count() -> None:
+    clock = FakeClock()
+    port = ScriptedPort(GRANT, LOST, GRANT)
+    async with SteadyPlacement(port, REQUEST, clock, SteadyConfig()) as placement:
+        await placement.next_decision()
+        await _decide(placement, clock, 1.0)
+    assert [request.attempts_used for request in port.placed] == [0, 1]
+
+
+async def test_an_outage_longer_than_the_limit_ends_the_request() -> None:
+    clock = FakeClock()
+    port = ScriptedPort(*[LOST] * 100)
+    async with SteadyPlacement(port, REQUEST, clock, SteadyConfig(router_outage_limit_seconds=5.0)) as placement:
+        with pytest.raises(WeftError) as ended:
+            await _decide(placement, clock, 10.0)
+    assert ended.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert 5 <= len(port.placed) <= 12, "the pauses do not grow"
+
+
+async def test_a_rejection_is_not_an_outage() -> None:
+    port = ScriptedPort(WeftError(Reason.QUEUE_FULL, "full"))
+    async with SteadyPlacement(port, REQUEST, FakeClock(), SteadyConfig()) as placement:
+        with pytest.raises(WeftError) as refused:
+            await placement.next_decision()
+    assert refused.value.reason is Reason.QUEUE_FULL
+    assert len(port.placed) == 1
