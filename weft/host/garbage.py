@@ -11,7 +11,8 @@ MIDDLE_PER_OLD = 50
 def settle_garbage_collector() -> None:
     """Call once everything is up: what is alive now (modules, routes, schemas) is never looked at again.
 
-    Measured in bench, 2 cores: about 80 us less CPU per unary request in the host process, no more memory.
+    Measured in bench, 2 cores: about 80 us less CPU per unary request in the host process, for about 12 MB more memory
+    after load.
     """
     gc.collect()
     gc.freeze()
