@@ -125,7 +125,9 @@ class StoreSuite:
         assert list(await store.load()) == [stored()]
 
     async def test_no_pulses_are_no_work(self, store: Store) -> None:
+        await store.save_session(stored())
         await store.save_pulses([])
+        assert list(await store.load()) == [stored()]
 
     async def test_deleted_sessions_take_their_rows_along(self, store: Store) -> None:
         for number in range(3):

@@ -69,6 +69,8 @@ async def test_stop_is_safe_twice_and_before_start() -> None:
     await service.start()
     await service.stop(grace_seconds=0)
     await service.stop(grace_seconds=0)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", service.port)
 
 
 async def test_a_stopped_gateway_can_start_again_on_its_port() -> None:
@@ -77,6 +79,7 @@ async def test_a_stopped_gateway_can_start_again_on_its_port() -> None:
     again = gateway_at("127.0.0.1", service.port)
     await service.stop(grace_seconds=0)
     await again.start()
+    assert again.port == service.port
     await again.stop(grace_seconds=0)
 
 

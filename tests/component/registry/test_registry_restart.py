@@ -141,6 +141,17 @@ async def test_stop_is_safe_before_start_and_twice(tmp_path: Path) -> None:
     await service.start()
     await service.stop(grace_seconds=0.0)
     await service.stop(grace_seconds=0.0)
+    assert await _can_start(tmp_path), "the database is still held"
+
+
+async def _can_start(folder: Path) -> bool:
+    another = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db"), clock=FakeClock())
+    try:
+        await another.start()
+    except WeftError:
+        return False
+    await another.stop(grace_seconds=0.0)
+    return True
 
 
 async def test_a_database_that_cannot_be_opened_is_a_clear_error_without_its_path(tmp_path: Path) -> None:

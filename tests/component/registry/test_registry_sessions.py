@@ -35,6 +35,7 @@ async def test_a_new_incarnation_counts_its_heartbeats_anew(mesh: RunningRegistr
     await first.beat()
     second = await SomeRunner(mesh, incarnation="life-2", session_id=first.session_id).open()
     await second.beat()
+    assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
 async def test_models_that_a_restarted_runner_no_longer_publishes_are_gone(mesh: RunningRegistry) -> None:

@@ -79,8 +79,11 @@ async def test_a_cancelled_sleeper_disturbs_nobody() -> None:
 
 
 async def test_no_time_at_all_is_not_slept() -> None:
-    await FakeClock().sleep(0.0)
-    await FakeClock().sleep(-1.0)
+    clock = FakeClock()
+    before = clock.monotonic()
+    await clock.sleep(0.0)
+    await clock.sleep(-1.0)
+    assert (clock.monotonic(), clock.sleepers) == (before, 0)
 
 
 async def test_with_sleepers_a_loop_with_slow_real_work_misses_no_round() -> None:
