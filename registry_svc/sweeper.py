@@ -1,13 +1,16 @@
 """The loop that lets time pass for the roster."""
 
-import asyncio
+from typing import TYPE_CHECKING
 
 import structlog
 
 from registry_svc.roster import Roster
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_task, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = structlog.get_logger("weft.registry")
 
@@ -23,7 +26,7 @@ class Sweeper:
 
     def start(self) -> None:
         """Begin; the first sweep comes after one interval."""
-        self._task = asyncio.create_task(self._run(), name="registry-sweeper")
+        self._task = start_task(self._run(), name="registry-sweeper")
 
     async def stop(self) -> None:
         """End the loop. Safe to call twice, or when never started."""

@@ -1,9 +1,9 @@
 """One supervised instance: one backend process, one model, kept running for as long as the runner runs."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -14,7 +14,10 @@ from runner_svc.slots import SlotTable
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_task, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = structlog.get_logger("weft.instance")
 
@@ -68,7 +71,7 @@ class Instance:
 
     async def start(self) -> None:
         """Begin to supervise. Returns at once; the backend loads in the background."""
-        self._task = asyncio.create_task(self._supervise(), name=f"instance-{self.model}")
+        self._task = start_task(self._supervise(), name=f"instance-{self.model}")
 
     async def stop(self) -> None:
         """End the backend and everything it started. Idempotent."""

@@ -23,7 +23,7 @@ from weft.dispatch.tickets import TicketGate
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.ids import new_id
 from weft.kernel.rpc import open_channel
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_task, stop_tasks
 
 log = structlog.get_logger("weft.runner")
 
@@ -95,7 +95,7 @@ class RunnerService:
         for instance in self._instances.values():
             await instance.start()
         await self._session.start()
-        self._digests = asyncio.create_task(self._compute_digests(), name="model-digests")
+        self._digests = start_task(self._compute_digests(), name="model-digests")
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop: refuse new work, let running work finish, say good-bye, end the backends."""

@@ -17,7 +17,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
@@ -64,7 +64,7 @@ class RunnerSession:
 
     async def start(self) -> None:
         """Begin to report. Returns at once; `wait_open` waits for the session."""
-        self._task = asyncio.create_task(self._run(), name="runner-session")
+        self._task = start_task(self._run(), name="runner-session")
 
     async def wait_open(self) -> None:
         """Return once the registry has accepted the session."""

@@ -112,6 +112,16 @@ class _Call:
         log_receipt(self._context, self._receipt, now - self._journey.arrived)
         return self._receipt
 
+    def _close_failed(self, error: Exception) -> None:
+        """The receipt of a request that an error ended; one that was over already keeps its own."""
+        if self._receipt is None:
+            self._close(error.reason if isinstance(error, WeftError) else Reason.INTERNAL, None)
+
+    def _close_left(self) -> None:
+        """The receipt of a request whose caller left, if nothing else has ended it."""
+        if self._receipt is None:
+            self._close(Reason.CANCELLED, None)
+
 
 class GenerationCall(_Call):
     """A generation under way."""
@@ -132,13 +142,11 @@ class GenerationCall(_Call):
                     async for frame in frames:
                         yield frame
                 await placement.report_finished(Reason.UNSPECIFIED)
-        except WeftError as error:
-            if self._receipt is None:
-                self._close(error.reason, None)
+        except Exception as error:
+            self._close_failed(error)
             raise
         finally:
-            if self._receipt is None:
-                self._close(Reason.CANCELLED, None)
+            self._close_left()
 
     async def _attempts(self, placement: SteadyPlacement) -> AsyncGenerator[Frame]:
         last_error: WeftError | None = None
@@ -146,7 +154,7 @@ class GenerationCall(_Call):
             try:
                 decision = await placement.next_decision()
             except WeftError as rejection:
-                raise (last_error or rejection) from rejection
+                raise _told(rejection, last_error) from rejection
             now = self._tools.clock.monotonic()
             if not isinstance(decision, Grant):
                 self._journey.note_waiting(decision, now)
@@ -222,12 +230,11 @@ class EmbeddingCall(_Call):
                 self._close(Reason.UNSPECIFIED, response.receipt)
                 await placement.report_finished(Reason.UNSPECIFIED)
                 return list(response.embeddings)
-        except WeftError as error:
-            self._close(error.reason, None)
+        except Exception as error:
+            self._close_failed(error)
             raise
         finally:
-            if self._receipt is None:
-                self._close(Reason.CANCELLED, None)
+            self._close_left()
 
     async def _attempts(self, placement: SteadyPlacement) -> embedding_service_pb2.EmbedResponse:
         last_error: WeftError | None = None
@@ -235,7 +242,7 @@ class EmbeddingCall(_Call):
             try:
                 decision = await placement.next_decision()
             except WeftError as rejection:
-                raise (last_error or rejection) from rejection
+                raise _told(rejection, last_error) from rejection
             now = self._tools.clock.monotonic()
             if not isinstance(decision, Grant):
                 self._journey.note_waiting(decision, now)
@@ -272,6 +279,11 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
     if decision.eta_seconds is not None:
         event.loading.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
     return event
+
+
+def _told(rejection: WeftError, attempt: WeftError | None) -> WeftError:
+    """What the caller is told: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
+    return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
 
 
 def _is_content(event: event_pb2.InferenceEvent) -> bool:

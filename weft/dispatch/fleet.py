@@ -16,7 +16,7 @@ import structlog
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.request import Operation
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -125,7 +125,7 @@ class FleetWatcher:
 
     async def start(self) -> None:
         """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
-        self._task = asyncio.create_task(self._follow(), name="fleet-watcher")
+        self._task = start_task(self._follow(), name="fleet-watcher")
 
     async def wait_ready(self) -> None:
         """Return once the first snapshot has arrived."""

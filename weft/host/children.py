@@ -10,9 +10,10 @@ from pathlib import Path
 
 import structlog
 
+from runner_svc.policy.restart import RestartPolicy
 from runner_svc.supervise import parent_death
 from weft.kernel.clock import Clock
-from weft.kernel.service import stop_tasks
+from weft.kernel.service import start_task, stop_tasks
 
 log = structlog.get_logger("weft.host")
 
@@ -29,6 +30,7 @@ class RunnerChild:
         self._arguments = arguments
         self._output = output
         self._clock = clock
+        self._restarts = RestartPolicy()
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -41,7 +43,7 @@ class RunnerChild:
     async def start(self) -> None:
         """Start the process and keep it running."""
         self._process = await self._spawn()
-        self._watch = asyncio.create_task(self._keep_running(), name=f"runner-{self.name}")
+        self._watch = start_task(self._keep_running(), name=f"runner-{self.name}")
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to drain, and kill it when it takes much longer than that. Idempotent."""
@@ -85,6 +87,9 @@ class RunnerChild:
         while True:
             assert self._process is not None, "watched before it was started"
             code = await self._process.wait()
-            log.error("runner process ended, starting it again", runner=self.name, code=code, output=str(self._output))
-            await self._clock.sleep(RESTART_PAUSE_SECONDS)
+            pause = max(RESTART_PAUSE_SECONDS, self._restarts.died(self._clock.monotonic()).pause_seconds)
+            log.error(
+                "runner process ended", runner=self.name, code=code, pause_seconds=pause, output=str(self._output)
+            )
+            await self._clock.sleep(pause)
             self._process = await self._spawn()

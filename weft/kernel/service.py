@@ -1,14 +1,17 @@
 """The life cycle every service has, and the health it reports."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import grpc
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
+
+log = structlog.get_logger("weft.service")
 
 
 class Service(Protocol):
@@ -59,6 +62,18 @@ class Health:
         """Report the process as alive."""
         for name in ("", "liveness"):
             await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+
+def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
+    """Start work that goes on in the background until it is stopped. Its unforeseen end is logged when it happens."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_unforeseen_end)
+    return task
+
+
+def _log_unforeseen_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.critical("background task died", task=task.get_name(), exc_info=error)
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:

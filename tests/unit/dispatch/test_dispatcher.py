@@ -1,0 +1,230 @@
+"""The dispatcher against a scripted scheduler and a real runner stub over gRPC."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
+from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
+from weft.dispatch import Dispatcher, Grant, PlacementRequest, RequestContext
+from weft.dispatch.port import Decision
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.telemetry import new_traceparent
+
+Step = event_pb2.InferenceEvent | WeftError | Exception
+
+
+def _text(text: str) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))
+
+
+STARTED = event_pb2.InferenceEvent(started=event_pb2.Started(runner="a"))
+FINISHED = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(host="titan")))
+DIED = WeftError(Reason.SERVER_DIED, "it died")
+
+
+class ScriptedScheduler:
+    """Grants the same runner for each attempt, until the script refuses."""
+
+    def __init__(self, address: str, *words: Decision | WeftError | Exception) -> None:
+        self._address = address
+        self._words = list(words)
+        self.failed: list[tuple[int, Reason]] = []
+        self.finished: list[Reason] = []
+        self.first_content: list[int] = []
+
+    def place(self, request: PlacementRequest) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def next_decision(self) -> Decision:
+        if self._words:
+            word = self._words.pop(0)
+            if isinstance(word, Exception):
+                raise word
+            return word
+        return Grant(
+            claims=b"",
+            mac=b"",
+            runner="a",
+            runner_incarnation="1",
+            address=self._address,
+            host="h",
+            model="m",
+            attempt=len(self.failed) + 1,
+        )
+
+    async def report_first_content(self, attempt: int) -> None:
+        self.first_content.append(attempt)
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        self.failed.append((attempt, reason))
+
+    async def report_finished(self, reason: Reason) -> None:
+        self.finished.append(reason)
+
+
+class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Plays one script per call."""
+
+    def __init__(self, *scripts: list[Step]) -> None:
+        self._scripts = list(scripts)
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self, request: generation_service_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        async with answering(context):
+            for step in self._scripts.pop(0):
+                if isinstance(step, Exception):
+                    raise step
+                yield generation_service_pb2.GenerateResponse(events=[step])
+
+
+@asynccontextmanager
+async def _runner(folder: Path, *scripts: list[Step]) -> AsyncGenerator[str]:
+    server = new_server()
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(ScriptedRunner(*scripts), server)
+    address = f"unix:{folder / 'runner.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(grace=0.5)
+
+
+async def _generate(
+    scheduler: ScriptedScheduler,
+) -> tuple[list[event_pb2.InferenceEvent], Exception | None, receipt_pb2.Receipt | None]:
+    channels = ChannelPool()
+    context = RequestContext(
+        request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent()
+    )
+    call = Dispatcher(scheduler, channels).generate(context, chat_pb2.ChatPayload())
+    events: list[event_pb2.InferenceEvent] = []
+    failure: Exception | None = None
+    try:
+        async for frame in call.frames():
+            events.extend(frame)
+    except Exception as error:  # noqa: BLE001 - what it raises is what is looked at
+        failure = error
+    await channels.close()
+    return events, failure, call.receipt
+
+
+async def test_a_completed_stream_ends_with_the_whole_receipt(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
+        scheduler = ScriptedScheduler(address)
+        events, failure, receipt = await _generate(scheduler)
+    assert failure is None
+    assert "".join(event.delta.text for event in events) == "ab"
+    assert events[-1].finished.receipt == receipt
+    assert receipt is not None
+    assert (receipt.host, receipt.request_id, receipt.outcome) == ("titan", "r1", receipt_pb2.OUTCOME_COMPLETED)
+    assert (scheduler.first_content, scheduler.finished) == ([1], [Reason.UNSPECIFIED])
+
+
+async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, DIED], [STARTED, _text("a"), FINISHED]) as address:
+        scheduler = ScriptedScheduler(address)
+        _, failure, receipt = await _generate(scheduler)
+    assert failure is None
+    assert scheduler.failed == [(1, Reason.SERVER_DIED)]
+    assert receipt is not None
+    assert [Reason(attempt.reason) for attempt in receipt.attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
+
+
+async def test_a_failure_after_content_ends_the_request_and_says_that_content_went_out(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), DIED], [_text("never")]) as address:
+        scheduler = ScriptedScheduler(address)
+        events, failure, receipt = await _generate(scheduler)
+    assert isinstance(failure, WeftError)
+    assert failure.metadata["content_started"] == "true"
+    assert (scheduler.failed, scheduler.finished) == ([], [Reason.SERVER_DIED])
+    assert [event.delta.text for event in events if event.HasField("delta")] == ["a"]
+    assert receipt is not None
+    assert receipt.outcome == receipt_pb2.OUTCOME_FAILED
+
+
+async def test_a_stream_that_just_ends_is_a_lost_worker(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a")]) as address:
+        _, failure, _ = await _generate(ScriptedScheduler(address))
+    assert isinstance(failure, WeftError)
+    assert failure.reason is Reason.WORKER_LOST
+
+
+async def test_nobody_at_the_address_is_a_lost_worker_and_no_content(tmp_path: Path) -> None:
+    scheduler = ScriptedScheduler(f"unix:{tmp_path}/nobody.sock")
+    _, failure, _ = await _generate(_giving_up(scheduler))
+    assert isinstance(failure, WeftError)
+    assert scheduler.failed == [(1, Reason.WORKER_LOST)]
+
+
+def _giving_up(scheduler: ScriptedScheduler, instead: Reason | None = None) -> ScriptedScheduler:
+    """The scheduler, made to refuse after the first failed attempt: with the attempt's own reason, or another."""
+    original = scheduler.report_attempt_failed
+
+    async def report(attempt: int, reason: Reason) -> None:
+        await original(attempt, reason)
+        scheduler._words.append(WeftError(instead or reason, "given up"))
+
+    scheduler.report_attempt_failed = report  # type: ignore[method-assign]  # the script of this test
+    return scheduler
+
+
+async def test_the_attempts_own_words_are_told_when_the_scheduler_gives_up_on_it(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [DIED]) as address:
+        _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address)))
+    assert isinstance(failure, WeftError)
+    assert failure.message == "it died"
+
+
+async def test_another_reason_of_the_scheduler_is_told_as_it_is(tmp_path: Path) -> None:
+    """A request that was bounced and then waited too long timed out in the queue; it was not short of a slot."""
+    async with _runner(tmp_path, [WeftError(Reason.NO_SLOT_AVAILABLE, "full")]) as address:
+        _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address), Reason.QUEUE_TIMEOUT))
+    assert isinstance(failure, WeftError)
+    assert failure.reason is Reason.QUEUE_TIMEOUT
+
+
+async def test_a_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellation() -> None:
+    _, failure, receipt = await _generate(ScriptedScheduler("unix:/nowhere", ZeroDivisionError("a bug")))
+    assert isinstance(failure, ZeroDivisionError)
+    assert receipt is not None
+    assert Reason(receipt.reason) is Reason.INTERNAL
+
+
+async def test_a_caller_that_leaves_is_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
+        channels = ChannelPool()
+        context = RequestContext(
+            request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent()
+        )
+        call = Dispatcher(ScriptedScheduler(address), channels).generate(context, chat_pb2.ChatPayload())
+        frames = call.frames()
+        await anext(frames)
+        await frames.aclose()
+        await channels.close()
+    assert call.receipt is not None
+    assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
+
+
+@pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.MODEL_NOT_FOUND])
+async def test_a_rejection_has_a_receipt_without_attempts(reason: Reason) -> None:
+    _, failure, receipt = await _generate(ScriptedScheduler("unix:/nowhere", WeftError(reason, "no")))
+    assert isinstance(failure, WeftError)
+    assert receipt is not None
+    assert (receipt.outcome, len(receipt.attempts)) == (receipt_pb2.OUTCOME_REJECTED, 0)
