@@ -1,0 +1,176 @@
+"""The llama-server adapter against a fake that fails on demand: each fault has its own reason."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.openai_http import HttpTimeouts
+from runner_svc.backends.port import CallInfo, Frame
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+
+
+def _config(timeouts: HttpTimeouts | None = None, **switches: Any) -> LlamaServerConfig:
+    return LlamaServerConfig(
+        command=tuple(fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias="fake",
+        timeouts=timeouts or HttpTimeouts(),
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+
+
+@asynccontextmanager
+async def _running(timeouts: HttpTimeouts | None = None, **switches: Any) -> AsyncGenerator[LlamaServerBackend]:
+    backend = LlamaServerBackend(_config(timeouts, **switches))
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+def _control(backend: LlamaServerBackend) -> FakeControl:
+    found = re.findall(r"listening on (http://\S+)", "\n".join(backend.log_lines(100)))
+    return FakeControl(found[-1])
+
+
+def _chat(**fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+async def _frames(backend: LlamaServerBackend, payload: Any = None) -> list[Frame]:
+    async with asyncio.timeout(10.0):
+        return [frame async for frame in backend.generate(payload or _chat(), CALL)]
+
+
+async def _failure(backend: LlamaServerBackend, payload: Any = None) -> WeftError:
+    with pytest.raises(WeftError) as failed:
+        await _frames(backend, payload)
+    return failed.value
+
+
+@pytest.mark.parametrize(
+    ("switches", "reason"),
+    [
+        ({"status": 500}, Reason.BACKEND_ERROR),
+        ({"status": 503}, Reason.BACKEND_NOT_READY),
+        ({"status": 429}, Reason.BACKEND_NOT_READY),
+        ({"status": 400}, Reason.BACKEND_REJECTED),
+        ({"status": 501}, Reason.UNSUPPORTED_OPERATION),
+        ({"html_200": True}, Reason.BACKEND_PROTOCOL_ERROR),
+        ({"malformed_after_tokens": 2}, Reason.BACKEND_PROTOCOL_ERROR),
+        ({"wrong_shape_after_tokens": 2}, Reason.BACKEND_PROTOCOL_ERROR),
+        ({"end_without_finish_reason": True}, Reason.BACKEND_PROTOCOL_ERROR),
+        ({"close_after_tokens": 2}, Reason.BACKEND_PROTOCOL_ERROR),
+        ({"oversized_event_bytes": 5 * 1024 * 1024}, Reason.BACKEND_PROTOCOL_ERROR),
+        ({"crash_after_tokens": 0}, Reason.SERVER_DIED),
+        ({"crash_after_tokens": 2}, Reason.SERVER_DIED),
+    ],
+)
+async def test_every_fault_has_its_own_reason(switches: dict[str, Any], reason: Reason) -> None:
+    async with _running(**switches) as backend:
+        assert (await _failure(backend)).reason is reason
+
+
+@pytest.mark.parametrize("comments", [False, True])
+async def test_a_stream_that_goes_silent_is_a_stall_and_comments_are_not_progress(comments: bool) -> None:
+    timeouts = HttpTimeouts(idle_stream_seconds=0.5)
+    async with _running(timeouts, stall_after_tokens=3, keepalive_comments=comments) as backend:
+        assert (await _failure(backend)).reason is Reason.STALL_TIMEOUT
+        async with _control(backend) as control:
+            await control.wait_for_state(lambda state: state.busy_slots == 0, seconds=2.0)
+
+
+async def test_a_slow_stream_that_moves_is_not_a_stall() -> None:
+    timeouts = HttpTimeouts(idle_stream_seconds=0.5)
+    async with _running(timeouts, tokens_per_second=5, answer_tokens=6) as backend:
+        assert (await _frames(backend))[-1][-1].HasField("finished")
+
+
+async def test_a_long_silent_prefill_is_not_a_stall() -> None:
+    async with _running(HttpTimeouts(idle_stream_seconds=0.2), prefill_seconds=1.0) as backend:
+        assert (await _frames(backend))[-1][-1].HasField("finished")
+
+
+async def test_headers_that_do_not_come_are_named_where_a_limit_is_set() -> None:
+    async with _running(HttpTimeouts(headers_seconds=0.3), slow_headers_seconds=5.0) as backend:
+        assert (await _failure(backend)).reason is Reason.HEADERS_TIMEOUT
+
+
+async def test_a_server_that_closes_kept_connections_costs_no_request() -> None:
+    """llama-server closes after each stream while promising to keep; the next POST meets a dead connection."""
+    async with _running(close_after_stream=True) as backend:
+        for _ in range(10):
+            assert (await _frames(backend))[-1][-1].HasField("finished")
+
+
+async def test_a_connection_that_was_read_to_its_end_is_used_again() -> None:
+    async with _running() as backend:
+        await _frames(backend)
+        process = psutil.Process(backend.process_id)
+        before = {c.raddr.port for c in process.net_connections() if c.status == psutil.CONN_ESTABLISHED and c.raddr}
+        await _frames(backend)
+        after = {c.raddr.port for c in process.net_connections() if c.status == psutil.CONN_ESTABLISHED and c.raddr}
+    assert before
+    assert before == after
+
+
+async def test_the_key_is_in_the_environment_and_not_in_the_arguments() -> None:
+    async with _running() as backend:
+        process = psutil.Process(backend.process_id)
+        key = process.environ()["LLAMA_API_KEY"]
+        assert len(key) >= 32
+        assert key not in " ".join(process.cmdline())
+        async with _control(backend) as control, control._session.get(f"{control.base_url}/v1/models") as answer:
+            assert answer.status == 401, "the port is open to everybody"
+
+
+@pytest.mark.parametrize(("field", "value"), [("echo", True), ("suffix", "end")])
+async def test_what_the_server_would_silently_ignore_is_refused_by_name(field: str, value: Any) -> None:
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="x")], **{field: value})
+    async with _running() as backend:
+        failure = await _failure(backend, payload)
+    assert isinstance(failure, FieldError)
+    assert failure.field == field
+
+
+async def test_tool_calls_reach_the_client_in_pieces_that_make_the_call() -> None:
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="weather"))
+    call = '{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}'
+    async with _running(tool_call=call) as backend:
+        frames = await _frames(backend, _chat(tools=[tool]))
+    pieces = [piece for frame in frames for event in frame for piece in event.delta.tool_calls]
+    assert [piece.name for piece in pieces if piece.name] == ["weather"]
+    assert "".join(piece.arguments_text for piece in pieces) == '{"city": "Oslo"}'
+
+
+async def test_embeddings_of_a_server_that_misbehaves_are_typed_errors_too() -> None:
+    payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="x")])
+    async with _running(html_200=True) as backend:
+        with pytest.raises(WeftError) as failed:
+            await backend.embed(payload, CALL)
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+async def test_a_program_that_does_not_exist_says_so() -> None:
+    backend = LlamaServerBackend(
+        LlamaServerConfig(command=("/nowhere/llama-server",), model_path=Path(__file__), alias="x")
+    )
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert "/nowhere/llama-server" in failed.value.message
