@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 from grpc.aio import AioRpcError
-from mesh_process import POOL, WEFT, eventually, fake_runner, write_config
+from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, write_config
 
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.kernel.reasons import Reason
@@ -196,3 +196,13 @@ async def test_one_trace_id_is_in_the_logs_of_every_service_that_had_a_part(tmp_
             lines = map(json.loads, (logs / name).read_text().splitlines())
             events[name] = {line["event"] for line in lines if line.get("trace_id") == trace_id}
     assert events == {"gateway.log": {"request"}, "router.log": {"rejected"}, "runner.log": {"attempt failed"}}
+
+
+async def test_the_command_line_finds_services_of_a_home_without_an_up(mesh: Apart) -> None:
+    async with aiohttp.ClientSession() as http:
+        await _ready(http, mesh)
+    code, out, error = await run_weft("get", "runners", "-o", "json", home=mesh.home)
+    assert code == 0, error
+    assert [runner["name"] for runner in json.loads(out)["items"]] == ["a"]
+    code, out, error = await run_weft("chat", POOL, "-m", "hi", "--max-tokens", "3", home=mesh.home)
+    assert (code, out.split()) == (0, ["tok0", "tok1", "tok2"]), error

@@ -86,7 +86,7 @@ def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABL
 
 
 def _channel(home: Any) -> grpc.Channel:
-    return grpc.insecure_channel(mesh_address(home), options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(mesh_address(home, "registry"), options=CHANNEL_OPTIONS)
 
 
 def _runners(channel: grpc.Channel) -> list[runner_pb2.Runner]:

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -11,16 +12,19 @@ HOME_VARIABLE = "WEFT_HOME"
 DEFAULT_HOME = Path("~/.weft")
 
 
-def mesh_address(home: Path | str | None = None) -> str:
-    """The gRPC target of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
+def mesh_address(home: Path | str | None = None, service: Literal["router", "registry"] = "router") -> str:
+    """The gRPC target of a service of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
 
-    Raises SERVICE_UNAVAILABLE when no `weft up` runs there.
+    It is the one that `weft up` wrote down, or the socket of a `weft serve` on the same home. Raises
+    SERVICE_UNAVAILABLE when there is neither.
     """
-    folder = Path(home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser()
+    folder = Path(home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
     try:
-        running = json.loads((folder / "run" / "up.json").read_text("utf-8"))
-    except OSError as error:
+        return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["grpc"])
+    except (OSError, ValueError, KeyError):
+        socket = folder / "run" / f"{service}.sock"
+    if not socket.exists():
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE, f"no mesh runs on {folder}; start one with `weft up --home {folder}`"
-        ) from error
-    return str(running["grpc"])
+        )
+    return f"unix:{socket}"
