@@ -41,6 +41,7 @@ def _candidate(model: ModelView, runner: RunnerView, instance: InstanceView | No
         incarnation=runner.incarnation,
         readiness=readiness,
         slots=instance.slots_total if instance is not None else 0,
+        slots_reported_used=instance.slots_used if instance is not None else 0,
         operations=model.operations,
         remote=model.remote,
         load_progress=instance.load_progress if instance is not None else None,

@@ -28,6 +28,8 @@ class Candidate:
     incarnation: str
     readiness: Readiness
     slots: int
+    slots_reported_used: int = 0
+    """Slots in use by the runner's last report, whoever uses them; seconds old."""
     operations: frozenset[Operation]
     remote: bool = False
     """Whether serving it sends bytes off the premises."""

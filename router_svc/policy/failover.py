@@ -8,6 +8,8 @@ from weft.kernel.reasons import Reason
 class FailureKind(Enum):
     """What a failed attempt says about the request and the runner."""
 
+    BUSY = "busy"
+    """The runner is full with work this router does not know of (it restarted, or is not the only one)."""
     BOUNCED = "bounced"
     """The runner did not take it: nothing was tried, the request goes back into the queue."""
     BROKE = "broke"
@@ -18,7 +20,6 @@ class FailureKind(Enum):
 
 _BOUNCES = frozenset(
     {
-        Reason.NO_SLOT_AVAILABLE,
         Reason.BACKEND_NOT_READY,
         Reason.SHUTTING_DOWN,
         # A runner that restarted between the grant and the call knows neither the incarnation nor the key.
@@ -45,6 +46,8 @@ _BREAKS = frozenset(
 
 def classify(reason: Reason) -> FailureKind:
     """What a failure with this reason means. A refusal of the request itself is final: siblings would refuse it too."""
+    if reason is Reason.NO_SLOT_AVAILABLE:
+        return FailureKind.BUSY
     if reason in _BOUNCES:
         return FailureKind.BOUNCED
     return FailureKind.BROKE if reason in _BREAKS else FailureKind.FINAL

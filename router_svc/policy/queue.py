@@ -22,6 +22,7 @@ class Arrival:
     """When it first arrived anywhere, so that being placed again costs no place in the queue."""
     deadline_at: float | None = None
     attempts_used: int = 0
+    """Attempts granted before it was placed here; the numbers go on from there."""
 
     @property
     def order(self) -> tuple[int, float, int]:

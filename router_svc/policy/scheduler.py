@@ -16,6 +16,9 @@ from weft.kernel.reasons import Reason
 
 CandidateKey = tuple[str, str, str]
 
+MAX_DOUBLINGS = 16
+"""More change nothing and would only overflow in the end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
@@ -29,6 +32,10 @@ class SchedulerLimits:
     """Attempts on runners that did not take it: the view of the mesh was behind."""
     bounce_pause_seconds: float = 0.25
     """How long a runner that bounced a request is left alone."""
+    busy_pause_seconds: float = 0.25
+    """How long a runner that was unexpectedly full is left alone; doubles each time in a row ..."""
+    max_busy_pause_seconds: float = 2.0
+    """... up to this. Such a request goes on waiting until the queue timeout."""
     break_pause_seconds: float = 1.0
     """How long a runner that broke is left alone, unless it reports ready as a new incarnation."""
     full_retry_seconds: float = 5.0
@@ -56,6 +63,7 @@ class Scheduler:
         self._in_flight: dict[CandidateKey, int] = {}
         self._last_granted: dict[CandidateKey, float] = {}
         self._paused_until: dict[CandidateKey, float] = {}
+        self._busy_in_a_row: dict[CandidateKey, int] = {}
 
     @property
     def waiting(self) -> int:
@@ -71,9 +79,9 @@ class Scheduler:
         """The mesh changed: serve whoever can be served now, refuse whoever waits in vain."""
         self._fleet = fleet
         alive = {candidate.key for members in fleet.by_name.values() for candidate in members}
-        for table in (self._last_granted, self._paused_until):
-            for key in [key for key in table if key not in alive]:
-                del table[key]
+        self._last_granted = {key: at for key, at in self._last_granted.items() if key in alive}
+        self._paused_until = {key: until for key, until in self._paused_until.items() if key in alive}
+        self._busy_in_a_row = {key: count for key, count in self._busy_in_a_row.items() if key in alive}
         return self._serve(now)
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
@@ -102,7 +110,10 @@ class Scheduler:
         return self._serve(now)
 
     def report_first_content(self, key: int) -> None:
-        """The answer has begun. Nothing to decide: the dispatcher no longer fails over."""
+        """The answer has begun: its runner is not full."""
+        request = self._requests.get(key)
+        if request is not None and request.placed_on is not None:
+            self._busy_in_a_row.pop(request.placed_on.key, None)
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
         """An attempt failed before any content: place the request elsewhere, queue it again, or refuse it."""
@@ -112,7 +123,9 @@ class Scheduler:
         candidate = request.placed_on
         self._release(request)
         kind = classify(reason)
-        if kind is FailureKind.BOUNCED:
+        if kind is FailureKind.BUSY:
+            self._pause(candidate, now + self._busy_pause(candidate))
+        elif kind is FailureKind.BOUNCED:
             request.bounces += 1
             self._pause(candidate, now + self._limits.bounce_pause_seconds)
         elif kind is FailureKind.BROKE:
@@ -210,6 +223,12 @@ class Scheduler:
     def _pause(self, candidate: Candidate, until: float) -> None:
         self._paused_until[candidate.key] = until
 
+    def _busy_pause(self, candidate: Candidate) -> float:
+        in_a_row = self._busy_in_a_row.get(candidate.key, 0)
+        self._busy_in_a_row[candidate.key] = in_a_row + 1
+        doublings = min(in_a_row, MAX_DOUBLINGS)
+        return min(self._limits.busy_pause_seconds * 2.0**doublings, self._limits.max_busy_pause_seconds)
+
     def _free_candidate(self, request: _Request, now: float) -> Candidate | None:
         usable = (
             candidate
@@ -235,8 +254,7 @@ class Scheduler:
 
     def _exhausted(self, request: _Request) -> bool:
         """Whether no further attempt may be made, or none could be."""
-        broke = len(request.broken_on) + request.arrival.attempts_used
-        if broke >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
+        if len(request.broken_on) >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
             return True
         return not self._eligible(request)
 

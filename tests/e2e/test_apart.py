@@ -206,3 +206,20 @@ async def test_the_command_line_finds_services_of_a_home_without_an_up(mesh: Apa
     assert [runner["name"] for runner in json.loads(out)["items"]] == ["a"]
     code, out, error = await run_weft("chat", POOL, "-m", "hi", "--max-tokens", "3", home=mesh.home)
     assert (code, out.split()) == (0, ["tok0", "tok1", "tok2"]), error
+
+
+async def test_a_new_router_that_knows_nothing_of_running_streams_lets_requests_wait_for_their_slots(
+    tmp_path: Path,
+) -> None:
+    with _apart(tmp_path, slots=1, answer_tokens=0, tokens_per_second=20) as mesh:
+        async with aiohttp.ClientSession() as http:
+            await _ready(http, mesh)
+            started = asyncio.Event()
+            streaming = asyncio.create_task(_stream(http, mesh, 100, started))
+            await started.wait()
+            mesh.end("router", signal.SIGKILL)
+            await asyncio.to_thread(mesh.start, "router")
+            second = await _stream(http, mesh, 3, asyncio.Event())
+            first = await streaming
+    assert (_tokens(first), _tokens(second)) == (100, 3)
+    assert (first[-1], second[-1]) == ("[DONE]", "[DONE]")

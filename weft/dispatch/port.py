@@ -28,6 +28,7 @@ class PlacementRequest:
     seconds_left: float | None = None
     """Time to its deadline; None: no deadline."""
     attempts_used: int = 0
+    """Attempts granted by an earlier placement of it; attempt numbers go on from there."""
     traceparent: str = ""
     """W3C trace context; empty: none. Carried, never looked at."""
 

@@ -133,19 +133,55 @@ def test_attempts_are_limited_even_when_more_runners_are_left() -> None:
     assert rejected(mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.2)) == {1: Reason.SERVER_DIED}
 
 
-def test_a_busy_runner_that_bounced_a_request_is_tried_again_after_a_pause() -> None:
-    mesh = scheduler(candidate(), bounce_pause_seconds=0.25)
+def test_a_runner_that_is_full_with_unknown_work_is_asked_again_and_again_until_the_queue_timeout() -> None:
+    """A router that has just started knows nothing of the streams its runners still serve."""
+    mesh = scheduler(candidate(), busy_pause_seconds=0.25, max_busy_pause_seconds=2.0, queue_timeout_seconds=30.0)
     mesh.submit(arrival(1), 0.0)
-    assert placed(mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)) == {}
-    assert placed(mesh.tick(0.2)) == {}
-    assert placed(mesh.tick(0.25)) == {1: "a"}
+    asked, ended = [0.0], 0.0
+    mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)
+    for quarter in range(1, 4 * 60):
+        decisions = mesh.tick(quarter / 4)
+        if placed(decisions):
+            asked.append(quarter / 4)
+            decisions = mesh.report_failed(1, len(asked), Reason.NO_SLOT_AVAILABLE, quarter / 4)
+        if rejected(decisions) == {1: Reason.QUEUE_TIMEOUT}:
+            ended = quarter / 4
+    assert ended == 30.0
+    assert asked[:5] == [0.0, 0.25, 0.75, 1.75, 3.75]
+    assert 15 <= len(asked) <= 20
+
+
+def test_content_from_a_runner_shows_that_it_is_not_full() -> None:
+    mesh = scheduler(candidate(slots=2), busy_pause_seconds=1.0)
+    mesh.submit(arrival(1), 0.0)
+    mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)
+    assert placed(mesh.tick(1.0)) == {1: "a"}
+    mesh.report_first_content(1)
+    mesh.submit(arrival(2), 2.0)
+    mesh.report_failed(2, 1, Reason.NO_SLOT_AVAILABLE, 2.0)
+    assert placed(mesh.tick(3.0)) == {2: "a"}
 
 
 def test_bounces_are_limited() -> None:
     mesh = scheduler(candidate(), max_bounces=3, bounce_pause_seconds=0.0)
     mesh.submit(arrival(1), 0.0)
-    outcomes = [rejected(mesh.report_failed(1, attempt, Reason.NO_SLOT_AVAILABLE, 0.0)) for attempt in range(1, 5)]
-    assert outcomes == [{}, {}, {}, {1: Reason.NO_SLOT_AVAILABLE}]
+    outcomes = [rejected(mesh.report_failed(1, attempt, Reason.TICKET_INVALID, 0.0)) for attempt in range(1, 5)]
+    assert outcomes == [{}, {}, {}, {1: Reason.TICKET_INVALID}]
+
+
+def test_attempts_before_a_lost_router_number_the_next_ones_and_do_not_use_up_the_limit() -> None:
+    mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "ab"), max_attempts=2)
+    mesh.submit(arrival(1, "p", attempts_used=5), 0.0)
+    assert placed(mesh.report_failed(1, 6, Reason.SERVER_DIED, 0.1))
+
+
+def test_a_router_that_knows_of_no_grants_follows_the_runners_reports() -> None:
+    mesh = scheduler(
+        candidate("a", pool="p", model="m-a", slots=4, slots_reported_used=3),
+        candidate("b", pool="p", model="m-b", slots=4, slots_reported_used=1),
+    )
+    assert placed(mesh.submit(arrival(1, "p"), 0.0)) == {1: "b"}
+    assert placed(mesh.submit(arrival(2, "p"), 0.0)) == {2: "a"}
 
 
 def test_a_late_report_of_an_earlier_attempt_changes_nothing() -> None:

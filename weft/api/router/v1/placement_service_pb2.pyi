@@ -84,7 +84,7 @@ class PlaceOpen(google.protobuf.message.Message):
     allow_remote: builtins.bool
     """Whether it may leave the premises."""
     attempts_used: builtins.int
-    """Attempts already used up by an earlier placement of the same request."""
+    """Attempts granted by an earlier placement of the same request; attempt numbers go on from there."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
