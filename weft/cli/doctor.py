@@ -96,7 +96,7 @@ def _packages() -> Finding:
     missing = sorted(package for package in wanted if find_spec(package) is None)
     if missing:
         extras = ",".join(sorted({wanted[package] for package in missing}))
-        return _failed("packages", f"missing: {', '.join(missing)}", f"pip install 'weft[{extras}]'")
+        return _failed("packages", f"missing: {', '.join(missing)}", f"in your checkout: pip install '.[{extras}]'")
     return Finding(check="packages", verdict=Verdict.OK, detail="gateway and registry can run here")
 
 

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.json_guard import field_path, parse, require_strict_json
@@ -26,6 +26,7 @@ def depth_of(value: Json) -> int:
     return 0
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @example({"": []}, 1, False)  # dropping empty pairs twice in a row made this one level deep
 @given(JSON_VALUES, st.integers(min_value=0, max_value=6), st.booleans())
 def test_exactly_what_is_deeper_than_the_limit_is_refused(value: Json, limit: int, ascii_only: bool) -> None:
@@ -37,6 +38,7 @@ def test_exactly_what_is_deeper_than_the_limit_is_refused(value: Json, limit: in
             require_strict_json(raw, max(limit, 1))
 
 
+@settings(deadline=None)  # a busy machine is not a failure
 @given(st.binary(max_size=200))
 def test_bytes_of_any_kind_make_an_error_of_the_caller_and_nothing_else(raw: bytes) -> None:
     with pytest.raises(WeftError) as caught:
