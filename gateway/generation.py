@@ -7,11 +7,11 @@ from starlette.types import Scope
 
 from gateway.facts import facts_of
 from gateway.parts import GatewayParts
-from gateway.ports import GenerationPayload
 from gateway.stream import StreamedAnswer
 from gateway.translate.answer import AnswerBuilder
 from gateway.translate.sse import StreamEncoder, receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
+from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 
 

@@ -3,12 +3,10 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import embedding_pb2, receipt_pb2
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
-
-Frame = list[event_pb2.InferenceEvent]
-GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 
 class Generation(Protocol):

@@ -9,7 +9,8 @@ import grpc
 from router_svc.validation import check_chat, check_completion, check_embedding
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.dispatch.dispatcher import Dispatcher, Frame, GenerationPayload
+from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.kernel.errors import invalid_field
 from weft.kernel.ids import new_id

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import structlog
 
-from runner_svc.backends.port import CallInfo, Frame
+from runner_svc.backends.port import CallInfo
 from runner_svc.instance import Instance
 from runner_svc.report import RunnerReport
 from weft.api.common.v1 import event_pb2, receipt_pb2
@@ -19,6 +19,7 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
+from weft.dispatch.frames import Frame
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field

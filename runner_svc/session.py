@@ -55,7 +55,6 @@ class RunnerSession:
         self._report_interval_seconds = MAX_RETRY_SECONDS
         self._sequence = 0
         self._changed = asyncio.Event()
-        self._opened = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def note_change(self) -> None:
@@ -63,12 +62,8 @@ class RunnerSession:
         self._changed.set()
 
     async def start(self) -> None:
-        """Begin to report. Returns at once; `wait_open` waits for the session."""
+        """Begin to report. Returns at once; the session opens as soon as the registry answers."""
         self._task = start_task(self._run(), name="runner-session")
-
-    async def wait_open(self) -> None:
-        """Return once the registry has accepted the session."""
-        await self._opened.wait()
 
     async def report_now(self) -> None:
         """Send one heartbeat, if the session is open; a registry that is away is not an error here."""
@@ -116,7 +111,6 @@ class RunnerSession:
         self._keep(response.session_id)
         self._report_interval_seconds = response.report_interval.ToNanoseconds() / 1e9
         self._session_id = response.session_id
-        self._opened.set()
         log.info("session open", session_id=response.session_id)
 
     def _keep(self, session_id: str) -> None:

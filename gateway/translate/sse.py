@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2
 from gateway.errors import envelope
 from gateway.translate.pieces import AnswerIdentity, unfinished_answer
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import is_content
 from weft.kernel.errors import WeftError
 
 KEEPALIVE = b": keepalive\n\n"
@@ -96,11 +97,6 @@ class StreamEncoder(ABC):
     @abstractmethod
     def _usage_chunk(self) -> bytes:
         """The chunk that carries the token counts."""
-
-
-def is_content(delta: event_pb2.Delta) -> bool:
-    """Whether a delta is part of the answer itself, after which there is no failover."""
-    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
 
 
 def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:

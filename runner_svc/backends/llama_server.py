@@ -19,11 +19,12 @@ from typing import TypeVar
 import psutil
 
 from runner_svc.backends.openai_http import HttpTimeouts, OpenAiHttp
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, Frame, GenerationPayload
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
 from runner_svc.policy.load_stall import LoadSigns, LoadWatch
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import StopGraces, SupervisedProcess
 from weft.api.common.v1 import embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -60,6 +61,12 @@ class LlamaServerConfig:
     """Loading is given up when neither output nor CPU time moved for this long."""
     timeouts: HttpTimeouts = field(default_factory=HttpTimeouts)
     graces: StopGraces = field(default_factory=StopGraces)
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """What the model can be asked for."""
+        generation = {Operation.CHAT, Operation.COMPLETION}
+        return frozenset(generation | {Operation.EMBEDDING} if self.embeddings else generation)
 
     def arguments(self) -> list[str]:
         """The command line after `command`."""
@@ -115,10 +122,7 @@ class LlamaServerBackend:
         except BaseException:
             await self.stop()
             raise
-        operations = {Operation.CHAT, Operation.COMPLETION} | (
-            {Operation.EMBEDDING} if self._config.embeddings else set()
-        )
-        return BackendFacts(operations=frozenset(operations), context_tokens=self._config.context_tokens)
+        return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
 
     async def wait_exit(self) -> str:
         """See Backend.wait_exit."""

@@ -18,9 +18,10 @@ from runner_svc.backends.openai_request import (
     expected_choices,
 )
 from runner_svc.backends.openai_stream import StreamReader, error_fields
-from runner_svc.backends.port import CallInfo, EmbeddingResult, Frame, GenerationPayload
+from runner_svc.backends.port import CallInfo, EmbeddingResult
 from runner_svc.backends.sse import SseDecoder
 from weft.api.common.v1 import chat_pb2, embedding_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT

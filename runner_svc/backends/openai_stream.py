@@ -6,8 +6,8 @@ and a chunk of a wrong shape is a BACKEND_PROTOCOL_ERROR, never a KeyError.
 
 import msgspec
 
-from runner_svc.backends.port import Frame
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -173,7 +173,7 @@ class StreamReader:
             if payload == _EMPTY:
                 continue
             events = self._events(self._decode(payload))
-            if not self._content_started and any(map(_has_content, events)):
+            if not self._content_started and has_content(events):
                 self._content_started = True
                 if frame:
                     frames.append(frame)
@@ -256,13 +256,6 @@ def _copy_rare_content(source: _Delta, delta: event_pb2.Delta) -> None:
         delta.tool_calls.add(
             index=call.index, id=call.id or "", name=function.name or "", arguments_text=function.arguments or ""
         )
-
-
-def _has_content(event: event_pb2.InferenceEvent) -> bool:
-    if event.WhichOneof("event") != "delta":
-        return False
-    delta = event.delta
-    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
 
 
 def _token_logprob(token: _Token) -> event_pb2.TokenLogprob:

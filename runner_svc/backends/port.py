@@ -8,11 +8,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, usage_pb2
+from weft.api.common.v1 import embedding_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.request import Operation
-
-Frame = list[event_pb2.InferenceEvent]
-GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -18,6 +18,7 @@ from weft.api.runner.v1 import (
     generation_service_pb2_grpc,
     ticket_pb2,
 )
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.journey import Journey, RequestContext, log_receipt
 from weft.dispatch.port import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
 from weft.dispatch.steady import SteadyConfig, SteadyPlacement
@@ -30,9 +31,6 @@ from weft.kernel.telemetry import TRACEPARENT
 if TYPE_CHECKING:
     from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
     from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
-
-Frame = list[event_pb2.InferenceEvent]
-GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ class GenerationCall(_Call):
         try:
             async for response in call:
                 frame = list(response.events)
-                if not started and any(map(_is_content, frame)):
+                if not started and has_content(frame):
                     started = True
                     self._journey.note_first_content(self._tools.clock.monotonic())
                     await placement.report_first_content(grant.attempt)
@@ -197,7 +195,7 @@ class GenerationCall(_Call):
                     return
                 yield frame
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.WORKER_LOST) from error
+            raise _runner_error(error) from error
         finally:
             call.cancel()
         raise WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")
@@ -261,7 +259,7 @@ class EmbeddingCall(_Call):
         try:
             return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.WORKER_LOST) from error
+            raise _runner_error(error) from error
 
 
 def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
@@ -281,16 +279,17 @@ def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.Inferenc
     return event
 
 
+def _runner_error(error: grpc.aio.AioRpcError) -> WeftError:
+    """Why a call to a runner failed. Our own cancel never gets here, so a cancelled call is the runner's doing."""
+    found = error_from_call(error, Reason.WORKER_LOST)
+    if found.reason is Reason.CANCELLED:
+        return WeftError(Reason.WORKER_LOST, "the runner gave the request up")
+    return found
+
+
 def _told(rejection: WeftError, attempt: WeftError | None) -> WeftError:
     """What the caller is told: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
     return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
-
-
-def _is_content(event: event_pb2.InferenceEvent) -> bool:
-    if event.WhichOneof("event") != "delta":
-        return False
-    delta = event.delta
-    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
 
 
 def _ticket(grant: Grant) -> ticket_pb2.Ticket:

@@ -145,6 +145,9 @@ class FleetWatcher:
                 await self._follow_once()
             except grpc.aio.AioRpcError as error:
                 log.warning("registry watch lost, serving from the last known state", code=error.code().name)
+            except Exception:
+                # A watcher that ended would leave its service with an ever older view, and nobody would know.
+                log.exception("registry watch failed unexpectedly, watching again")
             moved = self._view.revision != revision
             pause = FIRST_RETRY_SECONDS if moved else min(pause * 2, MAX_RETRY_SECONDS)
             await self._clock.sleep(pause)

@@ -104,6 +104,8 @@ class GatewaySection(_Section):
     """How long the status line of a stream is held back, so that a refusal is still a status."""
     write_timeout_seconds: Seconds = 30.0
     """How long a write may wait for a slow reader before its request is cancelled."""
+    router_outage_limit_seconds: Seconds = 30.0
+    """How long a waiting request puts up with having no router."""
 
 
 class RouterSection(_Section):

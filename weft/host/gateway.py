@@ -5,6 +5,7 @@ from gateway.config import GatewayConfig
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.remote import RemotePlacement
+from weft.dispatch.steady import SteadyConfig
 from weft.host.config import WeftConfig
 from weft.host.garbage import settle_garbage_collector
 from weft.host.home import WeftHome
@@ -35,7 +36,8 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     registry, router = open_channel(registry_address(config, home)), open_channel(router_address(config, home))
     channels = ChannelPool()
     fleet = FleetWatcher(registry, clock)
-    dispatcher = Dispatcher(RemotePlacement(router), channels, clock=clock)
+    steady = SteadyConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
+    dispatcher = Dispatcher(RemotePlacement(router), channels, clock=clock, steady=steady)
     service = gateway.service.build(gateway_config(config), dispatcher=dispatcher, fleet=fleet)
     try:
         await fleet.start()

@@ -14,7 +14,6 @@ from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.serving import Announce, registry_address, serve_until_stopped
 from weft.kernel.errors import invalid_field
-from weft.kernel.request import Operation
 
 
 def runner_config(section: RunnerSection, home: WeftHome, *, address: str, registry_address: str) -> RunnerConfig:
@@ -70,12 +69,11 @@ def _served(section: RunnerSection, model: ModelSection) -> ServedModel:
             kill_seconds=section.kill_seconds,
         ),
     )
-    operations = {Operation.CHAT, Operation.COMPLETION} | ({Operation.EMBEDDING} if model.embeddings else set())
     return ServedModel(
         name=model.name,
         pool=model.pool or "",
         make_backend=lambda: LlamaServerBackend(server),
-        operations=frozenset(operations),
+        operations=server.operations,
         slots=model.slots,
         context_tokens=model.context_tokens,
         model_path=server.model_path,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from openai import AsyncOpenAI
 
 from gateway import GatewayConfig, GatewayService, build
-from gateway.ports import GenerationPayload
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.kernel.request import Operation
 

@@ -12,9 +12,10 @@ import pytest
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.backends.openai_http import HttpTimeouts
-from runner_svc.backends.port import CallInfo, Frame
+from runner_svc.backends.port import CallInfo
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent

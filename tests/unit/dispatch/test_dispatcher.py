@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import grpc
 import pytest
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
@@ -18,7 +19,7 @@ from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
 
-Step = event_pb2.InferenceEvent | WeftError | Exception
+Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode
 
 
 def _text(text: str) -> event_pb2.InferenceEvent:
@@ -90,7 +91,10 @@ class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):
             for step in self._scripts.pop(0):
                 if isinstance(step, Exception):
                     raise step
-                yield generation_service_pb2.GenerateResponse(events=[step])
+                if isinstance(step, event_pb2.InferenceEvent):
+                    yield generation_service_pb2.GenerateResponse(events=[step])
+                else:
+                    await context.abort(step, "from the runner")
 
 
 @asynccontextmanager
@@ -164,6 +168,15 @@ async def test_a_stream_that_just_ends_is_a_lost_worker(tmp_path: Path) -> None:
         _, failure, _ = await _generate(ScriptedScheduler(address))
     assert isinstance(failure, WeftError)
     assert failure.reason is Reason.WORKER_LOST
+
+
+async def test_a_call_that_the_runner_cancels_is_a_lost_worker_and_not_the_callers_doing(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), grpc.StatusCode.CANCELLED]) as address:
+        _, failure, receipt = await _generate(ScriptedScheduler(address))
+    assert isinstance(failure, WeftError)
+    assert failure.reason is Reason.WORKER_LOST
+    assert receipt is not None
+    assert receipt.outcome == receipt_pb2.OUTCOME_FAILED
 
 
 async def test_nobody_at_the_address_is_a_lost_worker_and_no_content(tmp_path: Path) -> None:

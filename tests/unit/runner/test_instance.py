@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, Frame, GenerationPayload
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
 from runner_svc.instance import MAX_DETAIL_CHARS, Instance, InstanceConfig
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
 from weft.api.common.v1 import embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -1,0 +1,36 @@
+"""Which llama.cpp server is started."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.host.demo import LAUNCHER, llama_command
+
+
+@pytest.fixture
+def search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def _install_native(folder: Path) -> Path:
+    binary = folder / "llama-server"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    return binary
+
+
+def test_a_native_server_on_the_path_is_preferred(search_path: Path) -> None:
+    binary = _install_native(search_path)
+    assert llama_command(None) == (str(binary),)
+
+
+def test_the_configured_one_wins_over_both(search_path: Path) -> None:
+    _install_native(search_path)
+    assert llama_command(("/opt/llama-server", "--flash-attn")) == ("/opt/llama-server", "--flash-attn")
+
+
+def test_without_a_native_one_it_is_the_server_from_the_wheel(search_path: Path) -> None:
+    assert not list(search_path.iterdir())
+    assert llama_command(None) == (sys.executable, "-m", LAUNCHER)

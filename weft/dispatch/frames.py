@@ -1,0 +1,17 @@
+"""The words every hop uses about a stream: what goes in, what comes out, and what counts as content."""
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
+
+Frame = list[event_pb2.InferenceEvent]
+"""Events that travel together."""
+GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
+
+
+def is_content(delta: event_pb2.Delta) -> bool:
+    """Whether a delta is part of the answer itself, after which there is no failover."""
+    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
+
+
+def has_content(frame: Frame) -> bool:
+    """Whether any event of a frame is part of the answer itself."""
+    return any(event.WhichOneof("event") == "delta" and is_content(event.delta) for event in frame)
