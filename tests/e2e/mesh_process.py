@@ -128,6 +128,7 @@ def running_mesh(home: Path, *arguments: str) -> Iterator[MeshProcess]:
     with (home.parent / f"{home.name}.out").open("wb") as output:
         process = subprocess.Popen(
             [*WEFT, "up", "--home", str(home), *arguments],
+            env=user_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -147,6 +148,11 @@ def running_mesh(home: Path, *arguments: str) -> Iterator[MeshProcess]:
             with suppress(psutil.NoSuchProcess):
                 left.kill()
         process.wait(STOP_SECONDS)
+
+
+def user_environment() -> dict[str, str]:
+    """As a user starts it: Python made unbuffered by the workplace would hide a word that is not flushed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -175,7 +181,7 @@ async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None) -> t
     process = await asyncio.create_subprocess_exec(
         *WEFT,
         *arguments,
-        env={**os.environ, "WEFT_HOME": str(home), "COLUMNS": "200"},
+        env={**user_environment(), "WEFT_HOME": str(home), "COLUMNS": "200"},
         stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 from grpc.aio import AioRpcError
-from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, write_config
+from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, user_environment, write_config
 
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.kernel.reasons import Reason
@@ -37,6 +37,7 @@ class Apart:
         """Start a service; where it says that it serves."""
         process = subprocess.Popen(
             [*WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
+            env=user_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 import uvloop
 
 from weft.cli.options import reporting
+from weft.cli.output import say
 from weft.cli.stages import StageDisplay
 from weft.host.config import load_config
 from weft.host.home import WeftHome
@@ -50,13 +50,13 @@ async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:
     with StageDisplay(total=host.stage_count) as display:
         await host.start(display.show)
     try:
-        sys.stdout.write(f"\n> {prompt}\n")
+        say(f"\n> {prompt}\n")
         async with asyncio.timeout(TIMEOUT_SECONDS):
             pieces, first = await _stream_chat(host.url, host.models[0], prompt, max_tokens)
-        sys.stdout.write(f"\n\n{pieces} pieces; from start to first token {first - began:.1f} s\n")
+        say(f"\n\n{pieces} pieces; from start to first token {first - began:.1f} s\n")
     finally:
         await host.stop()
-    sys.stdout.write("ok: up, chat, down\n")
+    say("ok: up, chat, down\n")
 
 
 async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tuple[int, float]:
@@ -81,8 +81,7 @@ async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tu
                 text = choice["delta"].get("content")
                 if text:
                     pieces, first = pieces + 1, first or time.monotonic()
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
+                    say(text)
     if not (done and pieces):
         raise WeftError(Reason.INTERNAL, f"the stream ended early, after {pieces} pieces")
     return pieces, first

@@ -1,9 +1,9 @@
 """A whole mesh in this process, from the first line of progress to the last line of the stop."""
 
 import asyncio
-import sys
 from pathlib import Path
 
+from weft.cli.output import say
 from weft.cli.stages import StageDisplay
 from weft.host.config import WeftConfig
 from weft.host.home import WeftHome
@@ -21,9 +21,9 @@ async def run_up(config: WeftConfig, home: WeftHome, config_path: Path | None) -
     if ready:
         print_ready(host, home)
         await stop.wait()
-    sys.stdout.write(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")
+    say(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")
     await _stop(host, stop)
-    sys.stdout.write("stopped\n")
+    say("stopped\n")
 
 
 async def _stop(host: UpHost, again: asyncio.Event) -> None:
@@ -35,7 +35,7 @@ async def _stop(host: UpHost, again: asyncio.Event) -> None:
     if stopping.done():
         stopping.result()
         return
-    sys.stdout.write("stopping now\n")
+    say("stopping now\n")
     host.kill_runners()
     await stop_tasks([stopping])
 
@@ -43,7 +43,7 @@ async def _stop(host: UpHost, again: asyncio.Event) -> None:
 def print_ready(host: UpHost, home: WeftHome) -> None:
     """What somebody needs to start using the mesh."""
     model = host.models[0]
-    sys.stdout.write(
+    say(
         f"\n  weft is up\n\n"
         f"  base URL  {host.url}/v1\n"
         f"  gRPC      {host.grpc_address}\n"
@@ -53,4 +53,3 @@ def print_ready(host: UpHost, home: WeftHome) -> None:
         f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
         f"  stop with Ctrl-C\n"
     )
-    sys.stdout.flush()

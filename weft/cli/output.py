@@ -23,6 +23,12 @@ class Column:
     cell: Callable[[Any], str]
 
 
+def say(text: str) -> None:
+    """Tell the user now: output that goes to a file or a pipe is otherwise held back until the program ends."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def print_resources(kind: str, rows: Sequence[Any], columns: Sequence[Column], output: OutputFormat) -> None:
     """Print `rows`. As JSON or YAML it is one document `{kind, items}` in the proto JSON form."""
     if output is OutputFormat.TABLE:

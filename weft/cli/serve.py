@@ -10,6 +10,7 @@ import typer
 import uvloop
 
 from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
+from weft.cli.output import say
 from weft.host.config import WeftConfig, load_config
 from weft.host.home import WeftHome
 from weft.host.serving import Announce
@@ -118,7 +119,6 @@ def _prepare(
 
 def _announce(service: str) -> Announce:
     def announce(address: str) -> None:
-        sys.stdout.write(f"{service} serves at {address}\n")
-        sys.stdout.flush()
+        say(f"{service} serves at {address}\n")
 
     return announce

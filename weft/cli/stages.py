@@ -1,6 +1,5 @@
 """Showing how something comes up."""
 
-import sys
 import time
 from typing import Self
 
@@ -11,6 +10,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.output import say
 from weft.host.stage import Stage
 
 BAR_CHARS = 40
@@ -42,14 +42,13 @@ class StageDisplay:
         elif self._failed:
             for stage in self._stages.values():
                 if not stage.done:
-                    sys.stdout.write(f"fail {stage.name}: {stage.detail}\n")
+                    say(f"fail {stage.name}: {stage.detail}\n")
 
     def show(self, stage: Stage) -> None:
         """A stage began, moved on, or is done."""
         self._stages[stage.name] = stage
         if not self._console.is_terminal:
-            sys.stdout.write(f"{'ok  ' if stage.done else '... '} {stage.name}: {stage.detail}\n")
-            sys.stdout.flush()
+            say(f"{'ok  ' if stage.done else '... '} {stage.name}: {stage.detail}\n")
 
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 1))
