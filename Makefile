@@ -9,7 +9,7 @@ INSTALL := bash requirements/install.sh $(BIN)/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify bench lock clean
+.PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -46,6 +46,10 @@ protos: $(PROTOS_VENV)/.done ## regenerate weft/api from protos
 verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare with what is committed
 	@echo "generated code"; rm -rf .verify && mkdir -p .verify && $(call generate,.verify) \
 	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api && rm -rf .verify
+
+docs: $(VENV)/.dev ## write the pages of docs that are made from code
+	@$(BIN)/python -m weft.host.config_reference > docs/configuration.md
+	@$(BIN)/python -m weft.resources.schemas docs/schemas
 
 bench: $(VENV)/.dev ## measure, and write the table to bench/results
 	@$(BIN)/python -m bench $(ARGS)

@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
 import structlog
 
-from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
+from weft.api.common.v1 import sampling_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.request import Operation
 from weft.kernel.service import start_task, stop_tasks
+from weft.wake.messages import plan_of
+from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -37,6 +40,7 @@ class Phase(Enum):
     STOPPING = runner_pb2.InstanceState.PHASE_STOPPING
     CRASH_LOOP = runner_pb2.InstanceState.PHASE_CRASH_LOOP
     FAILED = runner_pb2.InstanceState.PHASE_FAILED
+    HIBERNATING = runner_pb2.InstanceState.PHASE_HIBERNATING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class InstanceView:
     slots_used: int
     load_progress: float | None
     detail: str
+    context_tokens: int = 0
+    """Context of one slot, prompt and answer together; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class RunnerView:
     draining: bool
     ticket_key: bytes
     instances: Mapping[str, InstanceView]
+    max_requests: int = 0
+    """Requests it works on at once over all its models; 0: as many as its slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +82,51 @@ class ModelView:
     pool: str
     """The effective pool: the declared one, or the model's own name."""
     runner: str
+    """Empty: none serves it yet."""
     operations: frozenset[Operation]
     remote: bool
     active: bool
     context_tokens: int
     created_at_seconds: int
     """Unix time of its first publication."""
+    hibernating: bool = False
+    """It sleeps and a request wakes it; then it is not active."""
+    wake: WakePlan | None = None
+    """Who can wake it; None: it never sleeps."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether a request for it makes sense now."""
+        return self.active or self.hibernating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """An agent as the mesh knows it."""
+
+    name: str
+    target: str
+    """The model or the pool that answers, by name."""
+    system_prompt: str
+    """Empty: none."""
+    default_params: sampling_pb2.SamplingParams
+    """Only ever read."""
+    description: str
+    created_at_seconds: int
+    """Unix time of its first declaration."""
+    targets_pool: bool = False
+    """Whether `target` names a pool; else a model, and with it the pool that it is in."""
+    runner_gone: bool = False
+    """Whether it was published by a runner that is not heard of: then it does not answer."""
+
+
+class FleetSource(Protocol):
+    """Who knows the mesh; see `FleetWatcher`."""
+
+    @property
+    def view(self) -> "FleetView":
+        """The newest view; revision 0 before the first snapshot."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +136,18 @@ class FleetView:
     revision: int = 0
     runners: Mapping[str, RunnerView] = field(default_factory=dict)
     models: Mapping[str, ModelView] = field(default_factory=dict)
+    agents: Mapping[str, AgentView] = field(default_factory=dict)
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
-        """The models that answer for a name: those of the pool so called, or the one model so called."""
+        """The models that answer for a name: those of the pool so called, or those of the pool of the model so called.
+
+        A model without a declared pool is in the pool of its own name, and so joins a pool that is called like it.
+        """
         members = [model for model in self.models.values() if model.pool == model_or_pool]
-        if members:
+        named = self.models.get(model_or_pool)
+        if members or named is None:
             return members
-        single = self.models.get(model_or_pool)
-        return [] if single is None else [single]
+        return [model for model in self.models.values() if model.pool == named.pool]
 
 
 FleetListener = Callable[[FleetView], None]
@@ -168,8 +219,9 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             response.revision,
             MappingProxyType({watched.runner.name: _runner(watched) for watched in response.snapshot.runners}),
             MappingProxyType({model.manifest.name: _model(model) for model in response.snapshot.models}),
+            MappingProxyType({agent.manifest.name: _agent(agent) for agent in response.snapshot.agents}),
         )
-    runners, models = dict(view.runners), dict(view.models)
+    runners, models, agents = dict(view.runners), dict(view.models), dict(view.agents)
     change = response.change
     match change.WhichOneof("kind"):
         case "runner":
@@ -180,7 +232,11 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             runners.pop(change.deleted_runner, None)
         case "deleted_model":
             models.pop(change.deleted_model, None)
-    return FleetView(response.revision, MappingProxyType(runners), MappingProxyType(models))
+        case "agent":
+            agents[change.agent.manifest.name] = _agent(change.agent)
+        case "deleted_agent":
+            agents.pop(change.deleted_agent, None)
+    return FleetView(response.revision, MappingProxyType(runners), MappingProxyType(models), MappingProxyType(agents))
 
 
 def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
@@ -196,6 +252,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         draining=runner.capability.draining,
         ticket_key=watched.ticket_key,
         instances=MappingProxyType(instances),
+        max_requests=runner.capability.max_requests,
     )
 
 
@@ -208,6 +265,7 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceView:
         slots_used=state.slots_used,
         load_progress=state.load_progress if state.HasField("load_progress") else None,
         detail=state.detail,
+        context_tokens=state.context_tokens,
     )
 
 
@@ -222,4 +280,20 @@ def _model(model: model_pb2.Model) -> ModelView:
         active=model.status == model_pb2.Model.STATUS_ACTIVE,
         context_tokens=manifest.context_tokens,
         created_at_seconds=model.create_time.seconds,
+        hibernating=model.status == model_pb2.Model.STATUS_HIBERNATING,
+        wake=plan_of(manifest.wake) if manifest.HasField("wake") else None,
+    )
+
+
+def _agent(agent: agent_pb2.Agent) -> AgentView:
+    manifest = agent.manifest
+    return AgentView(
+        name=manifest.name,
+        target=manifest.pool or manifest.model,
+        system_prompt=manifest.system_prompt,
+        default_params=manifest.default_params,
+        description=manifest.description,
+        created_at_seconds=agent.create_time.seconds,
+        targets_pool=manifest.WhichOneof("target") == "pool",
+        runner_gone=agent.HasField("inactive_time"),
     )

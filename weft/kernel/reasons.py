@@ -23,6 +23,8 @@ class Reason(IntEnum):
     ALREADY_EXISTS = 9
     UNAUTHENTICATED = 10
     PERMISSION_DENIED = 11
+    RESOURCE_IN_USE = 12
+    TOO_MANY_RESOURCES = 13
     QUEUE_FULL = 20
     QUEUE_TIMEOUT = 21
     RATE_LIMIT_EXCEEDED = 22
@@ -49,6 +51,7 @@ class Reason(IntEnum):
     BACKEND_REJECTED = 70
     BACKEND_ERROR = 71
     BACKEND_PROTOCOL_ERROR = 72
+    WAKE_FAILED = 73
     INTERNAL = 90
     SERVICE_UNAVAILABLE = 91
 
@@ -95,6 +98,8 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.ALREADY_EXISTS: _caller("ALREADY_EXISTS", 409),
     Reason.UNAUTHENTICATED: _caller("UNAUTHENTICATED", 401),
     Reason.PERMISSION_DENIED: _caller("PERMISSION_DENIED", 403),
+    Reason.RESOURCE_IN_USE: _caller("FAILED_PRECONDITION", 409),
+    Reason.TOO_MANY_RESOURCES: _busy(429),
     Reason.QUEUE_FULL: _busy(503),
     Reason.QUEUE_TIMEOUT: _busy(503),
     Reason.RATE_LIMIT_EXCEEDED: _busy(429),
@@ -121,6 +126,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.BACKEND_REJECTED: _caller("INVALID_ARGUMENT", 400),
     Reason.BACKEND_ERROR: _broken(502),
     Reason.BACKEND_PROTOCOL_ERROR: _broken(502),
+    Reason.WAKE_FAILED: _not_begun(503),
     Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
 }

@@ -10,6 +10,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from weft.kernel.address import target_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -50,8 +51,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel to a gRPC target; loopback and Unix sockets only, until TLS is configured."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    """A plaintext channel to an address; loopback and Unix sockets only, until TLS is configured.
+
+    Calls to a runner's address also carry `weft.kernel.address.metadata_of` it.
+    """
+    return grpc.aio.insecure_channel(target_of(address), options=CHANNEL_OPTIONS)
 
 
 def new_server() -> grpc.aio.Server:
@@ -67,15 +71,16 @@ class ChannelPool:
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
     async def get(self, address: str) -> grpc.aio.Channel:
-        """The channel to `address`, opened on first use."""
-        channel = self._channels.get(address)
+        """The channel to `address`, opened on first use; runners behind one relay share one."""
+        target = target_of(address)
+        channel = self._channels.get(target)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._channels[target] = open_channel(target)
             if len(self._channels) > self._max_channels:
                 _, oldest = self._channels.popitem(last=False)
                 await oldest.close(grace=None)
         else:
-            self._channels.move_to_end(address)
+            self._channels.move_to_end(target)
         return channel
 
     async def close(self) -> None:

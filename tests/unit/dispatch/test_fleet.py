@@ -1,6 +1,9 @@
 """The read model: a snapshot, then changes."""
 
-from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2
+import pytest
+
+from weft.api.common.v1 import sampling_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.dispatch.fleet import FleetView, Phase, apply_watch
 from weft.kernel.request import Operation
 
@@ -62,11 +65,70 @@ def test_a_phase_of_a_newer_registry_is_not_taken_for_ready() -> None:
     assert view.runners["a"].instances["m-a"].phase is Phase.FAILED
 
 
-def test_a_pool_and_a_model_are_found_by_name_and_a_pool_wins() -> None:
+def test_a_pool_is_found_by_its_name_and_by_those_of_its_members() -> None:
     view = FleetView()
     for revision, (name, pool) in enumerate([("p", ""), ("x", "p"), ("y", "")]):
         view = apply_watch(view, _change(revision, model=_model(name, pool)))
     assert {member.name for member in view.pool_members("p")} == {"p", "x"}
-    assert [member.name for member in view.pool_members("x")] == ["x"]
+    assert {member.name for member in view.pool_members("x")} == {"p", "x"}
+    assert [member.name for member in view.pool_members("y")] == ["y"]
     assert view.pool_members("nobody") == []
     assert view.models["y"].operations == {Operation.CHAT, Operation.EMBEDDING}
+
+
+def test_a_pool_wins_over_a_model_of_another_pool_with_its_name() -> None:
+    view = FleetView()
+    for revision, (name, pool) in enumerate([("p", "q"), ("x", "p")]):
+        view = apply_watch(view, _change(revision, model=_model(name, pool)))
+    assert [member.name for member in view.pool_members("p")] == ["x"]
+
+
+def _agent(name: str, **fields: object) -> agent_pb2.Agent:
+    defaults = sampling_pb2.SamplingParams(temperature=0)
+    manifest = agent_pb2.AgentManifest(name=name, default_params=defaults, **fields)  # type: ignore[arg-type]
+    return agent_pb2.Agent(manifest=manifest)
+
+
+def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
+    snapshot = registry_service_pb2.Snapshot(agents=[_agent("coder", model="m", system_prompt="Be terse.")])
+    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
+    coder = view.agents["coder"]
+    assert (coder.target, coder.targets_pool, coder.system_prompt) == ("m", False, "Be terse.")
+    assert coder.default_params.HasField("temperature")
+    assert not coder.runner_gone
+    view = apply_watch(view, _change(2, agent=_agent("coder", pool="p")))
+    assert (view.agents["coder"].target, view.agents["coder"].targets_pool) == ("p", True)
+    view = apply_watch(view, _change(3, deleted_agent="coder"))
+    assert view.agents == {}
+
+
+def test_an_agent_whose_runner_is_gone_says_so() -> None:
+    agent = _agent("coder", model="m")
+    agent.inactive_time.GetCurrentTime()
+    assert apply_watch(FleetView(), _change(1, agent=agent)).agents["coder"].runner_gone
+
+
+@pytest.mark.parametrize(
+    ("status", "active", "hibernating"),
+    [
+        (model_pb2.Model.STATUS_ACTIVE, True, False),
+        (model_pb2.Model.STATUS_HIBERNATING, False, True),
+        (model_pb2.Model.STATUS_INACTIVE, False, False),
+    ],
+)
+def test_a_model_that_sleeps_is_reachable_and_not_active(
+    status: model_pb2.Model.Status.ValueType, active: bool, hibernating: bool
+) -> None:
+    model = _model("m")
+    model.status = status
+    model.manifest.wake.by_runner = True
+    view = apply_watch(FleetView(), _change(1, model=model)).models["m"]
+    assert (view.active, view.hibernating, view.reachable) == (active, hibernating, active or hibernating)
+    assert view.wake is not None
+    assert view.wake.by_runner
+
+
+def test_the_requests_a_runner_takes_at_once_are_known() -> None:
+    runner = _runner("a")
+    runner.runner.capability.max_requests = 3
+    assert apply_watch(FleetView(), _change(1, runner=runner)).runners["a"].max_requests == 3

@@ -46,6 +46,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """No credentials, or credentials that are not valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 11
     """The caller is known and may not do this."""
+    ERROR_REASON_RESOURCE_IN_USE: _ErrorReason.ValueType  # 12
+    """The resource cannot be deleted or changed while others depend on it."""
+    ERROR_REASON_TOO_MANY_RESOURCES: _ErrorReason.ValueType  # 13
+    """As many resources of this kind exist as are allowed."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 20
     """The queue of the model's pool is full."""
     ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 21
@@ -98,6 +102,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The backend failed (its own 5xx)."""
     ERROR_REASON_BACKEND_PROTOCOL_ERROR: _ErrorReason.ValueType  # 72
     """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
+    ERROR_REASON_WAKE_FAILED: _ErrorReason.ValueType  # 73
+    """A sleeping model could not be woken; the message has the recipe's error."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
     """A fault in weft itself."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
@@ -136,6 +142,10 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 10
 """No credentials, or credentials that are not valid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 11
 """The caller is known and may not do this."""
+ERROR_REASON_RESOURCE_IN_USE: ErrorReason.ValueType  # 12
+"""The resource cannot be deleted or changed while others depend on it."""
+ERROR_REASON_TOO_MANY_RESOURCES: ErrorReason.ValueType  # 13
+"""As many resources of this kind exist as are allowed."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 """The queue of the model's pool is full."""
 ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21
@@ -188,6 +198,8 @@ ERROR_REASON_BACKEND_ERROR: ErrorReason.ValueType  # 71
 """The backend failed (its own 5xx)."""
 ERROR_REASON_BACKEND_PROTOCOL_ERROR: ErrorReason.ValueType  # 72
 """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
+ERROR_REASON_WAKE_FAILED: ErrorReason.ValueType  # 73
+"""A sleeping model could not be woken; the message has the recipe's error."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """A fault in weft itself."""
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 91

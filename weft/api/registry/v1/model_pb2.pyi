@@ -12,6 +12,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.registry.v1.wake_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -60,6 +61,7 @@ class ModelManifest(google.protobuf.message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     REMOTE_FIELD_NUMBER: builtins.int
+    WAKE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit, at most 128
     characters.
@@ -76,6 +78,10 @@ class ModelManifest(google.protobuf.message.Message):
     def operations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelOperation.ValueType]:
         """What it can be asked for."""
 
+    @property
+    def wake(self) -> weft.api.registry.v1.wake_pb2.Wake:
+        """Who can wake it when it sleeps. Not set: it never sleeps."""
+
     def __init__(
         self,
         *,
@@ -85,8 +91,10 @@ class ModelManifest(google.protobuf.message.Message):
         context_tokens: builtins.int = ...,
         digest: builtins.str = ...,
         remote: builtins.bool = ...,
+        wake: weft.api.registry.v1.wake_pb2.Wake | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "remote", b"remote"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["wake", b"wake"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "remote", b"remote", "wake", b"wake"]) -> None: ...
 
 global___ModelManifest = ModelManifest
 
@@ -95,6 +103,29 @@ class Model(google.protobuf.message.Message):
     """Model is a model known to the mesh."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Kind:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Model._Kind.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Model._Kind.ValueType  # 0
+        """Not set."""
+        KIND_PUBLIC: Model._Kind.ValueType  # 1
+        """Declared by an operator; stays until deleted."""
+        KIND_VIRTUAL: Model._Kind.ValueType  # 2
+        """Published by a runner; lives and decays with it."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """Kind is who declared it."""
+
+    KIND_UNSPECIFIED: Model.Kind.ValueType  # 0
+    """Not set."""
+    KIND_PUBLIC: Model.Kind.ValueType  # 1
+    """Declared by an operator; stays until deleted."""
+    KIND_VIRTUAL: Model.Kind.ValueType  # 2
+    """Published by a runner; lives and decays with it."""
 
     class _Status:
         ValueType = typing.NewType("ValueType", builtins.int)
@@ -107,9 +138,9 @@ class Model(google.protobuf.message.Message):
         STATUS_ACTIVE: Model._Status.ValueType  # 1
         """Its runner is alive."""
         STATUS_INACTIVE: Model._Status.ValueType  # 2
-        """Its runner is silent or closed its session."""
+        """Its runner is silent or closed its session, or there is none."""
         STATUS_HIBERNATING: Model._Status.ValueType  # 3
-        """It sleeps and can be woken by a request."""
+        """It sleeps and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
 
     class Status(_Status, metaclass=_StatusEnumTypeWrapper):
         """Status is whether requests for the model can be served."""
@@ -119,25 +150,41 @@ class Model(google.protobuf.message.Message):
     STATUS_ACTIVE: Model.Status.ValueType  # 1
     """Its runner is alive."""
     STATUS_INACTIVE: Model.Status.ValueType  # 2
-    """Its runner is silent or closed its session."""
+    """Its runner is silent or closed its session, or there is none."""
     STATUS_HIBERNATING: Model.Status.ValueType  # 3
-    """It sleeps and can be woken by a request."""
+    """It sleeps and can be woken by a request: its runner says so, or is gone and the mesh can wake its host."""
 
     MANIFEST_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    LAST_HEARTBEAT_TIME_FIELD_NUMBER: builtins.int
+    INACTIVE_TIME_FIELD_NUMBER: builtins.int
+    DECLARED_RUNNER_FIELD_NUMBER: builtins.int
     runner: builtins.str
-    """The runner that serves it, by name."""
+    """The runner that serves it, by name. Empty: none yet."""
     status: global___Model.Status.ValueType
     """Whether it can be served."""
+    kind: global___Model.Kind.ValueType
+    """Who declared it."""
+    declared_runner: builtins.str
+    """The one runner that a public model was pinned to; empty: any."""
     @property
     def manifest(self) -> global___ModelManifest:
-        """The manifest its runner published."""
+        """The manifest as declared or published."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was first published."""
+        """When it was first declared or published."""
+
+    @property
+    def last_heartbeat_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When its runner's last heartbeat arrived; not set when it has none."""
+
+    @property
+    def inactive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when its runner is gone; not set while it is there."""
 
     def __init__(
         self,
@@ -146,8 +193,12 @@ class Model(google.protobuf.message.Message):
         runner: builtins.str = ...,
         status: global___Model.Status.ValueType = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        kind: global___Model.Kind.ValueType = ...,
+        last_heartbeat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        inactive_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        declared_runner: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "manifest", b"manifest", "runner", b"runner", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "inactive_time", b"inactive_time", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "declared_runner", b"declared_runner", "inactive_time", b"inactive_time", "kind", b"kind", "last_heartbeat_time", b"last_heartbeat_time", "manifest", b"manifest", "runner", b"runner", "status", b"status"]) -> None: ...
 
 global___Model = Model

@@ -22,11 +22,15 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
+from weft.api.registry.v1 import event_pb2 as weft_dot_api_dot_registry_dot_v1_dot_event__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
+from weft.api.registry.v1 import pool_pb2 as weft_dot_api_dot_registry_dot_v1_dot_pool__pb2
+from weft.api.registry.v1 import resource_kind_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__kind__pb2
 from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Model\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListRunnersResponse\x12-\n\x07runners\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x11GetRunnerResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\"+\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"m\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12+\n\x06models\x18\x02 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\"\xa8\x01\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12,\n\x05model\x18\x02 \x01(\x0b\x32\x1b.weft.api.registry.v1.ModelH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x03 \x01(\tH\x00\x12\x17\n\rdeleted_model\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x32\xf7\x03\n\x0fRegistryService\x12\x64\n\nListModels\x12\'.weft.api.registry.v1.ListModelsRequest\x1a(.weft.api.registry.v1.ListModelsResponse\"\x03\x90\x02\x01\x12^\n\x08GetModel\x12%.weft.api.registry.v1.GetModelRequest\x1a&.weft.api.registry.v1.GetModelResponse\"\x03\x90\x02\x01\x12g\n\x0bListRunners\x12(.weft.api.registry.v1.ListRunnersRequest\x1a).weft.api.registry.v1.ListRunnersResponse\"\x03\x90\x02\x01\x12\x61\n\tGetRunner\x12&.weft.api.registry.v1.GetRunnerRequest\x1a\'.weft.api.registry.v1.GetRunnerResponse\"\x03\x90\x02\x01\x12R\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/event.proto\x1a weft/api/registry/v1/model.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a(weft/api/registry/v1/resource_kind.proto\x1a!weft/api/registry/v1/runner.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListModelsResponse\x12+\n\x06models\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetModelResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Model\"&\n\x16GetModelMembersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"9\n\x10ListPoolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"W\n\x11ListPoolsResponse\x12)\n\x05pools\x18\x01 \x03(\x0b\x32\x1a.weft.api.registry.v1.Pool\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1e\n\x0eGetPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x0fGetPoolResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\":\n\x11ListAgentsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1f\n\x0fGetAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Agent\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"]\n\x13ListRunnersResponse\x12-\n\x07runners\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"A\n\x11GetRunnerResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\"+\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\x9a\x01\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12+\n\x06models\x18\x02 \x03(\x0b\x32\x1b.weft.api.registry.v1.Model\x12+\n\x06\x61gents\x18\x03 \x03(\x0b\x32\x1b.weft.api.registry.v1.Agent\"\xef\x01\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12,\n\x05model\x18\x02 \x01(\x0b\x32\x1b.weft.api.registry.v1.ModelH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x03 \x01(\tH\x00\x12\x17\n\rdeleted_model\x18\x04 \x01(\tH\x00\x12,\n\x05\x61gent\x18\x05 \x01(\x0b\x32\x1b.weft.api.registry.v1.AgentH\x00\x12\x17\n\rdeleted_agent\x18\x06 \x01(\tH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\"b\n\x11ListEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"A\n\x12ListEventsResponse\x12+\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.Event\"T\n\x12WatchEventsRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\xbe\t\n\x0fRegistryService\x12\x64\n\nListModels\x12\'.weft.api.registry.v1.ListModelsRequest\x1a(.weft.api.registry.v1.ListModelsResponse\"\x03\x90\x02\x01\x12^\n\x08GetModel\x12%.weft.api.registry.v1.GetModelRequest\x1a&.weft.api.registry.v1.GetModelResponse\"\x03\x90\x02\x01\x12s\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x03\x90\x02\x01\x12\x61\n\tListPools\x12&.weft.api.registry.v1.ListPoolsRequest\x1a\'.weft.api.registry.v1.ListPoolsResponse\"\x03\x90\x02\x01\x12[\n\x07GetPool\x12$.weft.api.registry.v1.GetPoolRequest\x1a%.weft.api.registry.v1.GetPoolResponse\"\x03\x90\x02\x01\x12\x64\n\nListAgents\x12\'.weft.api.registry.v1.ListAgentsRequest\x1a(.weft.api.registry.v1.ListAgentsResponse\"\x03\x90\x02\x01\x12^\n\x08GetAgent\x12%.weft.api.registry.v1.GetAgentRequest\x1a&.weft.api.registry.v1.GetAgentResponse\"\x03\x90\x02\x01\x12g\n\x0bListRunners\x12(.weft.api.registry.v1.ListRunnersRequest\x1a).weft.api.registry.v1.ListRunnersResponse\"\x03\x90\x02\x01\x12\x61\n\tGetRunner\x12&.weft.api.registry.v1.GetRunnerRequest\x1a\'.weft.api.registry.v1.GetRunnerResponse\"\x03\x90\x02\x01\x12R\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse0\x01\x12\x64\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x03\x90\x02\x01\x12\x64\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,36 +41,76 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTRYSERVICE'].methods_by_name['ListModels']._serialized_options = b'\220\002\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['GetModel']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['GetModel']._serialized_options = b'\220\002\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetModelMembers']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetModelMembers']._serialized_options = b'\220\002\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListPools']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListPools']._serialized_options = b'\220\002\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetPool']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetPool']._serialized_options = b'\220\002\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListAgents']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListAgents']._serialized_options = b'\220\002\001'
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetAgent']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['GetAgent']._serialized_options = b'\220\002\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['ListRunners']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['ListRunners']._serialized_options = b'\220\002\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['GetRunner']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['GetRunner']._serialized_options = b'\220\002\001'
-  _globals['_LISTMODELSREQUEST']._serialized_start=138
-  _globals['_LISTMODELSREQUEST']._serialized_end=196
-  _globals['_LISTMODELSRESPONSE']._serialized_start=198
-  _globals['_LISTMODELSRESPONSE']._serialized_end=288
-  _globals['_GETMODELREQUEST']._serialized_start=290
-  _globals['_GETMODELREQUEST']._serialized_end=321
-  _globals['_GETMODELRESPONSE']._serialized_start=323
-  _globals['_GETMODELRESPONSE']._serialized_end=385
-  _globals['_LISTRUNNERSREQUEST']._serialized_start=387
-  _globals['_LISTRUNNERSREQUEST']._serialized_end=446
-  _globals['_LISTRUNNERSRESPONSE']._serialized_start=448
-  _globals['_LISTRUNNERSRESPONSE']._serialized_end=541
-  _globals['_GETRUNNERREQUEST']._serialized_start=543
-  _globals['_GETRUNNERREQUEST']._serialized_end=575
-  _globals['_GETRUNNERRESPONSE']._serialized_start=577
-  _globals['_GETRUNNERRESPONSE']._serialized_end=642
-  _globals['_WATCHREQUEST']._serialized_start=644
-  _globals['_WATCHREQUEST']._serialized_end=687
-  _globals['_WATCHRESPONSE']._serialized_start=690
-  _globals['_WATCHRESPONSE']._serialized_end=831
-  _globals['_SNAPSHOT']._serialized_start=833
-  _globals['_SNAPSHOT']._serialized_end=942
-  _globals['_CHANGE']._serialized_start=945
-  _globals['_CHANGE']._serialized_end=1113
-  _globals['_WATCHEDRUNNER']._serialized_start=1115
-  _globals['_WATCHEDRUNNER']._serialized_end=1196
-  _globals['_REGISTRYSERVICE']._serialized_start=1199
-  _globals['_REGISTRYSERVICE']._serialized_end=1702
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListEvents']._loaded_options = None
+  _globals['_REGISTRYSERVICE'].methods_by_name['ListEvents']._serialized_options = b'\220\002\001'
+  _globals['_LISTMODELSREQUEST']._serialized_start=281
+  _globals['_LISTMODELSREQUEST']._serialized_end=339
+  _globals['_LISTMODELSRESPONSE']._serialized_start=341
+  _globals['_LISTMODELSRESPONSE']._serialized_end=431
+  _globals['_GETMODELREQUEST']._serialized_start=433
+  _globals['_GETMODELREQUEST']._serialized_end=464
+  _globals['_GETMODELRESPONSE']._serialized_start=466
+  _globals['_GETMODELRESPONSE']._serialized_end=528
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_start=530
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=568
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=570
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=637
+  _globals['_LISTPOOLSREQUEST']._serialized_start=639
+  _globals['_LISTPOOLSREQUEST']._serialized_end=696
+  _globals['_LISTPOOLSRESPONSE']._serialized_start=698
+  _globals['_LISTPOOLSRESPONSE']._serialized_end=785
+  _globals['_GETPOOLREQUEST']._serialized_start=787
+  _globals['_GETPOOLREQUEST']._serialized_end=817
+  _globals['_GETPOOLRESPONSE']._serialized_start=819
+  _globals['_GETPOOLRESPONSE']._serialized_end=878
+  _globals['_LISTAGENTSREQUEST']._serialized_start=880
+  _globals['_LISTAGENTSREQUEST']._serialized_end=938
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=940
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=1030
+  _globals['_GETAGENTREQUEST']._serialized_start=1032
+  _globals['_GETAGENTREQUEST']._serialized_end=1063
+  _globals['_GETAGENTRESPONSE']._serialized_start=1065
+  _globals['_GETAGENTRESPONSE']._serialized_end=1127
+  _globals['_LISTRUNNERSREQUEST']._serialized_start=1129
+  _globals['_LISTRUNNERSREQUEST']._serialized_end=1188
+  _globals['_LISTRUNNERSRESPONSE']._serialized_start=1190
+  _globals['_LISTRUNNERSRESPONSE']._serialized_end=1283
+  _globals['_GETRUNNERREQUEST']._serialized_start=1285
+  _globals['_GETRUNNERREQUEST']._serialized_end=1317
+  _globals['_GETRUNNERRESPONSE']._serialized_start=1319
+  _globals['_GETRUNNERRESPONSE']._serialized_end=1384
+  _globals['_WATCHREQUEST']._serialized_start=1386
+  _globals['_WATCHREQUEST']._serialized_end=1429
+  _globals['_WATCHRESPONSE']._serialized_start=1432
+  _globals['_WATCHRESPONSE']._serialized_end=1573
+  _globals['_SNAPSHOT']._serialized_start=1576
+  _globals['_SNAPSHOT']._serialized_end=1730
+  _globals['_CHANGE']._serialized_start=1733
+  _globals['_CHANGE']._serialized_end=1972
+  _globals['_WATCHEDRUNNER']._serialized_start=1974
+  _globals['_WATCHEDRUNNER']._serialized_end=2055
+  _globals['_LISTEVENTSREQUEST']._serialized_start=2057
+  _globals['_LISTEVENTSREQUEST']._serialized_end=2155
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=2157
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=2222
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=2224
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=2308
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=2310
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2375
+  _globals['_REGISTRYSERVICE']._serialized_start=2378
+  _globals['_REGISTRYSERVICE']._serialized_end=3592
 # @@protoc_insertion_point(module_scope)

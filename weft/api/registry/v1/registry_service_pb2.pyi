@@ -9,7 +9,11 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.registry.v1.agent_pb2
+import weft.api.registry.v1.event_pb2
 import weft.api.registry.v1.model_pb2
+import weft.api.registry.v1.pool_pb2
+import weft.api.registry.v1.resource_kind_pb2
 import weft.api.registry.v1.runner_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -98,6 +102,215 @@ class GetModelResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
 
 global___GetModelResponse = GetModelResponse
+
+@typing.final
+class GetModelMembersRequest(google.protobuf.message.Message):
+    """GetModelMembersRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The model's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetModelMembersRequest = GetModelMembersRequest
+
+@typing.final
+class GetModelMembersResponse(google.protobuf.message.Message):
+    """GetModelMembersResponse is the pool it is in."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    @property
+    def pool(self) -> weft.api.registry.v1.pool_pb2.Pool:
+        """The pool."""
+
+    def __init__(
+        self,
+        *,
+        pool: weft.api.registry.v1.pool_pb2.Pool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
+
+global___GetModelMembersResponse = GetModelMembersResponse
+
+@typing.final
+class ListPoolsRequest(google.protobuf.message.Message):
+    """ListPoolsRequest asks for a page of pools."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListPoolsRequest = ListPoolsRequest
+
+@typing.final
+class ListPoolsResponse(google.protobuf.message.Message):
+    """ListPoolsResponse is a page of pools."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOLS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.pool_pb2.Pool]:
+        """The pools."""
+
+    def __init__(
+        self,
+        *,
+        pools: collections.abc.Iterable[weft.api.registry.v1.pool_pb2.Pool] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "pools", b"pools"]) -> None: ...
+
+global___ListPoolsResponse = ListPoolsResponse
+
+@typing.final
+class GetPoolRequest(google.protobuf.message.Message):
+    """GetPoolRequest names a pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The pool's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetPoolRequest = GetPoolRequest
+
+@typing.final
+class GetPoolResponse(google.protobuf.message.Message):
+    """GetPoolResponse is the pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    @property
+    def pool(self) -> weft.api.registry.v1.pool_pb2.Pool:
+        """The pool."""
+
+    def __init__(
+        self,
+        *,
+        pool: weft.api.registry.v1.pool_pb2.Pool | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool"]) -> None: ...
+
+global___GetPoolResponse = GetPoolResponse
+
+@typing.final
+class ListAgentsRequest(google.protobuf.message.Message):
+    """ListAgentsRequest asks for a page of agents."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListAgentsRequest = ListAgentsRequest
+
+@typing.final
+class ListAgentsResponse(google.protobuf.message.Message):
+    """ListAgentsResponse is a page of agents."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.Agent]:
+        """The agents."""
+
+    def __init__(
+        self,
+        *,
+        agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.Agent] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "next_page_token", b"next_page_token"]) -> None: ...
+
+global___ListAgentsResponse = ListAgentsResponse
+
+@typing.final
+class GetAgentRequest(google.protobuf.message.Message):
+    """GetAgentRequest names an agent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The agent's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetAgentRequest = GetAgentRequest
+
+@typing.final
+class GetAgentResponse(google.protobuf.message.Message):
+    """GetAgentResponse is the agent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: builtins.int
+    @property
+    def agent(self) -> weft.api.registry.v1.agent_pb2.Agent:
+        """The agent."""
+
+    def __init__(
+        self,
+        *,
+        agent: weft.api.registry.v1.agent_pb2.Agent | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent"]) -> None: ...
+
+global___GetAgentResponse = GetAgentResponse
 
 @typing.final
 class ListRunnersRequest(google.protobuf.message.Message):
@@ -242,6 +455,7 @@ class Snapshot(google.protobuf.message.Message):
 
     RUNNERS_FIELD_NUMBER: builtins.int
     MODELS_FIELD_NUMBER: builtins.int
+    AGENTS_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
@@ -250,13 +464,18 @@ class Snapshot(google.protobuf.message.Message):
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.model_pb2.Model]:
         """Every model."""
 
+    @property
+    def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.Agent]:
+        """Every agent."""
+
     def __init__(
         self,
         *,
         runners: collections.abc.Iterable[global___WatchedRunner] | None = ...,
         models: collections.abc.Iterable[weft.api.registry.v1.model_pb2.Model] | None = ...,
+        agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.Agent] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["models", b"models", "runners", b"runners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "runners", b"runners"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -270,10 +489,14 @@ class Change(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     DELETED_RUNNER_FIELD_NUMBER: builtins.int
     DELETED_MODEL_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    DELETED_AGENT_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
     deleted_model: builtins.str
     """The model of this name is gone."""
+    deleted_agent: builtins.str
+    """The agent of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
@@ -282,6 +505,10 @@ class Change(google.protobuf.message.Message):
     def model(self) -> weft.api.registry.v1.model_pb2.Model:
         """A model appeared or changed."""
 
+    @property
+    def agent(self) -> weft.api.registry.v1.agent_pb2.Agent:
+        """An agent appeared or changed."""
+
     def __init__(
         self,
         *,
@@ -289,10 +516,12 @@ class Change(google.protobuf.message.Message):
         model: weft.api.registry.v1.model_pb2.Model | None = ...,
         deleted_runner: builtins.str = ...,
         deleted_model: builtins.str = ...,
+        agent: weft.api.registry.v1.agent_pb2.Agent | None = ...,
+        deleted_agent: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["deleted_model", b"deleted_model", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deleted_model", b"deleted_model", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "runner", b"runner"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "runner", b"runner"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "runner", b"runner"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent"] | None: ...
 
 global___Change = Change
 
@@ -320,3 +549,92 @@ class WatchedRunner(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["runner", b"runner", "ticket_key", b"ticket_key"]) -> None: ...
 
 global___WatchedRunner = WatchedRunner
+
+@typing.final
+class ListEventsRequest(google.protobuf.message.Message):
+    """ListEventsRequest says which events."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
+    """Only of this kind of resource. Not set: of all."""
+    name: builtins.str
+    """Only of the resource of this name; `kind` must be set then. Empty: of all."""
+    limit: builtins.int
+    """The newest this many; 0 means 100, more than 1,000 means 1,000."""
+    def __init__(
+        self,
+        *,
+        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        name: builtins.str = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "limit", b"limit", "name", b"name"]) -> None: ...
+
+global___ListEventsRequest = ListEventsRequest
+
+@typing.final
+class ListEventsResponse(google.protobuf.message.Message):
+    """ListEventsResponse is events."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    @property
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.event_pb2.Event]:
+        """The events, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: collections.abc.Iterable[weft.api.registry.v1.event_pb2.Event] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+
+global___ListEventsResponse = ListEventsResponse
+
+@typing.final
+class WatchEventsRequest(google.protobuf.message.Message):
+    """WatchEventsRequest says which events."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
+    """Only of this kind of resource. Not set: of all."""
+    name: builtins.str
+    """Only of the resource of this name; `kind` must be set then. Empty: of all."""
+    def __init__(
+        self,
+        *,
+        kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "name", b"name"]) -> None: ...
+
+global___WatchEventsRequest = WatchEventsRequest
+
+@typing.final
+class WatchEventsResponse(google.protobuf.message.Message):
+    """WatchEventsResponse is one event."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: builtins.int
+    @property
+    def event(self) -> weft.api.registry.v1.event_pb2.Event:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: weft.api.registry.v1.event_pb2.Event | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["event", b"event"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event"]) -> None: ...
+
+global___WatchEventsResponse = WatchEventsResponse

@@ -45,6 +45,31 @@ class RegistryServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.GetModelMembers = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetModelMembers',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersResponse.FromString,
+                _registered_method=True)
+        self.ListPools = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListPools',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsResponse.FromString,
+                _registered_method=True)
+        self.GetPool = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetPool',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolResponse.FromString,
+                _registered_method=True)
+        self.ListAgents = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListAgents',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsResponse.FromString,
+                _registered_method=True)
+        self.GetAgent = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetAgent',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.FromString,
+                _registered_method=True)
         self.ListRunners = channel.unary_unary(
                 '/weft.api.registry.v1.RegistryService/ListRunners',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
@@ -59,6 +84,16 @@ class RegistryServiceStub(object):
                 '/weft.api.registry.v1.RegistryService/Watch',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchResponse.FromString,
+                _registered_method=True)
+        self.ListEvents = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListEvents',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListEventsResponse.FromString,
+                _registered_method=True)
+        self.WatchEvents = channel.unary_stream(
+                '/weft.api.registry.v1.RegistryService/WatchEvents',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchEventsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
 
 
@@ -75,6 +110,41 @@ class RegistryServiceServicer(object):
 
     def GetModel(self, request, context):
         """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModelMembers(self, request, context):
+        """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPools(self, request, context):
+        """ListPools returns pools by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPool(self, request, context):
+        """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAgents(self, request, context):
+        """ListAgents returns agents by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAgent(self, request, context):
+        """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +173,21 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvents(self, request, context):
+        """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEvents(self, request, context):
+        """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
+        sent once it listens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +200,31 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelResponse.SerializeToString,
+            ),
+            'GetModelMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelMembers,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersResponse.SerializeToString,
+            ),
+            'ListPools': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPools,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsResponse.SerializeToString,
+            ),
+            'GetPool': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPool,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolResponse.SerializeToString,
+            ),
+            'ListAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAgents,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsResponse.SerializeToString,
+            ),
+            'GetAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAgent,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.SerializeToString,
             ),
             'ListRunners': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRunners,
@@ -130,6 +240,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchResponse.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListEventsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListEventsResponse.SerializeToString,
+            ),
+            'WatchEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEvents,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchEventsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -187,6 +307,141 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/GetModel',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModelMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetModelMembers',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetModelMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListPools',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListPoolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetPool',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAgents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListAgents',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListAgentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetAgent',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -268,6 +523,60 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/Watch',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListEvents',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListEventsRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/WatchEvents',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchEventsRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.WatchEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

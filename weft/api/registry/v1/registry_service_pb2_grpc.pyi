@@ -33,6 +33,36 @@ class RegistryServiceStub:
     ]
     """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none."""
 
+    GetModelMembers: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetModelMembersRequest,
+        weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse,
+    ]
+    """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model."""
+
+    ListPools: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListPoolsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListPoolsResponse,
+    ]
+    """ListPools returns pools by name, a page at a time."""
+
+    GetPool: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetPoolRequest,
+        weft.api.registry.v1.registry_service_pb2.GetPoolResponse,
+    ]
+    """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListAgents: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListAgentsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListAgentsResponse,
+    ]
+    """ListAgents returns agents by name, a page at a time."""
+
+    GetAgent: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetAgentRequest,
+        weft.api.registry.v1.registry_service_pb2.GetAgentResponse,
+    ]
+    """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
+
     ListRunners: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
         weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
@@ -54,6 +84,20 @@ class RegistryServiceStub:
     A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
     """
 
+    ListEvents: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListEventsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListEventsResponse,
+    ]
+    """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life."""
+
+    WatchEvents: grpc.UnaryStreamMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.WatchEventsRequest,
+        weft.api.registry.v1.registry_service_pb2.WatchEventsResponse,
+    ]
+    """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
+    sent once it listens.
+    """
+
 class RegistryServiceAsyncStub:
     """RegistryService answers what the mesh knows."""
 
@@ -68,6 +112,36 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.GetModelResponse,
     ]
     """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none."""
+
+    GetModelMembers: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetModelMembersRequest,
+        weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse,
+    ]
+    """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model."""
+
+    ListPools: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListPoolsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListPoolsResponse,
+    ]
+    """ListPools returns pools by name, a page at a time."""
+
+    GetPool: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetPoolRequest,
+        weft.api.registry.v1.registry_service_pb2.GetPoolResponse,
+    ]
+    """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListAgents: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListAgentsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListAgentsResponse,
+    ]
+    """ListAgents returns agents by name, a page at a time."""
+
+    GetAgent: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetAgentRequest,
+        weft.api.registry.v1.registry_service_pb2.GetAgentResponse,
+    ]
+    """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
 
     ListRunners: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
@@ -90,6 +164,20 @@ class RegistryServiceAsyncStub:
     A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
     """
 
+    ListEvents: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListEventsRequest,
+        weft.api.registry.v1.registry_service_pb2.ListEventsResponse,
+    ]
+    """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life."""
+
+    WatchEvents: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.WatchEventsRequest,
+        weft.api.registry.v1.registry_service_pb2.WatchEventsResponse,
+    ]
+    """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
+    sent once it listens.
+    """
+
 class RegistryServiceServicer(metaclass=abc.ABCMeta):
     """RegistryService answers what the mesh knows."""
 
@@ -108,6 +196,46 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetModelResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetModelResponse]]:
         """GetModel returns one model; NOT_FOUND / MODEL_NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def GetModelMembers(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetModelMembersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetModelMembersResponse]]:
+        """GetModelMembers returns the pool that a model is in; NOT_FOUND / MODEL_NOT_FOUND when there is no such model."""
+
+    @abc.abstractmethod
+    def ListPools(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListPoolsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListPoolsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListPoolsResponse]]:
+        """ListPools returns pools by name, a page at a time."""
+
+    @abc.abstractmethod
+    def GetPool(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetPoolRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetPoolResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetPoolResponse]]:
+        """GetPool returns one pool; NOT_FOUND / NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def ListAgents(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListAgentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListAgentsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListAgentsResponse]]:
+        """ListAgents returns agents by name, a page at a time."""
+
+    @abc.abstractmethod
+    def GetAgent(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetAgentRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetAgentResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetAgentResponse]]:
+        """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def ListRunners(
@@ -134,6 +262,24 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         """Watch streams the state of the mesh: first a snapshot, then every change, for as long as the caller listens.
 
         A watcher that reads too slowly is ended with RESOURCE_EXHAUSTED / WATCH_LAGGED and watches again.
+        """
+
+    @abc.abstractmethod
+    def ListEvents(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListEventsResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListEventsResponse]]:
+        """ListEvents returns what happened lately, oldest first. The registry remembers the last 1,000 events of its life."""
+
+    @abc.abstractmethod
+    def WatchEvents(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.WatchEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.registry.v1.registry_service_pb2.WatchEventsResponse], collections.abc.AsyncIterator[weft.api.registry.v1.registry_service_pb2.WatchEventsResponse]]:
+        """WatchEvents streams what happens from now on, for as long as the caller listens; it ends like Watch. Its headers are
+        sent once it listens.
         """
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -58,12 +58,16 @@ class Runner(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     CAPABILITY_FIELD_NUMBER: builtins.int
     LAST_HEARTBEAT_TIME_FIELD_NUMBER: builtins.int
+    INACTIVE_TIME_FIELD_NUMBER: builtins.int
+    DIAL_OUT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh; same form as a model's name."""
     incarnation: builtins.str
     """One life of the runner process; a restart is a new incarnation."""
     address: builtins.str
-    """Where its services listen, as a gRPC target such as "unix:/run/weft/runner.sock" or "dns:///host:7071"."""
+    """Where its services listen, as a gRPC target such as "unix:/run/weft/runner.sock" or "dns:///host:7071". For a
+    dial-out runner it is the router that holds its link, and "#runner=<name>".
+    """
     host: builtins.str
     """The host it runs on."""
     runtime: builtins.str
@@ -72,6 +76,8 @@ class Runner(google.protobuf.message.Message):
     """Version of weft it runs."""
     status: global___Runner.Status.ValueType
     """Whether it is heard of."""
+    dial_out: builtins.bool
+    """Whether it is reached over a link that it opened itself."""
     @property
     def capability(self) -> global___Capability:
         """Its last capability report."""
@@ -79,6 +85,10 @@ class Runner(google.protobuf.message.Message):
     @property
     def last_heartbeat_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the last heartbeat arrived, by the registry's clock."""
+
+    @property
+    def inactive_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Since when it is inactive; not set while it is active."""
 
     def __init__(
         self,
@@ -92,9 +102,11 @@ class Runner(google.protobuf.message.Message):
         status: global___Runner.Status.ValueType = ...,
         capability: global___Capability | None = ...,
         last_heartbeat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        inactive_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        dial_out: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capability", b"capability", "last_heartbeat_time", b"last_heartbeat_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capability", b"capability", "host", b"host", "incarnation", b"incarnation", "last_heartbeat_time", b"last_heartbeat_time", "name", b"name", "runtime", b"runtime", "status", b"status", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capability", b"capability", "inactive_time", b"inactive_time", "last_heartbeat_time", b"last_heartbeat_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capability", b"capability", "dial_out", b"dial_out", "host", b"host", "inactive_time", b"inactive_time", "incarnation", b"incarnation", "last_heartbeat_time", b"last_heartbeat_time", "name", b"name", "runtime", b"runtime", "status", b"status", "version", b"version"]) -> None: ...
 
 global___Runner = Runner
 
@@ -106,8 +118,11 @@ class Capability(google.protobuf.message.Message):
 
     INSTANCES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    MAX_REQUESTS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
+    max_requests: builtins.int
+    """Requests it works on at once over all its models. 0: as many as its slots."""
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
@@ -117,8 +132,9 @@ class Capability(google.protobuf.message.Message):
         *,
         instances: collections.abc.Iterable[global___InstanceState] | None = ...,
         draining: builtins.bool = ...,
+        max_requests: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "instances", b"instances"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "instances", b"instances", "max_requests", b"max_requests"]) -> None: ...
 
 global___Capability = Capability
 
@@ -150,6 +166,8 @@ class InstanceState(google.protobuf.message.Message):
         """It died too often in a row and waits before it is started again."""
         PHASE_FAILED: InstanceState._Phase.ValueType  # 7
         """It cannot be started; the runner's description says why."""
+        PHASE_HIBERNATING: InstanceState._Phase.ValueType  # 8
+        """It sleeps; the runner wakes it when asked, unless the model's manifest says otherwise."""
 
     class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
         """Phase is where the instance is in its life."""
@@ -170,6 +188,8 @@ class InstanceState(google.protobuf.message.Message):
     """It died too often in a row and waits before it is started again."""
     PHASE_FAILED: InstanceState.Phase.ValueType  # 7
     """It cannot be started; the runner's description says why."""
+    PHASE_HIBERNATING: InstanceState.Phase.ValueType  # 8
+    """It sleeps; the runner wakes it when asked, unless the model's manifest says otherwise."""
 
     MODEL_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int

@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/runner_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\"\x9f\x01\n\x12OpenSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12,\n\x06runner\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x33\n\x06models\x18\x04 \x03(\x0b\x32#.weft.api.registry.v1.ModelManifest\"\xa8\x01\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freport_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x34\n\ncapability\x18\x04 \x01(\x0b\x32 .weft.api.registry.v1.Capability\"\x13\n\x11HeartbeatResponse\">\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xce\x02\n\x14RunnerSessionService\x12g\n\x0bOpenSession\x12(.weft.api.registry.v1.OpenSessionRequest\x1a).weft.api.registry.v1.OpenSessionResponse\"\x03\x90\x02\x02\x12\x61\n\tHeartbeat\x12&.weft.api.registry.v1.HeartbeatRequest\x1a\'.weft.api.registry.v1.HeartbeatResponse\"\x03\x90\x02\x02\x12j\n\x0c\x43loseSession\x12).weft.api.registry.v1.CloseSessionRequest\x1a*.weft.api.registry.v1.CloseSessionResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/runner_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\"\xd4\x01\n\x12OpenSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12,\n\x06runner\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x33\n\x06models\x18\x04 \x03(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x33\n\x06\x61gents\x18\x05 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifest\"\xa8\x01\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freport_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x34\n\ncapability\x18\x04 \x01(\x0b\x32 .weft.api.registry.v1.Capability\"\x13\n\x11HeartbeatResponse\">\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse2\xce\x02\n\x14RunnerSessionService\x12g\n\x0bOpenSession\x12(.weft.api.registry.v1.OpenSessionRequest\x1a).weft.api.registry.v1.OpenSessionResponse\"\x03\x90\x02\x02\x12\x61\n\tHeartbeat\x12&.weft.api.registry.v1.HeartbeatRequest\x1a\'.weft.api.registry.v1.HeartbeatResponse\"\x03\x90\x02\x02\x12j\n\x0c\x43loseSession\x12).weft.api.registry.v1.CloseSessionRequest\x1a*.weft.api.registry.v1.CloseSessionResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,18 +41,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNNERSESSIONSERVICE'].methods_by_name['Heartbeat']._serialized_options = b'\220\002\002'
   _globals['_RUNNERSESSIONSERVICE'].methods_by_name['CloseSession']._loaded_options = None
   _globals['_RUNNERSESSIONSERVICE'].methods_by_name['CloseSession']._serialized_options = b'\220\002\002'
-  _globals['_OPENSESSIONREQUEST']._serialized_start=177
-  _globals['_OPENSESSIONREQUEST']._serialized_end=336
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=339
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=507
-  _globals['_HEARTBEATREQUEST']._serialized_start=510
-  _globals['_HEARTBEATREQUEST']._serialized_end=641
-  _globals['_HEARTBEATRESPONSE']._serialized_start=643
-  _globals['_HEARTBEATRESPONSE']._serialized_end=662
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=664
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=726
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=728
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=750
-  _globals['_RUNNERSESSIONSERVICE']._serialized_start=753
-  _globals['_RUNNERSESSIONSERVICE']._serialized_end=1087
+  _globals['_OPENSESSIONREQUEST']._serialized_start=211
+  _globals['_OPENSESSIONREQUEST']._serialized_end=423
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=426
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=594
+  _globals['_HEARTBEATREQUEST']._serialized_start=597
+  _globals['_HEARTBEATREQUEST']._serialized_end=728
+  _globals['_HEARTBEATRESPONSE']._serialized_start=730
+  _globals['_HEARTBEATRESPONSE']._serialized_end=749
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=751
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=813
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=815
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=837
+  _globals['_RUNNERSESSIONSERVICE']._serialized_start=840
+  _globals['_RUNNERSESSIONSERVICE']._serialized_end=1174
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.registry.v1.agent_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.runner_pb2
 
@@ -25,6 +26,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
     MODELS_FIELD_NUMBER: builtins.int
+    AGENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Chosen by the runner, the same on every repeat of one call."""
     session_id: builtins.str
@@ -37,6 +39,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.model_pb2.ModelManifest]:
         """The models it publishes; at most 1,024."""
 
+    @property
+    def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.AgentManifest]:
+        """The agents it publishes; at most 256."""
+
     def __init__(
         self,
         *,
@@ -44,9 +50,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         session_id: builtins.str = ...,
         runner: weft.api.registry.v1.runner_pb2.Runner | None = ...,
         models: collections.abc.Iterable[weft.api.registry.v1.model_pb2.ModelManifest] | None = ...,
+        agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.AgentManifest] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["models", b"models", "request_id", b"request_id", "runner", b"runner", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "request_id", b"request_id", "runner", b"runner", "session_id", b"session_id"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

@@ -57,11 +57,14 @@ class RunnerSessionServiceServicer(object):
     """
 
     def OpenSession(self, request, context):
-        """OpenSession publishes a runner and its models, and returns the session's id and ticket key.
+        """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
+        is published, or nothing.
 
         A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-        A name that belongs to another live session is refused with ALREADY_EXISTS / ALREADY_EXISTS. Calling it again with
-        the same request_id returns the same session.
+        A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
+        published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
+        same session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,11 +25,14 @@ class RunnerSessionServiceStub:
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse,
     ]
-    """OpenSession publishes a runner and its models, and returns the session's id and ticket key.
+    """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
+    is published, or nothing.
 
     A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-    A name that belongs to another live session is refused with ALREADY_EXISTS / ALREADY_EXISTS. Calling it again with
-    the same request_id returns the same session.
+    A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+    ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
+    published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
+    same session.
     """
 
     Heartbeat: grpc.UnaryUnaryMultiCallable[
@@ -55,11 +58,14 @@ class RunnerSessionServiceAsyncStub:
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionRequest,
         weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse,
     ]
-    """OpenSession publishes a runner and its models, and returns the session's id and ticket key.
+    """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
+    is published, or nothing.
 
     A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-    A name that belongs to another live session is refused with ALREADY_EXISTS / ALREADY_EXISTS. Calling it again with
-    the same request_id returns the same session.
+    A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+    ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
+    published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
+    same session.
     """
 
     Heartbeat: grpc.aio.UnaryUnaryMultiCallable[
@@ -87,11 +93,14 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.runner_session_service_pb2.OpenSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.OpenSessionResponse]]:
-        """OpenSession publishes a runner and its models, and returns the session's id and ticket key.
+        """OpenSession publishes a runner, its models and its agents, and returns the session's id and ticket key. All of it
+        is published, or nothing.
 
         A runner that kept its session id adopts the rows of its earlier life; every process start is a new incarnation.
-        A name that belongs to another live session is refused with ALREADY_EXISTS / ALREADY_EXISTS. Calling it again with
-        the same request_id returns the same session.
+        A name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
+        ALREADY_EXISTS; the metadata's `owner_kind` says whose it is. An agent whose model or pool neither exists nor is
+        published here is refused with NOT_FOUND / MODEL_NOT_FOUND. Calling it again with the same request_id returns the
+        same session.
         """
 
     @abc.abstractmethod

@@ -50,7 +50,7 @@ class ChatRequest(google.protobuf.message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model or a pool, by name."""
+    """A model or a pool, by name, or "agent/" and the name of an agent."""
     @property
     def payload(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
         """The conversation."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'weft/api/runner/v1/runner_service.proto\x12\x12weft.api.runner.v1\x1a!weft/api/registry/v1/runner.proto\")\n\x0f\x44\x65scribeRequest\x12\x16\n\x0elog_line_count\x18\x01 \x01(\x05\"|\n\x10\x44\x65scribeResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12:\n\tinstances\x18\x02 \x03(\x0b\x32\'.weft.api.runner.v1.InstanceDescription\"\x9b\x01\n\x13InstanceDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\x05\x12\x1b\n\x13last_restart_reason\x18\x04 \x01(\t\x12\x11\n\tlog_lines\x18\x05 \x03(\t\x12\x1a\n\x12\x61\x63tive_request_ids\x18\x06 \x03(\t2k\n\rRunnerService\x12Z\n\x08\x44\x65scribe\x12#.weft.api.runner.v1.DescribeRequest\x1a$.weft.api.runner.v1.DescribeResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'weft/api/runner/v1/runner_service.proto\x12\x12weft.api.runner.v1\x1a!weft/api/registry/v1/runner.proto\"\x1c\n\x0bWakeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x0e\n\x0cWakeResponse\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x0e\n\x0cLoadResponse\"\x1e\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x10\n\x0eUnloadResponse\"D\n\x0fTailLogsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nline_count\x18\x02 \x01(\x05\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\":\n\x10TailLogsResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x17\n\x0flost_line_count\x18\x02 \x01(\x03\")\n\x0f\x44\x65scribeRequest\x12\x16\n\x0elog_line_count\x18\x01 \x01(\x05\"|\n\x10\x44\x65scribeResponse\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12:\n\tinstances\x18\x02 \x03(\x0b\x32\'.weft.api.runner.v1.InstanceDescription\"\x9b\x01\n\x13InstanceDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x05\x12\x15\n\rrestart_count\x18\x03 \x01(\x05\x12\x1b\n\x13last_restart_reason\x18\x04 \x01(\t\x12\x11\n\tlog_lines\x18\x05 \x03(\t\x12\x1a\n\x12\x61\x63tive_request_ids\x18\x06 \x03(\t2\xbf\x03\n\rRunnerService\x12Z\n\x08\x44\x65scribe\x12#.weft.api.runner.v1.DescribeRequest\x1a$.weft.api.runner.v1.DescribeResponse\"\x03\x90\x02\x01\x12N\n\x04Wake\x12\x1f.weft.api.runner.v1.WakeRequest\x1a .weft.api.runner.v1.WakeResponse\"\x03\x90\x02\x02\x12N\n\x04Load\x12\x1f.weft.api.runner.v1.LoadRequest\x1a .weft.api.runner.v1.LoadResponse\"\x03\x90\x02\x02\x12T\n\x06Unload\x12!.weft.api.runner.v1.UnloadRequest\x1a\".weft.api.runner.v1.UnloadResponse\"\x03\x90\x02\x02\x12\\\n\x08TailLogs\x12#.weft.api.runner.v1.TailLogsRequest\x1a$.weft.api.runner.v1.TailLogsResponse\"\x03\x90\x02\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNNERSERVICE'].methods_by_name['Describe']._loaded_options = None
   _globals['_RUNNERSERVICE'].methods_by_name['Describe']._serialized_options = b'\220\002\001'
-  _globals['_DESCRIBEREQUEST']._serialized_start=98
-  _globals['_DESCRIBEREQUEST']._serialized_end=139
-  _globals['_DESCRIBERESPONSE']._serialized_start=141
-  _globals['_DESCRIBERESPONSE']._serialized_end=265
-  _globals['_INSTANCEDESCRIPTION']._serialized_start=268
-  _globals['_INSTANCEDESCRIPTION']._serialized_end=423
-  _globals['_RUNNERSERVICE']._serialized_start=425
-  _globals['_RUNNERSERVICE']._serialized_end=532
+  _globals['_RUNNERSERVICE'].methods_by_name['Wake']._loaded_options = None
+  _globals['_RUNNERSERVICE'].methods_by_name['Wake']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['Load']._loaded_options = None
+  _globals['_RUNNERSERVICE'].methods_by_name['Load']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['Unload']._loaded_options = None
+  _globals['_RUNNERSERVICE'].methods_by_name['Unload']._serialized_options = b'\220\002\002'
+  _globals['_RUNNERSERVICE'].methods_by_name['TailLogs']._loaded_options = None
+  _globals['_RUNNERSERVICE'].methods_by_name['TailLogs']._serialized_options = b'\220\002\001'
+  _globals['_WAKEREQUEST']._serialized_start=98
+  _globals['_WAKEREQUEST']._serialized_end=126
+  _globals['_WAKERESPONSE']._serialized_start=128
+  _globals['_WAKERESPONSE']._serialized_end=142
+  _globals['_LOADREQUEST']._serialized_start=144
+  _globals['_LOADREQUEST']._serialized_end=172
+  _globals['_LOADRESPONSE']._serialized_start=174
+  _globals['_LOADRESPONSE']._serialized_end=188
+  _globals['_UNLOADREQUEST']._serialized_start=190
+  _globals['_UNLOADREQUEST']._serialized_end=220
+  _globals['_UNLOADRESPONSE']._serialized_start=222
+  _globals['_UNLOADRESPONSE']._serialized_end=238
+  _globals['_TAILLOGSREQUEST']._serialized_start=240
+  _globals['_TAILLOGSREQUEST']._serialized_end=308
+  _globals['_TAILLOGSRESPONSE']._serialized_start=310
+  _globals['_TAILLOGSRESPONSE']._serialized_end=368
+  _globals['_DESCRIBEREQUEST']._serialized_start=370
+  _globals['_DESCRIBEREQUEST']._serialized_end=411
+  _globals['_DESCRIBERESPONSE']._serialized_start=413
+  _globals['_DESCRIBERESPONSE']._serialized_end=537
+  _globals['_INSTANCEDESCRIPTION']._serialized_start=540
+  _globals['_INSTANCEDESCRIPTION']._serialized_end=695
+  _globals['_RUNNERSERVICE']._serialized_start=698
+  _globals['_RUNNERSERVICE']._serialized_end=1145
 # @@protoc_insertion_point(module_scope)

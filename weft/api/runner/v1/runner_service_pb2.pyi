@@ -14,6 +14,146 @@ import weft.api.registry.v1.runner_pb2
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class WakeRequest(google.protobuf.message.Message):
+    """WakeRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___WakeRequest = WakeRequest
+
+@typing.final
+class WakeResponse(google.protobuf.message.Message):
+    """WakeResponse says that it is awake."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WakeResponse = WakeResponse
+
+@typing.final
+class LoadRequest(google.protobuf.message.Message):
+    """LoadRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___LoadRequest = LoadRequest
+
+@typing.final
+class LoadResponse(google.protobuf.message.Message):
+    """LoadResponse says that it is loaded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LoadResponse = LoadResponse
+
+@typing.final
+class UnloadRequest(google.protobuf.message.Message):
+    """UnloadRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___UnloadRequest = UnloadRequest
+
+@typing.final
+class UnloadResponse(google.protobuf.message.Message):
+    """UnloadResponse says that it sleeps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___UnloadResponse = UnloadResponse
+
+@typing.final
+class TailLogsRequest(google.protobuf.message.Message):
+    """TailLogsRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    LINE_COUNT_FIELD_NUMBER: builtins.int
+    FOLLOW_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    line_count: builtins.int
+    """How many of the last lines to begin with; at most 1,000."""
+    follow: builtins.bool
+    """Whether to go on with new lines; otherwise the stream ends after the last ones."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        line_count: builtins.int = ...,
+        follow: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["follow", b"follow", "line_count", b"line_count", "model", b"model"]) -> None: ...
+
+global___TailLogsRequest = TailLogsRequest
+
+@typing.final
+class TailLogsResponse(google.protobuf.message.Message):
+    """TailLogsResponse is some lines."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: builtins.int
+    LOST_LINE_COUNT_FIELD_NUMBER: builtins.int
+    lost_line_count: builtins.int
+    """Lines that were lost before these because the reader was too slow."""
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Lines, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        lines: collections.abc.Iterable[builtins.str] | None = ...,
+        lost_line_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lines", b"lines", "lost_line_count", b"lost_line_count"]) -> None: ...
+
+global___TailLogsResponse = TailLogsResponse
+
+@typing.final
 class DescribeRequest(google.protobuf.message.Message):
     """DescribeRequest asks for the description."""
 

@@ -40,6 +40,26 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/Wake',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeResponse.FromString,
+                _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/Load',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadResponse.FromString,
+                _registered_method=True)
+        self.Unload = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/Unload',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
+                _registered_method=True)
+        self.TailLogs = channel.unary_stream(
+                '/weft.api.runner.v1.RunnerService/TailLogs',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer(object):
@@ -53,6 +73,39 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Wake(self, request, context):
+        """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+        awake is left alone.
+
+        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unload(self, request, context):
+        """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TailLogs(self, request, context):
+        """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +113,26 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.DescribeRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeResponse.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadResponse.SerializeToString,
+            ),
+            'Unload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unload,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.SerializeToString,
+            ),
+            'TailLogs': grpc.unary_stream_rpc_method_handler(
+                    servicer.TailLogs,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +163,114 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/Describe',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.DescribeRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/Wake',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/Load',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/Unload',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TailLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/TailLogs',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,37 @@ class RunnerServiceStub:
     ]
     """Describe returns what the runner is and how its instances are."""
 
+    Wake: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.WakeRequest,
+        weft.api.runner.v1.runner_service_pb2.WakeResponse,
+    ]
+    """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+    awake is left alone.
+
+    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+    """
+
+    Load: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.LoadRequest,
+        weft.api.runner.v1.runner_service_pb2.LoadResponse,
+    ]
+    """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time."""
+
+    Unload: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.UnloadRequest,
+        weft.api.runner.v1.runner_service_pb2.UnloadResponse,
+    ]
+    """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    """
+
+    TailLogs: grpc.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
+        weft.api.runner.v1.runner_service_pb2.TailLogsResponse,
+    ]
+    """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens."""
+
 class RunnerServiceAsyncStub:
     """RunnerService is the control plane of a runner."""
 
@@ -35,6 +66,37 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.DescribeResponse,
     ]
     """Describe returns what the runner is and how its instances are."""
+
+    Wake: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.WakeRequest,
+        weft.api.runner.v1.runner_service_pb2.WakeResponse,
+    ]
+    """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+    awake is left alone.
+
+    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+    """
+
+    Load: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.LoadRequest,
+        weft.api.runner.v1.runner_service_pb2.LoadResponse,
+    ]
+    """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time."""
+
+    Unload: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.UnloadRequest,
+        weft.api.runner.v1.runner_service_pb2.UnloadResponse,
+    ]
+    """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    """
+
+    TailLogs: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
+        weft.api.runner.v1.runner_service_pb2.TailLogsResponse,
+    ]
+    """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens."""
 
 class RunnerServiceServicer(metaclass=abc.ABCMeta):
     """RunnerService is the control plane of a runner."""
@@ -46,5 +108,44 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.DescribeResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.DescribeResponse]]:
         """Describe returns what the runner is and how its instances are."""
+
+    @abc.abstractmethod
+    def Wake(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.WakeResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.WakeResponse]]:
+        """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
+        awake is left alone.
+
+        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+        """
+
+    @abc.abstractmethod
+    def Load(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.LoadRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.LoadResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.LoadResponse]]:
+        """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time."""
+
+    @abc.abstractmethod
+    def Unload(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.UnloadRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.UnloadResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.UnloadResponse]]:
+        """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        """
+
+    @abc.abstractmethod
+    def TailLogs(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.TailLogsResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.TailLogsResponse]]:
+        """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens."""
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

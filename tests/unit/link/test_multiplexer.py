@@ -1,0 +1,342 @@
+from collections.abc import Iterable
+from itertools import repeat
+
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.link.frames import (
+    MAX_PART_BYTES,
+    WINDOW_BYTES,
+    CallStatus,
+    Cancel,
+    Credit,
+    End,
+    Frame,
+    HalfClose,
+    LinkProtocolError,
+    Part,
+    Side,
+    Start,
+)
+from weft.link.multiplexer import Call, CallBegan, CallOver, CallReadable, Event, LinkLimits, Multiplexer
+
+METHOD = "/pkg.Service/Method"
+EVERYTHING = 1 << 40
+OK = CallStatus(message="fine", trailing_metadata=(("x", "y"),))
+
+
+class Pair:
+    """A router's and a runner's end, joined by hand."""
+
+    def __init__(self, *, router: LinkLimits | None = None, runner: LinkLimits | None = None) -> None:
+        self.router = Multiplexer(Side.ROUTER, router or LinkLimits())
+        self.runner = Multiplexer(Side.RUNNER, runner or LinkLimits())
+
+    def to_runner(self, max_bytes: int = EVERYTHING) -> list[Event]:
+        return _carry(self.router, self.runner, max_bytes)
+
+    def to_router(self, max_bytes: int = EVERYTHING) -> list[Event]:
+        return _carry(self.runner, self.router, max_bytes)
+
+    def settle(self) -> None:
+        while self.router.has_frames or self.runner.has_frames:
+            self.to_runner()
+            self.to_router()
+
+    def begun(self) -> tuple[Call, Call]:
+        """A call of the router as both ends see it."""
+        call = self.router.begin(METHOD)
+        (event,) = self.to_runner()
+        assert isinstance(event, CallBegan)
+        return call, event.call
+
+
+def _carry(sender: Multiplexer, receiver: Multiplexer, max_bytes: int) -> list[Event]:
+    frames, _ = sender.take_frames(max_bytes)
+    return [event for frame in frames for event in receiver.receive(frame)]
+
+
+def _frames(mux: Multiplexer) -> list[Frame]:
+    return mux.take_frames(EVERYTHING)[0]
+
+
+def test_a_call_goes_there_and_back() -> None:
+    pair = Pair()
+    call = pair.router.begin(METHOD, (("a", "b"),), timeout_seconds=3.0)
+    pair.router.send(call, b"question")
+    pair.router.half_close(call)
+    began, *_ = pair.to_runner()
+    assert isinstance(began, CallBegan)
+    peer = began.call
+    assert (peer.method, peer.metadata, peer.timeout_seconds) == (METHOD, (("a", "b"),), 3.0)
+    assert pair.runner.read(peer) == b"question"
+    assert peer.peer_is_done
+    pair.runner.send(peer, b"answer")
+    pair.runner.end(peer, OK)
+    pair.to_router()
+    assert pair.router.read(call) == b"answer"
+    assert call.status == OK
+    assert pair.router.read(call) is None
+
+
+def test_ids_are_even_for_the_router_and_odd_for_the_runner() -> None:
+    pair = Pair()
+    assert [pair.router.begin(METHOD).call_id for _ in range(3)] == [2, 4, 6]
+    assert [pair.runner.begin(METHOD).call_id for _ in range(3)] == [1, 3, 5]
+
+
+def test_a_message_of_twenty_mebibytes_is_cut_and_put_together_again() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    message = bytes(range(256)) * (20 * 4096)
+    pair.router.send(call, message)
+    parts = [frame for frame in _handed_over(pair) if isinstance(frame, Part)]
+    assert parts
+    assert all(len(part.data) <= MAX_PART_BYTES for part in parts)
+    pair.settle()
+    assert pair.runner.read(peer) == message
+    assert pair.router.unsent_bytes == pair.runner.unread_bytes == 0
+
+
+def _handed_over(pair: Pair) -> list[Frame]:
+    """What the router's end has to send now, given to the runner's."""
+    frames = _frames(pair.router)
+    _receive_all(pair.runner, frames)
+    return frames
+
+
+def _receive_all(mux: Multiplexer, frames: Iterable[Frame]) -> None:
+    for frame in frames:
+        mux.receive(frame)
+
+
+def test_no_more_is_sent_than_one_window_until_somebody_reads() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    for _ in range(1000):
+        pair.router.send(call, b"x" * 1000)
+    pair.settle()
+    sent = pair.runner.unread_bytes
+    assert 0.9 * WINDOW_BYTES < sent < 1.2 * WINDOW_BYTES
+    assert not pair.router.has_frames
+    read = 0
+    while (message := pair.runner.read(peer)) is not None or pair.runner.has_frames:
+        read += message is not None
+        pair.settle()
+    assert read == 1000
+
+
+def test_a_reader_that_stands_still_gets_no_second_large_message() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    large = b"x" * (10 * WINDOW_BYTES)
+    pair.router.send(call, large)
+    pair.router.send(call, large)
+    pair.settle()
+    assert pair.runner.unread_bytes < len(large) + 2 * WINDOW_BYTES
+    assert pair.runner.read(peer) == large
+    pair.settle()
+    assert pair.runner.read(peer) == large
+
+
+def test_a_stalled_call_does_not_hold_another_one_up() -> None:
+    pair = Pair()
+    stalled, _ = pair.begun()
+    lively, lively_peer = pair.begun()
+    pair.router.send(stalled, b"x" * (10 * WINDOW_BYTES))
+    pair.router.send(stalled, b"x" * (10 * WINDOW_BYTES))
+    pair.settle()
+    for number in range(100):
+        pair.router.send(lively, b"token %d" % number)
+        pair.settle()
+        assert pair.runner.read(lively_peer) == b"token %d" % number
+
+
+def test_calls_take_turns() -> None:
+    pair = Pair()
+    calls = [pair.begun()[0] for _ in range(3)]
+    for call in calls:
+        pair.router.send(call, b"x" * WINDOW_BYTES)
+    ids = [frame.call_id for frame in _frames(pair.router)]
+    assert ids == [call.call_id for call in calls] * (WINDOW_BYTES // MAX_PART_BYTES)
+
+
+def test_a_batch_is_about_as_large_as_asked_for() -> None:
+    pair = Pair()
+    call, _ = pair.begun()
+    pair.router.send(call, b"x" * WINDOW_BYTES)
+    frames, calls = pair.router.take_frames(2 * MAX_PART_BYTES)
+    assert len(frames) == 2
+    assert calls == [call]
+
+
+def test_credit_is_given_in_steps_and_not_per_message() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    for _ in range(1000):
+        pair.router.send(call, b"x" * 100)
+    pair.to_runner()
+    while pair.runner.read(peer) is not None:
+        pass
+    assert [type(frame) for frame in _frames(pair.runner)] == [Credit]
+
+
+def test_a_cancelled_call_is_over_on_both_ends() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    pair.router.send(call, b"x" * (10 * WINDOW_BYTES))
+    pair.router.cancel(call, CallStatus(code=1))
+    (event,) = pair.to_runner()
+    assert event == CallOver(peer)
+    assert peer.status is not None
+    assert call.status == CallStatus(code=1)
+    pair.runner.send(peer, b"too late")
+    pair.runner.end(peer, OK)
+    assert not pair.runner.has_frames
+    assert pair.router.unsent_bytes == 0
+
+
+def test_a_call_cancelled_before_it_was_sent_is_never_sent() -> None:
+    pair = Pair()
+    call = pair.router.begin(METHOD)
+    pair.router.cancel(call, CallStatus(code=1))
+    assert _frames(pair.router) == []
+
+
+def test_calls_given_up_count_until_the_peer_can_know() -> None:
+    pair = Pair(router=LinkLimits(max_own_calls=1))
+    call, _ = pair.begun()
+    pair.router.cancel(call, CallStatus(code=1))
+    with pytest.raises(WeftError) as caught:
+        pair.router.begin(METHOD)
+    assert caught.value.reason is Reason.NO_SLOT_AVAILABLE
+    pair.settle()
+    pair.router.begin(METHOD)
+
+
+def test_frames_of_a_call_that_is_over_are_ignored() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    pair.runner.end(peer, OK)
+    pair.to_router()
+    for late in (Part(call.call_id, b"x"), Credit(call.call_id, 1), Cancel(call.call_id)):
+        assert pair.runner.receive(late) == []
+    assert pair.router.receive(Part(call.call_id, b"x")) == []
+
+
+def test_the_loss_of_the_stream_ends_every_call() -> None:
+    pair = Pair()
+    calls = [pair.begun()[0] for _ in range(3)]
+    lost = CallStatus(code=14)
+    assert pair.router.lose(lost) == calls
+    assert {call.status for call in calls} == {lost}
+    assert not pair.router.has_frames
+
+
+def test_a_message_that_is_too_large_ends_its_call_and_not_the_link() -> None:
+    pair = Pair(runner=LinkLimits(max_message_bytes=1000))
+    call, peer = pair.begun()
+    pair.router.send(call, b"x" * 1001)
+    (event,) = pair.to_runner()
+    assert event == CallOver(peer)
+    assert pair.to_router() == [CallReadable(call)]
+    assert call.status is not None
+    assert "1000 bytes" in call.status.message
+    other, other_peer = pair.begun()
+    pair.router.send(other, b"small")
+    pair.settle()
+    assert pair.runner.read(other_peer) == b"small"
+
+
+def test_a_message_that_the_peer_would_refuse_is_not_sent() -> None:
+    pair = Pair(router=LinkLimits(max_message_bytes=1000))
+    call, _ = pair.begun()
+    with pytest.raises(WeftError) as caught:
+        pair.router.send(call, b"x" * 1001)
+    assert caught.value.reason is Reason.REQUEST_TOO_LARGE
+
+
+def test_unread_bytes_are_bounded_over_all_calls() -> None:
+    pair = Pair(runner=LinkLimits(max_unread_bytes=100_000))
+    calls = [pair.begun()[0] for _ in range(4)]
+    for call in calls:
+        pair.router.send(call, b"x" * 40_000)
+    pair.settle()
+    assert pair.runner.unread_bytes <= 100_000
+    refused = [call.status for call in calls if call.status is not None]
+    assert [status.code for status in refused] == [8, 8]
+
+
+def test_unsent_bytes_are_bounded_over_all_calls() -> None:
+    pair = Pair(router=LinkLimits(max_unsent_bytes=100_000))
+    call, _ = pair.begun()
+    other, _ = pair.begun()
+    pair.router.send(call, b"x" * 90_000)
+    with pytest.raises(WeftError) as caught:
+        pair.router.send(other, b"x" * 20_000)
+    assert caught.value.reason is Reason.NO_SLOT_AVAILABLE
+
+
+def test_a_release_forgets_what_nobody_will_read() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    pair.router.send(call, b"x" * 1000)
+    pair.settle()
+    pair.runner.release(peer)
+    assert pair.runner.unread_bytes == 0
+
+
+def test_what_comes_for_a_call_that_nobody_reads_is_dropped() -> None:
+    pair = Pair()
+    call, peer = pair.begun()
+    pair.runner.release(peer)
+    pair.router.send(call, b"x" * 1000)
+    pair.settle()
+    assert pair.runner.unread_bytes == 0
+    assert pair.runner.read(peer) is None
+
+
+def _over_window(call_id: int) -> list[Frame]:
+    return [Part(call_id, b"x" * MAX_PART_BYTES, more=False)] * (WINDOW_BYTES // MAX_PART_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [Start(3, METHOD)],
+        [Start(0, METHOD)],
+        [Start(2, METHOD), Start(2, METHOD)],
+        [Start(4, METHOD), Start(2, METHOD)],
+        [Part(2, b"")],
+        [Credit(1, 5)],
+        [End(2, OK)],
+        [Start(2, METHOD), End(2, OK)],
+        [Start(2, METHOD), HalfClose(2), HalfClose(2)],
+        [Start(2, METHOD), HalfClose(2), Part(2, b"x")],
+        [Start(2, METHOD), Credit(2, 0)],
+        [Start(2, METHOD), Credit(2, 2**31), Credit(2, 2**31)],
+        [Start(2, METHOD), *_over_window(2)],
+        [Start(number, METHOD) for number in range(2, 2052, 2)],
+    ],
+)
+def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[Frame]) -> None:
+    runner = Multiplexer(Side.RUNNER, LinkLimits(max_peer_calls=1024))
+    with pytest.raises(LinkProtocolError):
+        _receive_all(runner, frames)
+
+
+def test_empty_messages_use_up_credit_too() -> None:
+    runner = Multiplexer(Side.RUNNER, LinkLimits())
+    runner.receive(Start(2, METHOD))
+    with pytest.raises(LinkProtocolError):
+        _receive_all(runner, repeat(Part(2, b""), WINDOW_BYTES + 1))
+
+
+@pytest.mark.parametrize("frame", [HalfClose(1), Cancel(1)], ids=str)
+def test_a_callee_cannot_speak_as_the_caller(frame: Frame) -> None:
+    runner = Multiplexer(Side.RUNNER, LinkLimits())
+    runner.begin(METHOD)
+    _frames(runner)
+    with pytest.raises(LinkProtocolError):
+        runner.receive(frame)

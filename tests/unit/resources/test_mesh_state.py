@@ -1,0 +1,72 @@
+"""What a watcher knows after a snapshot and changes."""
+
+from resource_samples import some_agent, some_model, some_runner
+
+from weft.api.registry.v1 import model_pb2
+from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchedRunner, WatchResponse
+from weft.resources.documents import PoolDocument
+from weft.resources.kinds import ResourceKind
+from weft.resources.mesh_state import MeshState
+
+MODEL, AGENT, RUNNER, POOL = ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.POOL
+
+
+def _snapshot(*models: model_pb2.Model) -> WatchResponse:
+    return WatchResponse(
+        revision=1,
+        snapshot=Snapshot(runners=[WatchedRunner(runner=some_runner())], models=models, agents=[some_agent()]),
+    )
+
+
+def _solo(name: str) -> model_pb2.Model:
+    return model_pb2.Model(manifest=model_pb2.ModelManifest(name=name), status=model_pb2.Model.STATUS_ACTIVE)
+
+
+def test_a_snapshot_is_everything_pools_included() -> None:
+    state = MeshState()
+    changed = state.fold(_snapshot(some_model("qwen"), _solo("big"), _solo("tiny")))
+    assert {(POOL, "big"), (POOL, "tiny"), (MODEL, "qwen"), (AGENT, "coder"), (RUNNER, "r1")} <= changed
+    (big,) = [pool for pool in state.documents(POOL) if pool.name == "big"]
+    assert isinstance(big, PoolDocument)
+    assert big.members == ("big", "qwen"), "a solo model with the name of an explicit pool joins it"
+    assert big.status is not None
+    assert (big.status.explicit, big.status.size, big.status.active_count) == (True, 2, 2)
+
+
+def test_a_change_of_a_runner_also_changes_its_models() -> None:
+    state = MeshState()
+    state.fold(_snapshot(some_model("qwen")))
+    change = Change(runner=WatchedRunner(runner=some_runner(phase="LOADING")))
+    changed = state.fold(WatchResponse(revision=2, change=change))
+    assert changed == {(RUNNER, "r1"), (MODEL, "qwen")}
+    document = state.document((MODEL, "qwen"))
+    assert document is not None
+    assert document.status is not None
+    assert document.status.conditions[-1].reason == "Loading"
+
+
+def test_a_model_that_moves_changes_both_pools() -> None:
+    state = MeshState()
+    state.fold(_snapshot(some_model("qwen")))
+    changed = state.fold(WatchResponse(revision=2, change=Change(model=_solo("qwen"))))
+    assert changed == {(MODEL, "qwen"), (POOL, "big"), (POOL, "qwen")}
+    assert state.document((POOL, "big")) is None
+
+
+def test_what_is_deleted_is_gone() -> None:
+    state = MeshState()
+    state.fold(_snapshot(some_model("qwen")))
+    for change, key in [
+        (Change(deleted_agent="coder"), (AGENT, "coder")),
+        (Change(deleted_model="qwen"), (MODEL, "qwen")),
+        (Change(deleted_runner="r1"), (RUNNER, "r1")),
+    ]:
+        assert key in state.fold(WatchResponse(revision=2, change=change))
+        assert state.document(key) is None
+
+
+def test_a_second_snapshot_tells_what_went_meanwhile() -> None:
+    state = MeshState()
+    state.fold(_snapshot(some_model("qwen")))
+    assert (MODEL, "qwen") in state.fold(_snapshot())
+    assert state.documents(MODEL) == []

@@ -1,0 +1,253 @@
+"""Documents to and from the wire, to YAML and back, and what is derived from what the registry tells."""
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from resource_samples import some_agent, some_event, some_model, some_pool, some_runner
+
+from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
+from weft.kernel.errors import FieldError
+from weft.resources.documents import AgentDocument, Document, ModelDocument, PoolDocument, RunnerDocument
+from weft.resources.files import parse_document, read_documents
+from weft.resources.kinds import ResourceKind, parse_kind
+from weft.resources.messages import (
+    agent_document,
+    declared_document,
+    event_document,
+    model_document,
+    pool_document,
+    runner_document,
+    to_declaration,
+)
+from weft.resources.rendering import declared, plain, to_yaml
+from weft.resources.sampling_document import SamplingDocument
+
+EVERY_KIND: list[Callable[[], Document]] = [
+    lambda: model_document(some_model(), some_runner()),
+    lambda: agent_document(some_agent()),
+    lambda: runner_document(some_runner()),
+    lambda: pool_document(some_pool()),
+]
+
+
+@pytest.mark.parametrize("build", EVERY_KIND)
+def test_yaml_of_a_resource_declares_what_the_registry_told(build: Callable[[], Document]) -> None:
+    document = build()
+    (read,) = read_documents(to_yaml([document]), "x.yaml")
+    assert to_declaration(read.document) == to_declaration(document)
+    assert read.document.status is None
+
+
+@pytest.mark.parametrize("build", EVERY_KIND)
+def test_json_of_a_resource_declares_the_same_and_its_status_is_dropped(build: Callable[[], Document]) -> None:
+    document = build()
+    assert document.status is not None
+    text = json.dumps(plain(document))
+    assert '"status"' in text
+    (read,) = read_documents(text, "x.json")
+    assert to_declaration(read.document) == to_declaration(document)
+
+
+@pytest.mark.parametrize("build", EVERY_KIND)
+def test_a_declaration_comes_back_as_the_same_document(build: Callable[[], Document]) -> None:
+    document = build()
+    back = declared_document(to_declaration(document))
+    assert back is not None
+    assert declared(back) == declared(document)
+
+
+def test_no_runtime_field_is_outside_status() -> None:
+    told = plain(model_document(some_model(), some_runner()))
+    assert set(told) - {"status"} == {
+        "kind", "name", "poolName", "runner", "operations", "contextTokens", "digest", "remote", "wake",
+    }  # fmt: skip
+
+
+def test_defaults_are_left_out_of_yaml_and_stay_in_json() -> None:
+    document = ModelDocument(kind="model", name="m")
+    assert to_yaml([document]) == "kind: model\nname: m\n"
+    assert plain(document)["operations"] == ["chat", "completion"]
+
+
+def test_what_is_not_set_is_left_out_of_json() -> None:
+    assert "poolName" not in plain(ModelDocument(kind="model", name="m"))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
+def test_any_text_survives_yaml(text: str) -> None:
+    document = AgentDocument(kind="agent", name="a", model="m", system_prompt=text)
+    (read,) = read_documents(to_yaml([document]), "x.yaml")
+    assert isinstance(read.document, AgentDocument)
+    assert read.document.system_prompt == text
+
+
+def test_a_long_prompt_is_a_block_in_yaml() -> None:
+    document = AgentDocument(kind="agent", name="a", model="m", system_prompt="One.\nTwo.")
+    assert "systemPrompt: |-\n  One.\n  Two.\n" in to_yaml([document])
+
+
+def test_agent_parameters_keep_the_names_of_the_openai_api() -> None:
+    params = plain(agent_document(some_agent()))["defaultParams"]
+    assert {"max_tokens", "temperature", "top_p", "logit_bias"} <= set(params)
+    assert params["top_k"] == 0, "zero is a value, not absence"
+
+
+@pytest.mark.parametrize(
+    ("target", "accepted"),
+    [({"model": "m"}, True), ({"pool": "p"}, True), ({}, False), ({"model": "m", "pool": "p"}, False)],
+)
+def test_an_agent_pins_exactly_one_of_model_and_pool(target: dict[str, str], accepted: bool) -> None:
+    value = {"kind": "agent", "name": "a", **target}
+    if accepted:
+        parse_document(value)
+        return
+    with pytest.raises(FieldError, match="exactly one of model and pool"):
+        parse_document(value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "../etc/passwd"),
+        ("name", "a" * 129),
+        ("name", "аpple"),  # noqa: RUF001 - the first letter is Cyrillic, which is the point
+        ("name", 7),
+        ("contextTokens", -1),
+        ("contextTokens", 2**31),
+        ("contextTokens", float("nan")),
+        ("contextTokens", True),
+        ("operations[1]", ["chat", "dance"]),
+        ("operations", []),
+        ("digest", "sha256:zz"),
+        ("remote", "yes"),
+        ("wake.maxWaitSeconds", {"byRunner": True, "maxWaitSeconds": float("inf")}),
+        ("wake.maxWaitSeconds", {"byRunner": True, "maxWaitSeconds": 3601}),
+        ("wake.byMesh.url", {"byMesh": {"type": "http", "url": "file:///etc/passwd"}}),
+        ("wake.byMesh.argv", {"byMesh": {"type": "command", "argv": []}}),
+        ("wake.byMesh.macAddress", {"byMesh": {"type": "wake_on_lan", "macAddress": "nope"}}),
+        ("wake.byMesh.broadcastAddress",
+         {"byMesh": {"type": "wake_on_lan", "macAddress": "00:11:22:33:44:55", "broadcastAddress": "x"}}),
+        ("wake.byMesh", {"byMesh": {"type": "prayer"}}),
+        ("wake", {}),
+        ("runnner", "r1"),
+        ("pool_name", "p"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(FieldError) as refused:
+        parse_document({"kind": "model", "name": "m", re.split(r"[.\[]", field)[0]: value})
+    assert refused.value.field == field
+
+
+def test_an_error_does_not_repeat_secrets() -> None:
+    recipe = {"type": "http", "url": "http://user:s3cret@x", "headers": {"Authorization": "s3cret"}, "method": "STEAL"}
+    with pytest.raises(FieldError) as refused:
+        parse_document({"kind": "model", "name": "m", "wake": {"byMesh": recipe}})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_repr_does_not_show_secrets() -> None:
+    assert "10.0.0.1" not in repr(model_document(some_model()))
+    assert "WEFT_WAKE" not in repr(model_document(some_model()))
+
+
+def test_one_odd_row_does_not_make_a_list_unreadable() -> None:
+    agent = some_agent()
+    agent.manifest.default_params.temperature = 99.0
+    assert plain(agent_document(agent))["defaultParams"]["temperature"] == 99.0
+
+
+def test_values_of_a_later_version_are_unknown_and_not_an_error() -> None:
+    model = some_model(status=97, kind=98)
+    status = model_document(model).status
+    assert status is not None
+    assert (status.state, status.kind) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize(
+    "word", ["model", "models", "llm", "LLMS", "Agent", "agents", "runner", "runners", "pool", "pools"]
+)
+def test_kinds_have_a_singular_and_a_plural(word: str) -> None:
+    assert parse_kind(word) in ResourceKind
+
+
+def test_an_unknown_kind_is_answered_with_those_there_are() -> None:
+    with pytest.raises(FieldError, match="models, agents, runners, pools"):
+        parse_kind("gpu")
+
+
+def _ready(document: Document) -> tuple[str, str]:
+    assert document.status is not None
+    (ready,) = [one for one in document.status.conditions if one.type == "Ready"]
+    return ready.status, ready.reason
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        ("READY", ("True", "TakesRequests")),
+        ("LOADING", ("False", "Loading")),
+        ("CRASH_LOOP", ("False", "CrashLoop")),
+        ("FAILED", ("False", "Failed")),
+        ("DRAINING", ("False", "Draining")),
+    ],
+)
+def test_whether_a_model_is_ready_follows_its_instance(phase: str, expected: tuple[str, str]) -> None:
+    document = model_document(some_model(), some_runner(phase=phase))
+    assert _ready(document) == expected
+    if expected[0] == "False":
+        assert document.status is not None
+        assert document.status.conditions[-1].message.endswith(": why"), "the detail is told"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (some_model(status=model_pb2.Model.STATUS_HIBERNATING), ("False", "Hibernating")),
+        (some_model(status=model_pb2.Model.STATUS_INACTIVE), ("False", "RunnerGone")),
+    ],
+)
+def test_a_model_that_is_not_active_is_not_ready(model: model_pb2.Model, expected: tuple[str, str]) -> None:
+    assert _ready(model_document(model, some_runner())) == expected
+
+
+def test_a_model_without_a_runner_says_so() -> None:
+    model = some_model(status=model_pb2.Model.STATUS_INACTIVE)
+    model.runner = ""
+    assert _ready(model_document(model)) == ("False", "NoRunner")
+
+
+def test_the_instance_of_another_runner_is_not_taken_for_the_models() -> None:
+    document = model_document(some_model(), some_runner("r2"))
+    assert document.status is not None
+    assert document.status.instance is None
+
+
+def test_conditions_of_agents_runners_and_pools() -> None:
+    agent = some_agent()
+    assert _ready(agent_document(agent)) == ("True", "Active")
+    agent.status = agent_pb2.Agent.STATUS_INACTIVE
+    assert _ready(agent_document(agent)) == ("False", "TargetInactive")
+    assert _ready(runner_document(some_runner())) == ("True", "TakesRequests")
+    assert _ready(runner_document(some_runner(status=runner_pb2.Runner.STATUS_INACTIVE))) == ("False", "Gone")
+    pool = some_pool()
+    assert _ready(pool_document(pool)) == ("True", "Active")
+    pool.active_count = 0
+    assert _ready(pool_document(pool)) == ("False", "NoActiveMember")
+
+
+def test_an_event_is_told_in_words() -> None:
+    told = plain(event_document(some_event()))
+    assert (told["resourceKind"], told["resourceName"], told["reason"]) == ("model", "qwen", "woke")
+    assert told["time"] == "2026-01-02T03:04:05Z"
+
+
+def test_documents_are_built_by_their_python_names_too() -> None:
+    assert SamplingDocument(top_p=0.5).top_p == 0.5
+    assert RunnerDocument(kind="runner", name="r").name == "r"
+    assert PoolDocument(kind="pool", name="p", members=("a",)).members == ("a",)

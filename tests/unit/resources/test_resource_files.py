@@ -1,0 +1,151 @@
+"""Documents from files: all or nothing, and every error says where."""
+
+import json
+
+import pytest
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.resources.documents import AgentDocument
+from weft.resources.files import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
+from weft.resources.kinds import ResourceKind
+
+GOOD = "kind: agent\nname: good\nmodel: m\n"
+
+
+def test_every_document_of_a_stream_is_read_in_order() -> None:
+    documents = read_documents(f"{GOOD}---\nkind: llm\nname: m\n---\n# nothing here\n---\nkind: pool\nname: p\n", "f")
+    assert [sourced.label for sourced in documents] == ["agent/good", "model/m", "pool/p"]
+
+
+def test_a_list_document_is_read_item_by_item() -> None:
+    text = json.dumps({"kind": "AgentList", "items": [{"kind": "agent", "name": name, "model": "m"} for name in "ab"]})
+    assert [sourced.label for sourced in read_documents(text, "f")] == ["agent/a", "agent/b"]
+
+
+@pytest.mark.parametrize("text", ["", "---\n", "# only words\n", "---\n---\n"])
+def test_a_stream_without_documents_is_empty(text: str) -> None:
+    assert read_documents(text, "f") == ()
+
+
+def test_an_error_names_file_document_line_and_field() -> None:
+    text = f"{GOOD}---\n{GOOD}---\nkind: agent\nname: bad\nmodel: m\nsystemPrompt: 7\n"
+    with pytest.raises(FieldError) as refused:
+        read_documents(text, "agents.yaml")
+    assert refused.value.message.startswith("agents.yaml, document 3 (line 12): systemPrompt: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{GOOD}---\nkind: [\n", "document 2 (line"),
+        (f"{GOOD}---\nkind: agent\nname: a\nname: b\n", "document 2 (line 7): the key 'name' stands here twice"),
+        (f"{GOOD}---\nkind: agent\nname: a\n", "document 2 (line 5): needs exactly one of model and pool"),
+        (f"{GOOD}---\njust words\n", "document 2 (line 5): a document is a mapping"),
+        (f"{GOOD}---\nname: a\n", "document 2 (line 5): kind: must be one of model, agent, runner, pool"),
+        ("kind: widget\nname: a\n", "document 1 (line 1): kind: 'widget' is not a kind"),
+        ("kind: agent\nname: a\nmodel: m\ndefaultParams:\n  temperature: 3\n", "(line 5): defaultParams.temperature"),
+        ("kind: agent\nname: a\nmodel: m\ndefaultParams: {stop: [a, 3]}\n", "(line 4): defaultParams.stop[1]"),
+        ("kind: agent\nname: a\nmodel: m\nsystem_prompt: x\n", "(line 4): system_prompt: there is no such field"),
+        ("kind: agent\nmodel: m\n", "document 1 (line 1): name: is missing"),
+        ("kind: agent\nname: a\nmodel: m\n<<: {x: 1}\n", "merge keys"),
+        ("kind: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+        ("? [a]\n: b\n", "a key must be a plain word"),
+        ('{"kind": "model", "kind": "agent"}', "the key 'kind' stands twice"),
+        ('{"kind": "model", "name": "m", "contextTokens": NaN}', "NaN is not a number"),
+        ('{"kind": "ModelList", "items": [{"name": "m"}, {"name": ".."}]}', "items[1].name"),
+        ('{"kind": "ModelList", "items": {}}', "items: a ModelList has kind and items"),
+        ('{"kind": "ModelList", "items": [{"kind": "agent", "name": "m"}]}', "items[0].kind: must be model here"),
+        ("kind: model\nname: \x01\n", "a character that may not stand in YAML"),
+        ("kind: model\nname: m\ncontextTokens: " + "9" * 5000, "a value that cannot be read"),
+    ],
+)
+def test_one_broken_document_refuses_them_all(text: str, message: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        read_documents(text, "f.yaml")
+    assert message in refused.value.message
+    assert refused.value.message.startswith("f.yaml")
+    assert refused.value.reason in (Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST)
+
+
+def _bomb() -> str:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_bomb(), "once its aliases are followed"),
+        ("a: &a [*a]\n", "an alias inside what it stands for"),
+        ("[" * 10_000, "nested"),
+        ("{a: " * 10_000, "nested"),
+        ("- 1\n" * 150_000, "more than 100,000 values"),
+    ],
+)
+def test_bombs_are_refused_before_they_go_off(text: str, message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        read_documents(text, "f.yaml")
+
+
+def test_an_alias_that_is_no_bomb_is_read() -> None:
+    text = "kind: agent\nname: &name a\nmodel: *name\n"
+    ((sourced),) = read_documents(text, "f.yaml")
+    assert isinstance(sourced.document, AgentDocument)
+    assert sourced.document.model == "a"
+
+
+def test_sizes_are_bounded() -> None:
+    with pytest.raises(WeftError) as refused:
+        read_documents("#" * (MAX_FILE_BYTES + 1), "f.yaml")
+    assert refused.value.reason is Reason.REQUEST_TOO_LARGE
+    text = "---\n".join(f"kind: runner\nname: r{number}\n" for number in range(MAX_DOCUMENTS + 1))
+    with pytest.raises(WeftError, match="more than 1,000 documents"):
+        read_documents(text, "f.yaml")
+
+
+def test_dates_are_texts_and_json_escapes_are_characters() -> None:
+    ((dated),) = read_documents(f"{GOOD}description: 2026-01-01\n", "f.yaml")
+    assert isinstance(dated.document, AgentDocument)
+    assert dated.document.description == "2026-01-01"
+    escaped = '{"kind": "agent", "name": "a", "model": "m", "description": "\\ud83d\\ude00"}'
+    ((smiling),) = read_documents(escaped, "f.json")
+    assert isinstance(smiling.document, AgentDocument)
+    assert smiling.document.description == "😀"
+
+
+def test_yaml_in_flow_style_is_not_mistaken_for_broken_json() -> None:
+    assert read_documents("{kind: model, name: m}", "f")[0].label == "model/m"
+
+
+def test_two_documents_of_one_resource_are_refused_naming_both_places() -> None:
+    documents = read_documents(f"{GOOD}---\n{GOOD}", "f.yaml")
+    with pytest.raises(FieldError, match=r"document 2 .*agent/good has this name already, in f.yaml, document 1"):
+        refuse_repeats(documents)
+
+
+def test_all_kinds_share_their_names_but_a_pool_may_be_called_like_a_model() -> None:
+    refuse_repeats(read_documents("kind: model\nname: x\n---\nkind: pool\nname: x\n", "f.yaml"))
+    with pytest.raises(FieldError, match="model/x has this name already"):
+        refuse_repeats(read_documents("kind: model\nname: x\n---\nkind: runner\nname: x\n", "f.yaml"))
+
+
+def test_a_status_from_anywhere_is_ignored() -> None:
+    ((sourced),) = read_documents(f"{GOOD}status: {{nonsense: true}}\n", "f")
+    assert sourced.document.status is None
+
+
+def test_a_body_may_leave_its_kind_to_the_route() -> None:
+    assert parse_document({"name": "m"}, ResourceKind.MODEL).kind == "model"
+    with pytest.raises(FieldError, match="kind: must be model here"):
+        parse_document({"kind": "agent", "name": "m"}, ResourceKind.MODEL)
+
+
+def test_logit_biases_may_have_words_for_keys_as_json_does() -> None:
+    value = {"kind": "agent", "name": "a", "model": "m", "defaultParams": {"logit_bias": {"50256": -100}}}
+    document = parse_document(value)
+    assert isinstance(document, AgentDocument)
+    assert document.default_params.logit_bias == {50256: -100}
+    with pytest.raises(FieldError, match="logit_bias"):
+        parse_document(value | {"defaultParams": {"logit_bias": {"eos": -100}}})

@@ -1,0 +1,70 @@
+"""The published schemas are those of the code, and what the code prints holds to them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from resource_samples import some_agent, some_event, some_model, some_pool, some_runner
+
+from weft.resources.files import read_documents
+from weft.resources.messages import agent_document, event_document, model_document, pool_document, runner_document
+from weft.resources.rendering import declared, plain
+from weft.resources.schemas import schemas, text_of, write
+
+FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
+
+PRINTED: dict[str, dict[str, Any]] = {
+    "model": plain(model_document(some_model(), some_runner())),
+    "agent": plain(agent_document(some_agent())),
+    "runner": plain(runner_document(some_runner())),
+    "pool": plain(pool_document(some_pool())),
+    "event": plain(event_document(some_event())),
+}
+
+
+def test_the_published_schemas_are_those_of_the_code() -> None:
+    published = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.json")}
+    expected = {name: text_of(schema) for name, schema in schemas().items()}
+    assert published == expected, "run python -m weft.resources.schemas"
+
+
+def test_the_writer_writes_what_is_published(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(schemas())
+
+
+@pytest.mark.parametrize("kind", PRINTED)
+def test_what_is_printed_holds_to_its_schema(kind: str) -> None:
+    validator = Draft202012Validator(schemas()[f"{kind}.json"])
+    validator.validate(PRINTED[kind])
+    with pytest.raises(ValidationError):
+        validator.validate({**PRINTED[kind], "unheardOf": 1})
+    list_kind = f"{kind.capitalize()}List"
+    Draft202012Validator(schemas()[f"{kind}-list.json"]).validate({"kind": list_kind, "items": [PRINTED[kind]]})
+
+
+def test_what_yaml_declares_holds_to_the_same_schema() -> None:
+    Draft202012Validator(schemas()["model.json"]).validate(declared(model_document(some_model())))
+    Draft202012Validator(schemas()["agent.json"]).validate(declared(agent_document(some_agent())))
+
+
+def _fields(schema: dict[str, Any]) -> set[str]:
+    """Every field of a schema and of what it refers to, but for those that conditions have."""
+    parts = [schema, *(part for name, part in schema.get("$defs", {}).items() if name != "Condition")]
+    return {field for part in parts for field in part.get("properties", {})} - {"kind", "status", "type"}
+
+
+@pytest.mark.parametrize("kind", PRINTED)
+def test_every_field_is_documented(kind: str) -> None:
+    page = (FOLDER.parent / "resources.md").read_text("utf-8")
+    assert not {field for field in _fields(schemas()[f"{kind}.json"]) if field not in page}
+
+
+def test_the_documented_examples_are_good() -> None:
+    page = (FOLDER.parent / "resources.md").read_text("utf-8")
+    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        assert len(read_documents(example, "resources.md")) == 1

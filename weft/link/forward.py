@@ -1,0 +1,107 @@
+"""Calls handed on between gRPC and a link, as raw bytes: nothing is parsed, nothing is changed.
+
+Every method is treated as streaming both ways. On the wire that is what it is, whatever its kind.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.link.codec import forwardable
+from weft.link.frames import CallStatus, Metadata
+from weft.link.link import Link, LinkCall
+from weft.link.statuses import grpc_code
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+async def forward_to_link(
+    link: Link, method: str, metadata: Metadata, requests: AsyncIterator[bytes], context: Context
+) -> CallStatus:
+    """Hand a gRPC call on to a link: its messages both ways. Returns how it ended; see `finish`."""
+    call = link.call(method, metadata, context.time_remaining())
+    sending = asyncio.create_task(_send_requests(call, requests))
+    try:
+        while (message := await call.read()) is not None:
+            await context.write(message)
+        if call.status is None:
+            raise WeftError(Reason.INTERNAL, "a call on a link ended without a status")
+        return call.status
+    finally:
+        sending.cancel()
+        call.close()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def finish(context: Context, status: CallStatus) -> None:
+    """End a gRPC call with the status of a call on a link."""
+    trailing = forwardable(status.trailing_metadata)
+    code = grpc_code(status)
+    if code is grpc.StatusCode.OK:
+        context.set_trailing_metadata(trailing)
+        return
+    await context.abort(code, status.message, trailing_metadata=trailing)
+
+
+async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> CallStatus:
+    """Hand a call that came over a link on to a gRPC channel, reading from it only while the link takes more."""
+    method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(call.method, None, None)
+    outward = method(timeout=call.timeout_seconds, metadata=forwardable(call.metadata))
+    sending = asyncio.create_task(_write_requests(call, outward))
+    try:
+        while isinstance(message := await outward.read(), bytes):
+            await call.send(message)
+    except grpc.aio.AioRpcError:
+        pass
+    finally:
+        outward.cancel()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+    return CallStatus(
+        code=(await outward.code()).value[0],
+        message=await outward.details() or "",
+        trailing_metadata=forwardable(await outward.trailing_metadata()),
+    )
+
+
+class RawServices(grpc.GenericRpcHandler):
+    """Serves every method of some services with one function of raw messages."""
+
+    def __init__(
+        self,
+        service_names: tuple[str, ...],
+        serve: Callable[[str, AsyncIterator[bytes], Context], Any],
+    ) -> None:
+        """`serve` gets the method, the requests and the context."""
+        self._prefixes = tuple(f"/{name}/" for name in service_names)
+        self._serve = serve
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        """See grpc.GenericRpcHandler."""
+        method = str(handler_call_details.method)
+        if not method.startswith(self._prefixes):
+            return None
+
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
+            await self._serve(method, requests, context)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+
+async def _send_requests(call: LinkCall, requests: AsyncIterator[bytes]) -> None:
+    try:
+        async for message in requests:
+            await call.send(message)
+    except WeftError as error:
+        call.fail(error)
+    call.half_close()
+
+
+async def _write_requests(call: LinkCall, outward: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    while (message := await call.read()) is not None:
+        await outward.write(message)
+    await outward.done_writing()

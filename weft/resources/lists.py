@@ -1,0 +1,51 @@
+"""Several resources as one JSON document: `{kind: "ModelList", items: [...]}`."""
+
+from typing import Literal
+
+from weft.resources.document_base import DocumentPart
+from weft.resources.documents import AgentDocument, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+
+
+class ModelList(DocumentPart):
+    """Models by name."""
+
+    kind: Literal["ModelList"]
+    """What it is."""
+    items: tuple[ModelDocument, ...]
+    """The models."""
+
+
+class AgentList(DocumentPart):
+    """Agents by name."""
+
+    kind: Literal["AgentList"]
+    """What it is."""
+    items: tuple[AgentDocument, ...]
+    """The agents."""
+
+
+class RunnerList(DocumentPart):
+    """Runners by name."""
+
+    kind: Literal["RunnerList"]
+    """What it is."""
+    items: tuple[RunnerDocument, ...]
+    """The runners."""
+
+
+class PoolList(DocumentPart):
+    """Pools by name."""
+
+    kind: Literal["PoolList"]
+    """What it is."""
+    items: tuple[PoolDocument, ...]
+    """The pools."""
+
+
+class EventList(DocumentPart):
+    """Events, oldest first."""
+
+    kind: Literal["EventList"]
+    """What it is."""
+    items: tuple[EventDocument, ...]
+    """The events."""

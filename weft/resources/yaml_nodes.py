@@ -1,0 +1,129 @@
+"""YAML from strangers: safe types only, every size bounded before anything is built, and each value knows its line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+MAX_YAML_NODES = 100_000
+"""Values of all documents together, each counted as often as aliases repeat it."""
+MAX_YAML_DEPTH = 24
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+class YamlRefusedError(yaml.MarkedYAMLError):
+    """It is YAML, but not of the kind that is taken here."""
+
+    def __init__(self, problem: str, node: Node | None = None) -> None:
+        super().__init__(problem=problem, problem_mark=node.start_mark if node is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class YamlDocument:
+    """One document of a stream: its value, and where each part of it stands."""
+
+    value: Any
+    root: Node
+
+    def line(self, path: tuple[str | int, ...]) -> int:
+        """The line, from 1, of the value at `path`, or of the innermost value around it."""
+        node, mark = self.root, self.root.start_mark
+        for step in path:
+            found = _child(node, step)
+            if found is None:
+                break
+            mark, node = found
+        return int(mark.line) + 1
+
+
+def yaml_documents(text: str) -> Iterator[YamlDocument | None]:
+    """The documents of a stream, None for an empty one. Raises yaml.YAMLError."""
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            root = loader.get_node()
+            if root is None:
+                return
+            loader.refuse_bombs(root)
+            value = loader.construct_document(root)
+            yield None if value is None else YamlDocument(value, root)
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, without duplicate keys, merge keys, dates, and anything too large or too deep."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._seen_nodes = 0
+        self._expanded_nodes = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        self._depth += 1
+        self._seen_nodes += 1
+        if self._depth > MAX_YAML_DEPTH:
+            raise YamlRefusedError(f"nested more than {MAX_YAML_DEPTH} deep", parent)
+        if self._seen_nodes > MAX_YAML_NODES:
+            raise YamlRefusedError(f"more than {MAX_YAML_NODES:,} values", parent)
+        node: Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def refuse_bombs(self, root: Node) -> None:
+        """Count every value as often as aliases repeat it."""
+        self._expanded_nodes += _expanded_size(root, {}, set())
+        if self._expanded_nodes > MAX_YAML_NODES:
+            raise YamlRefusedError(f"more than {MAX_YAML_NODES:,} values once its aliases are followed", root)
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE_TAG:
+                raise YamlRefusedError("merge keys (<<) are not taken", key_node)
+            if not isinstance(key_node, ScalarNode):
+                raise YamlRefusedError("a key must be a plain word", key_node)
+            if (key_node.tag, key_node.value) in seen:
+                raise YamlRefusedError(f"the key {key_node.value[:64]!r} stands here twice", key_node)
+            seen.add((key_node.tag, key_node.value))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def _text_as_it_stands(loader: yaml.SafeLoader, node: ScalarNode) -> Any:
+    return loader.construct_scalar(node)
+
+
+# JSON has no dates, so there are none here: `description: 2026-01-01` is a text.
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _text_as_it_stands)
+
+
+def _expanded_size(node: Node, known: dict[int, int], around: set[int]) -> int:
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in around:
+        raise YamlRefusedError("an alias inside what it stands for", node)
+    if isinstance(node, ScalarNode):
+        return 1
+    around.add(id(node))
+    children: list[Node] = (
+        list(node.value) if isinstance(node, SequenceNode) else [part for pair in node.value for part in pair]
+    )
+    size = 1 + sum(_expanded_size(child, known, around) for child in children)
+    around.discard(id(node))
+    known[id(node)] = size
+    return size
+
+
+def _child(node: Node, step: str | int) -> tuple[Any, Node] | None:
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if key.value == str(step):
+                return key.start_mark, value
+    elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark, node.value[step]
+    return None

@@ -1,0 +1,50 @@
+"""Recipes as values: what to do, free of how it is done. See protos/weft/api/registry/v1/wake.proto."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DEFAULT_MAX_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 3600.0
+DEFAULT_BROADCAST_ADDRESS = "255.255.255.255"
+DEFAULT_WAKE_PORT = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpRecipe:
+    """One HTTP request; every 2xx is success."""
+
+    url: str = field(repr=False)
+    """May hold credentials, so it is never printed."""
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRecipe:
+    """One program, started directly and never through a shell; exit code 0 is success."""
+
+    argv: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeOnLanRecipe:
+    """A magic packet to a sleeping network card."""
+
+    mac_address: str
+    broadcast_address: str = DEFAULT_BROADCAST_ADDRESS
+    port: int = DEFAULT_WAKE_PORT
+
+
+Recipe = HttpRecipe | CommandRecipe | WakeOnLanRecipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakePlan:
+    """Who can wake a model, and how long that may take. At least one of `by_runner` and `by_mesh` is set."""
+
+    by_runner: bool
+    """Its runner wakes it when asked."""
+    by_mesh: Recipe | None = None
+    """What a router does to wake the host the runner lives on."""
+    max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
+    """Longest wait from the first step until the model takes requests."""
