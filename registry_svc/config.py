@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from weft.kernel.errors import invalid_field
 
-_MAY_BE_ZERO = frozenset({"restart_grace_seconds"})
+_MAY_BE_ZERO = frozenset({"restart_grace_seconds", "restart_spread_seconds"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,10 @@ class RegistryConfig:
     """A runner that was inactive for this long is forgotten."""
     restart_grace_seconds: float = 90.0
     """For this long after a start nobody expires: runners could not reach a registry that was away."""
+    restart_spread_seconds: float = 30.0
+    """Expiries that fall due at the end of that grace are spread over this long, each runner at a moment of its own."""
+    hibernating_keep_seconds: float = 604_800.0
+    """A runner with a model whose host the mesh can wake is forgotten after it was away for this long."""
     sweep_interval_seconds: float = 5.0
     """How often liveness is judged and lazily kept facts are written."""
     heartbeat_save_interval_seconds: float = 60.0
@@ -31,8 +35,22 @@ class RegistryConfig:
     """How many changes may wait for one watcher before it is ended with WATCH_LAGGED."""
     max_models_per_session: int = 1024
     """How many models one runner may publish."""
+    max_agents_per_session: int = 256
+    """How many agents one runner may publish."""
     max_runners: int = 100_000
     """How many runners may be known at once, inactive ones included."""
+    max_models: int = 100_000
+    """How many models may be known at once, declared or published."""
+    max_agents: int = 10_000
+    """How many agents may be known at once, declared or published."""
+    max_manifest_bytes: int = 32 * 1024 * 1024
+    """How much all models and agents may take together: a snapshot of the mesh must fit into one gRPC message."""
+    max_declarations: int = 1_000
+    """How many resources one Apply may declare."""
+    max_events: int = 1_000
+    """How many events are remembered."""
+    max_join_tokens: int = 1_000
+    """How many join tokens may exist at once, expired ones not counted."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

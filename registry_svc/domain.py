@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import Enum, IntEnum
 
 from weft.kernel.request import Operation
+from weft.wake.recipes import WakePlan
 
 
 class Phase(IntEnum):
@@ -21,6 +22,25 @@ class Phase(IntEnum):
     STOPPING = 5
     CRASH_LOOP = 6
     FAILED = 7
+    HIBERNATING = 8
+
+
+class Kind(Enum):
+    """What kind of thing has a name. All kinds share one namespace; only a pool may be called like a model."""
+
+    MODEL = "model"
+    AGENT = "agent"
+    RUNNER = "runner"
+    POOL = "pool"
+
+
+class Status(Enum):
+    """Whether a model or an agent can answer."""
+
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+    HIBERNATING = "hibernating"
+    """It sleeps and a request wakes it."""
 
 
 class Standing(Enum):
@@ -47,6 +67,58 @@ class Manifest:
     digest: str
     """ "sha256:<64 hex digits>", or empty."""
     remote: bool
+    wake: WakePlan | None = None
+    """Who can wake it when it sleeps; None: it never sleeps."""
+
+    @property
+    def pool(self) -> str:
+        """The effective pool: the declared one, or its own name."""
+        return self.pool_name or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentManifest:
+    """A named persona over a model or a pool."""
+
+    name: str
+    target: str
+    """The model or the pool that answers, by name."""
+    targets_pool: bool
+    description: str
+    system_prompt: str
+    default_params: str
+    """`common.v1.SamplingParams` in proto JSON with sorted keys: carried, never looked into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredModel:
+    """A public model: what an operator declared."""
+
+    manifest: Manifest
+    runner: str
+    """The one runner that may serve it; empty: the first live one that publishes this name."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredAgent:
+    """A public agent: what an operator declared."""
+
+    manifest: AgentManifest
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinToken:
+    """A token with which dial-out runners join. The secret itself is never kept."""
+
+    id: str
+    description: str
+    secret_sha256: str = field(repr=False)
+    """Lower-case hex."""
+    created_at: datetime
+    expires_at: datetime | None
+    """None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +142,8 @@ class Capability:
 
     instances: tuple[Instance, ...] = ()
     draining: bool = False
+    max_requests: int = 0
+    """Requests it works on at once over all its models; 0: as many as its slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +157,8 @@ class RunnerProfile:
     host: str
     runtime: str
     version: str
+    dial_out: bool = False
+    """Whether it is reached over a link that it opened itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +186,16 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPublication:
+    """An agent as its runner published it."""
+
+    manifest: AgentManifest
+    runner: str
+    created_at: datetime
+    """When the name was first published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
     """A runner as the mesh sees it."""
 
@@ -117,16 +203,61 @@ class Runner:
     active: bool
     capability: Capability
     last_heartbeat_at: datetime
+    inactive_since: datetime | None
+    """None while it is active."""
     ticket_key: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model as the mesh sees it."""
+    """A model as the mesh sees it: what was declared over what is published."""
 
-    publication: Publication
-    active: bool
-    """Follows its runner."""
+    manifest: Manifest
+    public: bool
+    """Whether an operator declared it; otherwise it lives and decays with its runner."""
+    runner: str
+    """The runner that serves it; empty: none yet."""
+    status: Status
+    created_at: datetime
+    last_heartbeat_at: datetime | None
+    """Of its runner; None while it has none."""
+    inactive_since: datetime | None
+    """Since when its runner is gone; None while it is there."""
+    declared_runner: str
+    """The one runner that a public model is pinned to; empty: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """An agent as the mesh sees it."""
+
+    manifest: AgentManifest
+    public: bool
+    """Whether an operator declared it; otherwise it lives and decays with its runner."""
+    runner: str
+    """The runner that published it; empty for a public one."""
+    status: Status
+    created_at: datetime
+    last_heartbeat_at: datetime | None
+    """Of its runner; None for a public one."""
+    inactive_since: datetime | None
+    """Since when its runner is gone; None while it is there, and for a public one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The models that answer for one name."""
+
+    name: str
+    explicit: bool
+    """Whether a member names it; otherwise it is the pool of one model."""
+    members: tuple[Model, ...]
+    """By name."""
+
+    @property
+    def active_count(self) -> int:
+        """How many members are active."""
+        return sum(model.status is Status.ACTIVE for model in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +275,13 @@ class ModelChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentChanged:
+    """An agent appeared, or is different now."""
+
+    agent: Agent
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerDeleted:
     """The runner of this name is gone."""
 
@@ -157,7 +295,14 @@ class ModelDeleted:
     name: str
 
 
-Change = RunnerChanged | ModelChanged | RunnerDeleted | ModelDeleted
+@dataclass(frozen=True, slots=True)
+class AgentDeleted:
+    """The agent of this name is gone."""
+
+    name: str
+
+
+Change = RunnerChanged | ModelChanged | AgentChanged | RunnerDeleted | ModelDeleted | AgentDeleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +320,45 @@ class Snapshot:
     revision: int
     runners: tuple[Runner, ...]
     models: tuple[Model, ...]
+    agents: tuple[Agent, ...] = ()
+
+
+class EventReason(IntEnum):
+    """What happened to a resource; numbers as in `registry.v1.EventReason`."""
+
+    REGISTERED = 1
+    REVIVED = 2
+    SILENT = 3
+    CLOSED = 4
+    HIBERNATED = 5
+    WOKE = 6
+    EXPIRED = 7
+    DELETED = 8
+    CREATED = 9
+    CONFIGURED = 10
+    WITHDRAWN = 11
+    FAILED = 12
+    READY = 13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """What happened to one resource, not yet told."""
+
+    kind: Kind
+    name: str
+    reason: EventReason
+    message: str
+    """The same in words, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What happened to one resource, and when."""
+
+    sequence: int
+    at: datetime
+    happening: Happening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +371,7 @@ class Opening:
     profile: RunnerProfile
     capability: Capability
     models: tuple[Manifest, ...]
+    agents: tuple[AgentManifest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

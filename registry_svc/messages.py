@@ -1,23 +1,69 @@
 """From the domain to the wire."""
 
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import duration_pb2, json_format, timestamp_pb2
 
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
+    Agent,
+    AgentChanged,
+    AgentDeleted,
+    AgentManifest,
+    Event,
     Instance,
+    Kind,
     Manifest,
     Model,
     ModelChanged,
     ModelDeleted,
+    Pool,
     Revised,
     Runner,
     RunnerChanged,
+    RunnerDeleted,
     Session,
     Snapshot,
+    Status,
 )
-from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    event_pb2,
+    model_pb2,
+    pool_pb2,
+    registry_service_pb2,
+    resource_kind_pb2,
+    runner_pb2,
+    runner_session_service_pb2,
+)
+from weft.wake.messages import plan_message
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+# After so many messages the event loop gets a turn: a snapshot of a large mesh takes long to make.
+CONVERTED_PER_TURN = 200
+
+_KINDS = {
+    Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
+    Kind.AGENT: resource_kind_pb2.RESOURCE_KIND_AGENT,
+    Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
+    Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
+}
+_MODEL_STATUSES = {
+    Status.ACTIVE: model_pb2.Model.STATUS_ACTIVE,
+    Status.INACTIVE: model_pb2.Model.STATUS_INACTIVE,
+    Status.HIBERNATING: model_pb2.Model.STATUS_HIBERNATING,
+}
+_AGENT_STATUSES = {
+    Status.ACTIVE: agent_pb2.Agent.STATUS_ACTIVE,
+    Status.INACTIVE: agent_pb2.Agent.STATUS_INACTIVE,
+    Status.HIBERNATING: agent_pb2.Agent.STATUS_HIBERNATING,
+}
 
 
 def opened(session: Session, config: RegistryConfig) -> runner_session_service_pb2.OpenSessionResponse:
@@ -42,30 +88,79 @@ def runner_message(runner: Runner) -> runner_pb2.Runner:
         version=profile.version,
         status=runner_pb2.Runner.STATUS_ACTIVE if runner.active else runner_pb2.Runner.STATUS_INACTIVE,
         capability=runner_pb2.Capability(
-            instances=[_instance(instance) for instance in capability.instances], draining=capability.draining
+            instances=[_instance(instance) for instance in capability.instances],
+            draining=capability.draining,
+            max_requests=capability.max_requests,
         ),
-        last_heartbeat_time=_timestamp(runner.last_heartbeat_at),
+        last_heartbeat_time=timestamp(runner.last_heartbeat_at),
+        inactive_time=timestamp(runner.inactive_since),
+        dial_out=profile.dial_out,
     )
 
 
 def model_message(model: Model) -> model_pb2.Model:
     """A model."""
-    publication = model.publication
     return model_pb2.Model(
-        manifest=_manifest(publication.manifest),
-        runner=publication.runner,
-        status=model_pb2.Model.STATUS_ACTIVE if model.active else model_pb2.Model.STATUS_INACTIVE,
-        create_time=_timestamp(publication.created_at),
+        manifest=manifest_message(model.manifest),
+        runner=model.runner,
+        status=_MODEL_STATUSES[model.status],
+        create_time=timestamp(model.created_at),
+        kind=model_pb2.Model.KIND_PUBLIC if model.public else model_pb2.Model.KIND_VIRTUAL,
+        last_heartbeat_time=timestamp(model.last_heartbeat_at),
+        inactive_time=timestamp(model.inactive_since),
+        declared_runner=model.declared_runner,
     )
 
 
-def snapshot_message(snapshot: Snapshot, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
-    """The first response of a watch."""
+def agent_message(agent: Agent) -> agent_pb2.Agent:
+    """An agent."""
+    return agent_pb2.Agent(
+        manifest=agent_manifest_message(agent.manifest),
+        kind=agent_pb2.Agent.KIND_PUBLIC if agent.public else agent_pb2.Agent.KIND_VIRTUAL,
+        runner=agent.runner,
+        status=_AGENT_STATUSES[agent.status],
+        create_time=timestamp(agent.created_at),
+        last_heartbeat_time=timestamp(agent.last_heartbeat_at),
+        inactive_time=timestamp(agent.inactive_since),
+    )
+
+
+def pool_message(pool: Pool) -> pool_pb2.Pool:
+    """A pool with its members."""
+    return pool_pb2.Pool(
+        name=pool.name,
+        explicit=pool.explicit,
+        members=[model_message(model) for model in pool.members],
+        size=len(pool.members),
+        active_count=pool.active_count,
+    )
+
+
+def event_message(event: Event) -> event_pb2.Event:
+    """An event."""
+    happening = event.happening
+    return event_pb2.Event(
+        sequence=event.sequence,
+        time=timestamp(event.at),
+        kind=_KINDS[happening.kind],
+        name=happening.name,
+        reason=event_pb2.EventReason.ValueType(happening.reason.value),
+        message=happening.message,
+    )
+
+
+async def snapshot_message(snapshot: Snapshot, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
+    """The first response of a watch. A large one takes long; the event loop turns meanwhile."""
+
+    def watched(runner: Runner) -> registry_service_pb2.WatchedRunner:
+        return _watched(runner, with_keys=with_keys)
+
     return registry_service_pb2.WatchResponse(
         revision=snapshot.revision,
         snapshot=registry_service_pb2.Snapshot(
-            runners=[_watched(runner, with_keys=with_keys) for runner in snapshot.runners],
-            models=[model_message(model) for model in snapshot.models],
+            runners=await _converted(snapshot.runners, watched),
+            models=await _converted(snapshot.models, model_message),
+            agents=await _converted(snapshot.agents, agent_message),
         ),
     )
 
@@ -77,11 +172,29 @@ def change_message(revised: Revised, *, with_keys: bool) -> registry_service_pb2
             change = registry_service_pb2.Change(runner=_watched(runner, with_keys=with_keys))
         case ModelChanged(model):
             change = registry_service_pb2.Change(model=model_message(model))
+        case AgentChanged(agent):
+            change = registry_service_pb2.Change(agent=agent_message(agent))
+        case RunnerDeleted(name):
+            change = registry_service_pb2.Change(deleted_runner=name)
         case ModelDeleted(name):
             change = registry_service_pb2.Change(deleted_model=name)
-        case deleted:
-            change = registry_service_pb2.Change(deleted_runner=deleted.name)
+        case AgentDeleted(name):
+            change = registry_service_pb2.Change(deleted_agent=name)
     return registry_service_pb2.WatchResponse(revision=revised.revision, change=change)
+
+
+def kind_message(kind: Kind) -> resource_kind_pb2.ResourceKind.ValueType:
+    """A kind of resource."""
+    return _KINDS[kind]
+
+
+async def _converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
+    messages: list[M] = []
+    for item in items:
+        messages.append(convert(item))
+        if len(messages) % CONVERTED_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return messages
 
 
 def _watched(runner: Runner, *, with_keys: bool) -> registry_service_pb2.WatchedRunner:
@@ -101,7 +214,8 @@ def _instance(instance: Instance) -> runner_pb2.InstanceState:
     )
 
 
-def _manifest(manifest: Manifest) -> model_pb2.ModelManifest:
+def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
+    """What is said of a model."""
     return model_pb2.ModelManifest(
         name=manifest.name,
         pool_name=manifest.pool_name,
@@ -109,13 +223,32 @@ def _manifest(manifest: Manifest) -> model_pb2.ModelManifest:
         context_tokens=manifest.context_tokens,
         digest=manifest.digest,
         remote=manifest.remote,
+        wake=None if manifest.wake is None else plan_message(manifest.wake),
     )
 
 
-def _timestamp(moment: datetime) -> timestamp_pb2.Timestamp:
-    timestamp = timestamp_pb2.Timestamp()
-    timestamp.FromDatetime(moment)
-    return timestamp
+def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
+    """What is said of an agent."""
+    message = agent_pb2.AgentManifest(
+        name=manifest.name, description=manifest.description, system_prompt=manifest.system_prompt
+    )
+    if manifest.targets_pool:
+        message.pool = manifest.target
+    else:
+        message.model = manifest.target
+    params = json.loads(manifest.default_params or "{}")
+    if params:
+        json_format.ParseDict(params, message.default_params, ignore_unknown_fields=True)
+    return message
+
+
+def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
+    """A moment; None stays None."""
+    if moment is None:
+        return None
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(moment)
+    return message
 
 
 def _duration(seconds: float) -> duration_pb2.Duration:

@@ -3,15 +3,26 @@
 import base64
 import binascii
 import math
-import re
 from collections.abc import Sequence
+from typing import Protocol
 
+from registry_svc.checks import require_at_most, require_count, require_text, require_unique, require_words
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile
-from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from registry_svc.domain import (
+    AgentManifest,
+    Capability,
+    Heartbeat,
+    Instance,
+    Kind,
+    Manifest,
+    Opening,
+    Phase,
+    RunnerProfile,
+)
+from registry_svc.manifests import to_agent, to_manifest
+from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, require_name, require_token
-from weft.kernel.request import Operation
 
 MAX_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
@@ -20,29 +31,39 @@ MAX_DETAIL_CHARS = 4096
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_KINDS = {
+    resource_kind_pb2.RESOURCE_KIND_MODEL: Kind.MODEL,
+    resource_kind_pb2.RESOURCE_KIND_AGENT: Kind.AGENT,
+    resource_kind_pb2.RESOURCE_KIND_RUNNER: Kind.RUNNER,
+    resource_kind_pb2.RESOURCE_KIND_POOL: Kind.POOL,
+}
 
 
 def to_opening(request: runner_session_service_pb2.OpenSessionRequest, config: RegistryConfig) -> Opening:
     """A valid OpenSession; raises INVALID_ARGUMENT naming the field."""
-    if len(request.models) > config.max_models_per_session:
-        raise invalid_field("models", f"at most {config.max_models_per_session} models per runner")
-    models = tuple(_manifest(manifest, f"models[{index}]") for index, manifest in enumerate(request.models))
-    _require_unique([manifest.name for manifest in models], "models", "name")
+    require_at_most(request.models, "models", config.max_models_per_session)
+    require_at_most(request.agents, "agents", config.max_agents_per_session)
+    models = tuple(to_manifest(each, f"models[{index}]", published=True) for index, each in enumerate(request.models))
+    require_unique([manifest.name for manifest in models], "models", "name")
+    agents = tuple(to_agent(each, f"agents[{index}]") for index, each in enumerate(request.agents))
+    require_unique([manifest.name for manifest in agents], "agents", "name")
     if request.session_id:
         require_token(request.session_id, "session_id", MAX_ID_CHARS)
+    profile = _profile(request.runner)
+    _require_one_namespace(profile.name, models, agents)
     return Opening(
         request_id=require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
         session_id=request.session_id,
-        profile=_profile(request.runner),
+        profile=profile,
         capability=_capability(request.runner.capability, "runner.capability", config),
         models=models,
+        agents=agents,
     )
 
 
 def to_heartbeat(request: runner_session_service_pb2.HeartbeatRequest, config: RegistryConfig) -> Heartbeat:
     """A valid Heartbeat; raises INVALID_ARGUMENT naming the field."""
-    _require_count(request.sequence, "sequence")
+    require_count(request.sequence, "sequence")
     has_report = request.HasField("capability")
     return Heartbeat(
         session_id=require_token(request.session_id, "session_id", MAX_ID_CHARS),
@@ -52,9 +73,21 @@ def to_heartbeat(request: runner_session_service_pb2.HeartbeatRequest, config: R
     )
 
 
-def page_of(
-    request: registry_service_pb2.ListModelsRequest | registry_service_pb2.ListRunnersRequest,
-) -> tuple[str, int]:
+class PageRequest(Protocol):
+    """Any request for a page of names."""
+
+    @property
+    def page_size(self) -> int:
+        """At most this many."""
+        ...
+
+    @property
+    def page_token(self) -> str:
+        """Where the last page ended."""
+        ...
+
+
+def page_of(request: PageRequest) -> tuple[str, int]:
     """The name after which the page begins, and how many it holds; raises INVALID_ARGUMENT naming the field."""
     if request.page_size < 0:
         raise invalid_field("page_size", "must not be negative")
@@ -75,47 +108,68 @@ def page_token(last_name: str) -> str:
     return base64.urlsafe_b64encode(last_name.encode("ascii")).decode("ascii")
 
 
+def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
+    """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
+    found = _KINDS.get(kind)
+    if found is None:
+        raise invalid_field(field, "must be model, agent, runner or pool")
+    return found
+
+
+def events_of(
+    request: registry_service_pb2.ListEventsRequest | registry_service_pb2.WatchEventsRequest,
+) -> tuple[Kind | None, str]:
+    """Which events are asked for: kind and name, None and "" for all; raises INVALID_ARGUMENT naming the field."""
+    if request.name:
+        require_name(request.name, "name")
+    if not request.kind:
+        if request.name:
+            raise invalid_field("kind", "must be set where `name` is")
+        return None, ""
+    return to_kind(request.kind, "kind"), request.name
+
+
+def event_limit(request: registry_service_pb2.ListEventsRequest) -> int:
+    """How many events at most; raises INVALID_ARGUMENT naming the field."""
+    return min(require_count(request.limit, "limit") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+
+
 def _profile(runner: runner_pb2.Runner) -> RunnerProfile:
     if not runner.address:
         raise invalid_field("runner.address", "must not be empty")
     return RunnerProfile(
         name=require_name(runner.name, "runner.name"),
         incarnation=require_token(runner.incarnation, "runner.incarnation", MAX_ID_CHARS),
-        address=_text(runner.address, "runner.address", MAX_ADDRESS_CHARS),
-        host=_text(runner.host, "runner.host", MAX_HOST_CHARS),
-        runtime=_text(runner.runtime, "runner.runtime", MAX_NAME_CHARS),
-        version=_text(runner.version, "runner.version", MAX_NAME_CHARS),
+        address=require_text(runner.address, "runner.address", MAX_ADDRESS_CHARS),
+        host=require_text(runner.host, "runner.host", MAX_HOST_CHARS),
+        runtime=require_text(runner.runtime, "runner.runtime", MAX_NAME_CHARS),
+        version=require_text(runner.version, "runner.version", MAX_NAME_CHARS),
+        dial_out=runner.dial_out,
     )
 
 
-def _manifest(manifest: model_pb2.ModelManifest, field: str) -> Manifest:
-    if manifest.pool_name:
-        require_name(manifest.pool_name, f"{field}.pool_name")
-    if manifest.digest and _DIGEST.fullmatch(manifest.digest) is None:
-        raise invalid_field(f"{field}.digest", "must be 'sha256:' and 64 lower-case hex digits, or empty")
-    return Manifest(
-        name=require_name(manifest.name, f"{field}.name"),
-        pool_name=manifest.pool_name,
-        operations=_operations(manifest.operations, f"{field}.operations"),
-        context_tokens=_require_count(manifest.context_tokens, f"{field}.context_tokens"),
-        digest=manifest.digest,
-        remote=manifest.remote,
-    )
-
-
-def _operations(numbers: Sequence[int], field: str) -> tuple[Operation, ...]:
-    known = {operation.value for operation in Operation}
-    if not numbers or not known.issuperset(numbers):
-        raise invalid_field(field, "must name at least one operation, and only known ones")
-    return tuple(Operation(number) for number in sorted(set(numbers)))
+def _require_one_namespace(runner: str, models: Sequence[Manifest], agents: Sequence[AgentManifest]) -> None:
+    """What is published together shares the one namespace too: only a pool may be called like a model."""
+    model_names = {manifest.name for manifest in models}
+    taken = model_names | {manifest.pool_name for manifest in models}
+    for index, manifest in enumerate(models):
+        for field, name in (("name", manifest.name), ("pool_name", manifest.pool_name)):
+            if name == runner:
+                raise invalid_field(f"models[{index}].{field}", "must not be the name of the runner")
+    for index, agent in enumerate(agents):
+        if agent.name == runner or agent.name in taken:
+            raise invalid_field(f"agents[{index}].name", "must not be the name of the runner, of a model or of a pool")
 
 
 def _capability(capability: runner_pb2.Capability, field: str, config: RegistryConfig) -> Capability:
-    if len(capability.instances) > config.max_models_per_session:
-        raise invalid_field(f"{field}.instances", f"at most {config.max_models_per_session}, one per model")
+    require_at_most(capability.instances, f"{field}.instances", config.max_models_per_session)
     instances = tuple(_instance(state, f"{field}.instances[{i}]") for i, state in enumerate(capability.instances))
-    _require_unique([instance.model for instance in instances], f"{field}.instances", "model")
-    return Capability(instances=instances, draining=capability.draining)
+    require_unique([instance.model for instance in instances], f"{field}.instances", "model")
+    return Capability(
+        instances=instances,
+        draining=capability.draining,
+        max_requests=require_count(capability.max_requests, f"{field}.max_requests"),
+    )
 
 
 def _instance(state: runner_pb2.InstanceState, field: str) -> Instance:
@@ -127,37 +181,9 @@ def _instance(state: runner_pb2.InstanceState, field: str) -> Instance:
     return Instance(
         model=require_name(state.model, f"{field}.model"),
         phase=Phase(state.phase),
-        slots_total=_require_count(state.slots_total, f"{field}.slots_total"),
-        slots_used=_require_count(state.slots_used, f"{field}.slots_used"),
+        slots_total=require_count(state.slots_total, f"{field}.slots_total"),
+        slots_used=require_count(state.slots_used, f"{field}.slots_used"),
         load_progress=progress,
-        context_tokens=_require_count(state.context_tokens, f"{field}.context_tokens"),
-        detail=_words(state.detail, f"{field}.detail"),
+        context_tokens=require_count(state.context_tokens, f"{field}.context_tokens"),
+        detail=require_words(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
     )
-
-
-def _text(text: str, field: str, max_chars: int) -> str:
-    if len(text) > max_chars or not text.isprintable():
-        raise invalid_field(
-            field, f"must be at most {max_chars} characters, without line breaks and control characters"
-        )
-    return text
-
-
-def _words(text: str, field: str) -> str:
-    if len(text) > MAX_DETAIL_CHARS:
-        raise invalid_field(field, f"must be at most {MAX_DETAIL_CHARS} characters")
-    return text
-
-
-def _require_count(number: int, field: str) -> int:
-    if number < 0:
-        raise invalid_field(field, "must not be negative")
-    return number
-
-
-def _require_unique(names: Sequence[str], field: str, member: str) -> None:
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        if name in seen:
-            raise invalid_field(f"{field}[{index}].{member}", "must not appear twice")
-        seen.add(name)

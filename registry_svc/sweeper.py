@@ -1,10 +1,10 @@
-"""The loop that lets time pass for the roster."""
+"""The loop that lets time pass for the registry."""
 
 from typing import TYPE_CHECKING
 
 import structlog
 
-from registry_svc.roster import Roster
+from registry_svc.expiry import Expiry
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.service import start_task, stop_tasks
@@ -16,10 +16,10 @@ log = structlog.get_logger("weft.registry")
 
 
 class Sweeper:
-    """Sweeps the roster every `interval_seconds` from `start` to `stop`."""
+    """Sweeps every `interval_seconds` from `start` to `stop`."""
 
-    def __init__(self, roster: Roster, clock: Clock, interval_seconds: float) -> None:
-        self._roster = roster
+    def __init__(self, expiry: Expiry, clock: Clock, interval_seconds: float) -> None:
+        self._expiry = expiry
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._task: asyncio.Task[None] | None = None
@@ -39,7 +39,7 @@ class Sweeper:
             await self._clock.sleep(self._interval_seconds)
             # The next sweep does again what this one could not; a loop that ended would never do it.
             try:
-                await self._roster.sweep()
+                await self._expiry.sweep()
             except WeftError as error:
                 log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
             except Exception:

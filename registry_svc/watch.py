@@ -4,22 +4,23 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
-from registry_svc.domain import Revised
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+T = TypeVar("T")
 
 RETRY_AFTER_SECONDS = 1.0
 
 
-class Watcher:
-    """One listener's queue of changes, bounded. Iterate over it inside `with`; leaving ends it."""
+class Watcher(Generic[T]):
+    """One listener's queue of changes or events, bounded. Iterate over it inside `with`; leaving ends it."""
 
-    def __init__(self, broadcaster: "Broadcaster", max_waiting: int) -> None:
+    def __init__(self, broadcaster: "Broadcaster[T]", max_waiting: int) -> None:
         self._broadcaster = broadcaster
         self._max_waiting = max_waiting
-        self._waiting: deque[Revised] = deque()
+        self._waiting: deque[T] = deque()
         self._news = asyncio.Event()
         self._ended: WeftError | None = None
 
@@ -34,7 +35,7 @@ class Watcher:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Revised:
+    async def __anext__(self) -> T:
         """The next change; raises WATCH_LAGGED or SHUTTING_DOWN when there will be none any more."""
         while not self._waiting:
             if self._ended is not None:
@@ -43,7 +44,7 @@ class Watcher:
             await self._news.wait()
         return self._waiting.popleft()
 
-    def offer(self, batch: Sequence[Revised]) -> bool:
+    def offer(self, batch: Sequence[T]) -> bool:
         """Queue `batch`; False when there was no room, which ends this watcher.
 
         A batch belongs together, so one that comes upon an empty queue is taken whatever its size: a listener that has
@@ -70,29 +71,29 @@ class Watcher:
         self._news.set()
 
 
-class Broadcaster:
-    """All watchers of one registry."""
+class Broadcaster(Generic[T]):
+    """All watchers of one kind of news of one registry."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._watchers: set[Watcher] = set()
+        self._watchers: set[Watcher[T]] = set()
 
     @property
     def watchers(self) -> int:
         """How many are listening."""
         return len(self._watchers)
 
-    def subscribe(self) -> Watcher:
+    def subscribe(self) -> Watcher[T]:
         """A new watcher that hears everything published from now on."""
-        watcher = Watcher(self, self._max_waiting)
+        watcher = Watcher[T](self, self._max_waiting)
         self._watchers.add(watcher)
         return watcher
 
-    def publish(self, batch: Sequence[Revised]) -> None:
+    def publish(self, batch: Sequence[T]) -> None:
         """Tell everyone; whoever has no room left is ended with WATCH_LAGGED."""
         self._watchers = {watcher for watcher in self._watchers if watcher.offer(batch)}
 
-    def forget(self, watcher: Watcher) -> None:
+    def forget(self, watcher: Watcher[T]) -> None:
         """Stop telling `watcher`; one that is not listening is passed over."""
         self._watchers.discard(watcher)
 

@@ -8,6 +8,7 @@
 OpenSession leads from everywhere to ACTIVE. All times are seconds of one monotonic clock.
 """
 
+import zlib
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,8 +21,14 @@ class LivenessLimits:
 
     inactive_after_seconds: float
     delete_after_seconds: float
-    grace_until_monotonic: float
-    """Nobody expires before this moment: runners could not reach a registry that was away."""
+    back_since_monotonic: float
+    """When the registry came back from being away."""
+    grace_seconds: float
+    """Nobody expires for this long after it: runners could not reach a registry that was away."""
+    spread_seconds: float
+    """Whoever falls due by the end of that grace expires at a moment of its own within this long after it."""
+    keep_seconds: float
+    """Takes the place of `delete_after_seconds` for a runner whose host the mesh can wake, if it is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +55,31 @@ class Verdict(Enum):
     FORGET = auto()
 
 
-def judge(pulse: Pulse, limits: LivenessLimits, now: float) -> Verdict:
-    """What `pulse` calls for at `now`."""
+def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.0, wakeable: bool = False) -> Verdict:
+    """What `pulse` calls for at `now`.
+
+    `share` is the runner's place in the spread, from 0 to 1; `wakeable` is whether the mesh can wake its host.
+    """
     if pulse.lost_monotonic is None:
-        deadline = max(pulse.heard_monotonic + limits.inactive_after_seconds, limits.grace_until_monotonic)
+        deadline = _deadline(pulse.heard_monotonic, limits.inactive_after_seconds, limits, share)
         return Verdict.SILENCE if now >= deadline else Verdict.KEEP
-    deadline = max(pulse.lost_monotonic + limits.delete_after_seconds, limits.grace_until_monotonic)
-    return Verdict.FORGET if now >= deadline else Verdict.KEEP
+    patience = limits.delete_after_seconds
+    if wakeable:
+        patience = max(patience, limits.keep_seconds)
+    return Verdict.FORGET if now >= _deadline(pulse.lost_monotonic, patience, limits, share) else Verdict.KEEP
+
+
+def share_of(name: str) -> float:
+    """A runner's place in a spread, from 0 to just below 1: always the same for a name, even over many names."""
+    return zlib.crc32(name.encode()) / 2**32
+
+
+def _deadline(since: float, patience_seconds: float, limits: LivenessLimits, share: float) -> float:
+    grace_until = limits.back_since_monotonic + limits.grace_seconds
+    # Who was heard since the registry is back falls due by itself at a moment of its own.
+    if since < limits.back_since_monotonic:
+        grace_until += share * limits.spread_seconds
+    return max(since + patience_seconds, grace_until)
 
 
 def heard(now: float) -> Pulse:

@@ -1,10 +1,11 @@
 """Who may open a session under which names, and which heartbeats count."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from registry_svc.domain import Heartbeat, Opening, Session, Standing
+from registry_svc.domain import Heartbeat, Kind, Opening, Session, Standing
+from registry_svc.policy.namespace import Claim, concede
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -30,44 +31,34 @@ class Admitted:
 
     adopted: Session | None
     """The earlier life whose id and rows it keeps; None: a new session."""
-    evicted: Session | None
-    """A dead session that held the runner's name and ends now, with all its rows."""
+    evicted: tuple[str, ...]
+    """Dead sessions, by id, that held a name it gets and end now, with all their rows."""
 
 
 def decide_opening(
-    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, model_holders: Mapping[str, Holder]
+    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[Claim]
 ) -> Repeated | Admitted:
-    """Whether `opening` may have its names; raises ALREADY_EXISTS when one belongs to another live session.
+    """Whether `opening` may have its names; raises ALREADY_EXISTS when one belongs to somebody else.
 
-    `own` is the session it names as its earlier life, if that is known; `runner_holder` and `model_holders` are the
-    sessions that hold the names it asks for. A dead session loses a model's name alone, but with the runner's name
-    everything: a runner is one session.
+    `own` is the session it names as its earlier life, if that is known; `runner_holder` is the session that holds the
+    name of its runner; `claims` are all names it asks for. A dead session loses a model's or an agent's name alone, but
+    with the runner's name everything: a runner is one session.
     """
     if runner_holder is not None and _is_repeat(opening, runner_holder.session):
         return Repeated(runner_holder.session)
     adopted = None if own is None else own.session
-    if own is not None and own.live and own.session.runner != opening.profile.name:
-        raise _taken("session", own.session.runner, "is open for the live runner of this name")
-    if runner_holder is not None and _is_foreign(runner_holder, adopted):
-        raise _taken("runner", opening.profile.name, "belongs to another live session")
-    for name, holder in model_holders.items():
-        if _is_foreign(holder, adopted):
-            raise _taken("model", name, f"belongs to the live runner {holder.session.runner!r}")
-    holds_name = None if runner_holder is None else runner_holder.session
-    same = holds_name is None or (adopted is not None and holds_name.id == adopted.id)
-    return Admitted(adopted=adopted, evicted=None if same else holds_name)
+    if adopted is not None and own is not None and own.live and adopted.runner != opening.profile.name:
+        raise WeftError(
+            Reason.ALREADY_EXISTS,
+            f"this session is open for the live runner {adopted.runner!r}; close it before the runner changes its name",
+            metadata={"owner_kind": Kind.RUNNER.value, Kind.RUNNER.value: adopted.runner},
+        )
+    ended = concede(claims, own_session="" if adopted is None else adopted.id, runner=opening.profile.name)
+    return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))
 
 
 def _is_repeat(opening: Opening, session: Session) -> bool:
     return session.request_id == opening.request_id and session.incarnation == opening.profile.incarnation
-
-
-def _is_foreign(holder: Holder, adopted: Session | None) -> bool:
-    return holder.live and (adopted is None or holder.session.id != adopted.id)
-
-
-def _taken(kind: str, name: str, why: str) -> WeftError:
-    return WeftError(Reason.ALREADY_EXISTS, f"{kind} {name!r} {why}", metadata={kind: name})
 
 
 class Hearing(Enum):

@@ -4,15 +4,28 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 
 
-def upgrade(connection: Connection) -> None:
-    """Run every migration that `connection`'s database has not seen, inside the transaction it is in."""
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Run every migration up to `revision` that `connection`'s database has not seen, inside its transaction.
+
+    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know.
+    """
     config = Config(attributes={"connection": connection})
     # Config interpolates '%', which may well be part of an installation path.
     config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, revision)
+    except CommandError as error:
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            "the registry's database has a schema this release does not know; run the release that wrote it, or newer",
+        ) from error

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from registry_svc.domain import Publication, RunnerProfile, Session, Standing
+from registry_svc.domain import (
+    AgentPublication,
+    DeclaredAgent,
+    DeclaredModel,
+    JoinToken,
+    Publication,
+    RunnerProfile,
+    Session,
+    Standing,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +36,21 @@ class StoredSession:
     profile: RunnerProfile
     pulse: StoredPulse
     publications: tuple[Publication, ...]
+    agents: tuple[AgentPublication, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMesh:
+    """Everything on disk. Each sequence is ordered by name or, tokens, by id."""
+
+    sessions: tuple[StoredSession, ...] = ()
+    models: tuple[DeclaredModel, ...] = ()
+    agents: tuple[DeclaredAgent, ...] = ()
+    join_tokens: tuple[JoinToken, ...] = ()
 
 
 class Store(Protocol):
-    """Where sessions, runners and models are kept. One owner at a time.
+    """Where sessions with their rows, declarations and join tokens are kept. One owner at a time.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when
     the database fails; then nothing of the write has happened.
@@ -44,14 +64,16 @@ class Store(Protocol):
         """Give it up. Safe to call twice, or when never opened."""
         ...
 
-    async def load(self) -> Sequence[StoredSession]:
-        """Everything there is, ordered by runner; publications by model name."""
+    async def load(self) -> StoredMesh:
+        """Everything there is; sessions ordered by runner, their publications and agents by name."""
         ...
 
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
-        """Make `stored` the whole truth about its session and about the models it names.
+        """Make `stored` the whole truth about its session and about the published models and agents it names.
 
-        Its earlier rows go, its models leave whoever held them, and the sessions `evicted` (by id) end.
+        Its earlier rows go, its models and agents leave whoever published them, and the sessions `evicted` (by id) end,
+        as does any other that holds its runner's name.
+        Declarations are untouched.
         """
         ...
 
@@ -60,5 +82,21 @@ class Store(Protocol):
         ...
 
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
-        """Remove these sessions with their runners and models; one that is not there is passed over."""
+        """Remove these sessions with their runners, agents and models; one that is not there is passed over."""
+        ...
+
+    async def save_declarations(self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent]) -> None:
+        """Put these declarations in place of earlier ones of their names; all of them, or none."""
+        ...
+
+    async def delete_names(self, models: Sequence[str], agents: Sequence[str]) -> None:
+        """Remove models and agents of these names, declared and published; one that is not there is passed over."""
+        ...
+
+    async def save_join_token(self, token: JoinToken) -> None:
+        """Keep a token; one of the same id is replaced."""
+        ...
+
+    async def delete_join_token(self, token_id: str) -> None:
+        """Forget a token; one that is not there is passed over."""
         ...

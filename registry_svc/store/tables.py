@@ -14,7 +14,9 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     TypeDecorator,
+    false,
 )
 
 from weft.kernel.names import MAX_NAME_CHARS
@@ -70,17 +72,63 @@ runners = Table(
     Column("standing", String(16), nullable=False),
     Column("last_heartbeat_at", UtcDateTime, nullable=False),
     Column("inactive_since", UtcDateTime, nullable=True),
+    Column("dial_out", Boolean, nullable=False, server_default=false()),
 )
 
-models = Table(
-    "models",
+
+def _manifest_columns() -> list[Column[Any]]:
+    return [
+        Column("name", String(MAX_NAME_CHARS), primary_key=True),
+        Column("pool_name", String(MAX_NAME_CHARS), nullable=False),
+        Column("operations", String(64), nullable=False),
+        Column("context_tokens", Integer, nullable=False),
+        Column("digest", String(128), nullable=False),
+        Column("remote", Boolean, nullable=False),
+        Column("wake", Text, nullable=True),
+        Column("created_at", UtcDateTime, nullable=False),
+    ]
+
+
+def _agent_columns() -> list[Column[Any]]:
+    # What an agent points to has no foreign key: it may be declared, published or gone, and is deletable on its own.
+    return [
+        Column("name", String(MAX_NAME_CHARS), primary_key=True),
+        Column("target", String(MAX_NAME_CHARS), nullable=False),
+        Column("targets_pool", Boolean, nullable=False),
+        Column("description", Text, nullable=False),
+        Column("system_prompt", Text, nullable=False),
+        Column("default_params", Text, nullable=False),
+        Column("created_at", UtcDateTime, nullable=False),
+    ]
+
+
+def _publisher_column() -> Column[Any]:
+    return Column("runner", ForeignKey(runners.c.name, ondelete="CASCADE"), nullable=False, index=True)
+
+
+models = Table("models", metadata, *_manifest_columns(), _publisher_column())
+agents = Table("agents", metadata, *_agent_columns(), _publisher_column())
+
+# A declaration outlives runners and names one that need not exist yet: text, not a foreign key.
+declared_models = Table(
+    "declared_models", metadata, *_manifest_columns(), Column("runner", String(MAX_NAME_CHARS), nullable=False)
+)
+declared_agents = Table("declared_agents", metadata, *_agent_columns())
+
+join_tokens = Table(
+    "join_tokens",
     metadata,
-    Column("name", String(MAX_NAME_CHARS), primary_key=True),
-    Column("runner", ForeignKey(runners.c.name, ondelete="CASCADE"), nullable=False, index=True),
-    Column("pool_name", String(MAX_NAME_CHARS), nullable=False),
-    Column("operations", String(64), nullable=False),
-    Column("context_tokens", Integer, nullable=False),
-    Column("digest", String(128), nullable=False),
-    Column("remote", Boolean, nullable=False),
+    Column("id", String(MAX_NAME_CHARS), primary_key=True),
+    Column("description", Text, nullable=False),
+    Column("secret_sha256", String(64), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=True),
+)
+
+# One row: who opened the database last. PostgreSQL's ownership is checked against it, see postgres.py.
+ownership = Table(
+    "ownership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("owner", String(64), nullable=False),
 )

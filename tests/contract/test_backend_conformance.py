@@ -1,17 +1,23 @@
 """The backend port's suite on every implementation, with real processes behind each."""
 
+import asyncio
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
 import pytest
 
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.host.demo import LAUNCHER, demo_model_path
-from weft.testing.conformance.backend import BackendConformance, Engine
-from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.testing.conformance.backend import BackendConformance, Engine, _chat, _collect, _failure, _run
+from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
 from weft.testing.fake_backend.process import fake_backend_command
 
 SHORT_GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
@@ -39,6 +45,108 @@ class TestLlamaServerBackendOverTheFake(BackendConformance):
                 graces=SHORT_GRACES,
             )
         )
+
+
+class SeparateServer:
+    """A fake that was started by nobody in weft. `end` and `begin_again` keep its port."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._switches = FAKE_SWITCHES[engine]
+        self._flags = ("--parallel", "1" if engine is Engine.SLOW else "4", "--embeddings", "--api-key", "upstream-key")
+        self._port = "0"
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        command = fake_backend_command("--die-with-parent", *self._flags, "--port", self._port, **self._switches)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().removeprefix("listening on ").strip()
+        self._port = self.url.rpartition(":")[2]
+
+    def end(self) -> None:
+        with self._process as process:
+            process.kill()
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+
+class TestAttachedServerOverTheFake(BackendConformance):
+    """The suite on a server that weft did not start: what it says about processes and their output is turned round."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        self.servers: list[SeparateServer] = []
+        yield
+        for server in self.servers:
+            server.end()
+
+    def make_backend(self, engine: Engine) -> AttachedServer:
+        if engine not in (Engine.NORMAL, Engine.SLOW, Engine.NEVER_READY):
+            raise SkipTest("how a server starts, ends and logs is not ours")
+        self.servers.append(SeparateServer(engine))
+        return AttachedServer(
+            AttachedServerConfig(
+                url=self.servers[-1].url + "/v1",
+                upstream_model="fake",
+                api_key_env="UPSTREAM_KEY",
+                environment={"UPSTREAM_KEY": "upstream-key"},
+                probe_interval_seconds=0.05,
+                load_stall_seconds=0.5,
+            )
+        )
+
+    async def test_start_returns_what_the_model_can_do(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, facts):
+            assert Operation.CHAT in facts.operations
+            assert backend.process_id is None
+
+    async def test_a_cancelled_start_leaves_no_process(self) -> None:
+        backend = self.make_backend(Engine.NEVER_READY)
+        starting = asyncio.create_task(backend.start())
+        await asyncio.sleep(0.1)
+        starting.cancel()
+        await asyncio.wait({starting}, timeout=self.stop_seconds)
+        assert starting.cancelled()
+        assert self.servers[0].runs
+
+    async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
+        async with self._running(Engine.SLOW) as (backend, _):
+            watch = asyncio.create_task(backend.wait_exit())
+            stream = backend.generate(_chat(max_tokens=2000), Call())
+            await anext(stream)
+            assert not watch.done()
+            self.servers[0].end()
+            async with asyncio.timeout(self.notice_seconds):
+                assert await _failure(_collect(stream)) is Reason.SERVER_DIED
+                assert await watch == "the server stopped answering"
+
+    async def test_a_backend_starts_again_after_its_engine_died(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            self.servers[0].end()
+            async with asyncio.timeout(self.notice_seconds):
+                await backend.wait_exit()
+            await backend.stop()
+            assert await _failure(self._start(backend)) is Reason.CONNECT_FAILED
+            self.servers[0].begin_again()
+            await self._start(backend)
+            assert await _run(backend, _chat())
+
+    async def test_stop_leaves_no_process_and_may_be_repeated(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            await self._stop(backend)
+        assert self.servers[0].runs, "the server is not ours to end"
+
+    async def test_a_stopped_backend_starts_again(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            await self._stop(backend)
+            await self._start(backend)
+            assert await _run(backend, _chat())
+
+    async def test_log_lines_are_the_last_ones_and_survive_a_stop(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            assert backend.log_lines(1000) == []
 
 
 @pytest.mark.real

@@ -2,26 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from router_svc.loop import SchedulingLoop
+from router_svc.loop import SchedulingLoop, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.placement_servicer import PlacementServicer
-from router_svc.policy.scheduler import SchedulerLimits
+from router_svc.policy.decisions import Wakes
+from router_svc.policy.limits import SchedulerLimits
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.port import PlacementPort
 from weft.dispatch.remote import RemotePlacement
 from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
 from weft.testing.conformance.placement import POOL, PlacementConformance
 
 
-def fleet_view(slots: int) -> FleetView:
+def fleet_view(slots: int, phase: Phase = Phase.READY) -> FleetView:
     runners = {
         name: RunnerView(
             name=name,
@@ -32,7 +34,7 @@ def fleet_view(slots: int) -> FleetView:
             active=True,
             draining=False,
             ticket_key=name.encode() * 32,
-            instances={f"m-{name}": _instance(f"m-{name}", slots)},
+            instances={f"m-{name}": _instance(f"m-{name}", slots, phase)},
         )
         for name in "ab"
     }
@@ -40,8 +42,8 @@ def fleet_view(slots: int) -> FleetView:
     return FleetView(1, runners, models)
 
 
-def _instance(model: str, slots: int) -> InstanceView:
-    return InstanceView(model=model, phase=Phase.READY, slots_total=slots, slots_used=0, load_progress=None, detail="")
+def _instance(model: str, slots: int, phase: Phase) -> InstanceView:
+    return InstanceView(model=model, phase=phase, slots_total=slots, slots_used=0, load_progress=None, detail="")
 
 
 def _model(name: str, runner: str) -> ModelView:
@@ -57,9 +59,27 @@ def _model(name: str, runner: str) -> ModelView:
     )
 
 
-def scheduling_loop(slots: int) -> SchedulingLoop:
-    loop = SchedulingLoop(SchedulerLimits(queue_depth_per_runner=1), SystemClock(), ticket_lifetime_seconds=30.0)
-    loop.update_view(fleet_view(slots))
+class ImmediateWaker:
+    """Every wake ends at once: with the error, or with everything ready."""
+
+    def __init__(self, error: WeftError | None) -> None:
+        self._error = error
+        self.loop: SchedulingLoop | None = None
+
+    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
+        asyncio.get_running_loop().call_soon(self._end, finished)
+
+    def _end(self, finished: WakeFinished) -> None:
+        if self._error is None and self.loop is not None:
+            self.loop.update_view(fleet_view(slots=1))
+        finished(self._error)
+
+
+def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> SchedulingLoop:
+    waker = ImmediateWaker(wake_error)
+    limits = SchedulerLimits(queue_depth_per_runner=1)
+    waker.loop = loop = SchedulingLoop(limits, SystemClock(), waker, ticket_lifetime_seconds=30.0)
+    loop.update_view(view)
     return loop
 
 
@@ -72,23 +92,34 @@ async def until_nothing_is_held(loop: SchedulingLoop) -> None:
     raise AssertionError(f"after 1 s {loop.waiting} wait and {loop.running} run")
 
 
-class TestLocalPlacement(PlacementConformance):
+class RouterPlacement(PlacementConformance):
+    """The router's scheduling loop behind some transport."""
+
+    def placement(self, slots: int) -> AbstractAsyncContextManager[PlacementPort]:
+        return self.over(scheduling_loop(fleet_view(slots)))
+
+    def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[PlacementPort]:
+        return self.over(scheduling_loop(fleet_view(1, Phase.HIBERNATING), wake_error))
+
+    def over(self, loop: SchedulingLoop) -> AbstractAsyncContextManager[PlacementPort]:
+        raise NotImplementedError
+
+
+class TestLocalPlacement(RouterPlacement):
     @asynccontextmanager
-    async def placement(self, slots: int) -> AsyncGenerator[PlacementPort]:
-        loop = scheduling_loop(slots)
+    async def over(self, loop: SchedulingLoop) -> AsyncGenerator[PlacementPort]:
         yield LocalPlacement(loop)
         await until_nothing_is_held(loop)
         loop.close()
 
 
-class TestRemotePlacement(PlacementConformance):
+class TestRemotePlacement(RouterPlacement):
     @pytest.fixture(autouse=True)
     def _socket(self, tmp_path: Path) -> None:
         self._address = f"unix:{tmp_path / 'router.sock'}"
 
     @asynccontextmanager
-    async def placement(self, slots: int) -> AsyncGenerator[PlacementPort]:
-        loop = scheduling_loop(slots)
+    async def over(self, loop: SchedulingLoop) -> AsyncGenerator[PlacementPort]:
         server = new_server()
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(
             PlacementServicer(LocalPlacement(loop)), server

@@ -4,142 +4,245 @@ It lives here and not in `weft.testing.conformance`, because it speaks of the re
 no service.
 """
 
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import Connection
+from stored_values import (
+    ELSEWHERE,
+    LONGEST_PROMPT,
+    NOW,
+    agent,
+    declared_agent,
+    declared_model,
+    join_token,
+    publication,
+    stored,
+    waking,
+)
 
-from registry_svc.domain import Manifest, Publication, RunnerProfile, Session, Standing
-from registry_svc.store.port import Store, StoredPulse, StoredSession
+from registry_svc.domain import Standing
+from registry_svc.store.port import Store, StoredMesh, StoredPulse, StoredSession
 from registry_svc.store.sql import SqlStore
-from registry_svc.store.tables import metadata
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
 
-NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+pytest_plugins = ("database_fixtures",)
 
 
-def publication(name: str, runner: str = "r1") -> Publication:
-    manifest = Manifest(
-        name=name,
-        pool_name="pool",
-        operations=(Operation.CHAT, Operation.EMBEDDING),
-        context_tokens=4096,
-        digest="sha256:" + "0a" * 32,
-        remote=True,
+async def loaded_sessions(store: Store) -> list[StoredSession]:
+    return list((await store.load()).sessions)
+
+
+async def fill(store: Store) -> StoredMesh:
+    """Two of everything, and what that should read back as."""
+    await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
+    await store.save_session(stored("s2", "r2", ("m3",), ("a2", "a3")))
+    await store.save_declarations(
+        [declared_model("m1"), declared_model("m9")], [declared_agent("a1"), declared_agent("a9")]
     )
-    return Publication(manifest=manifest, runner=runner, created_at=NOW - timedelta(days=1))
-
-
-def stored(session_id: str = "s1", runner: str = "r1", models: tuple[str, ...] = ("m1", "m2")) -> StoredSession:
-    return StoredSession(
-        session=Session(
-            id=session_id, request_id="open-1", runner=runner, incarnation="life-1", ticket_key=bytes(range(32))
-        ),
-        profile=RunnerProfile(
-            name=runner, incarnation="life-1", address="unix:/run/r", host="hôst", runtime="fake", version="1"
-        ),
-        pulse=StoredPulse(runner=runner, standing=Standing.ACTIVE, last_heartbeat_at=NOW, inactive_since=None),
-        publications=tuple(publication(name, runner) for name in models),
+    await store.save_join_token(join_token("t1"))
+    await store.save_join_token(join_token("t2", None))
+    return StoredMesh(
+        sessions=(stored("s1", "r1", ("m1", "m2"), ("a1",)), stored("s2", "r2", ("m3",), ("a2", "a3"))),
+        models=(declared_model("m1"), declared_model("m9")),
+        agents=(declared_agent("a1"), declared_agent("a9")),
+        join_tokens=(join_token("t1"), join_token("t2", None)),
     )
 
 
 class StoreSuite:
-    """What a Store must do. A subclass provides the fixture `store`: open, empty, closed afterwards."""
+    """What a Store must do, on the fixture `store`: open, empty, closed afterwards."""
 
     async def test_an_empty_store_holds_nothing(self, store: Store) -> None:
-        assert list(await store.load()) == []
+        assert await store.load() == StoredMesh()
 
     async def test_what_was_saved_comes_back_whole(self, store: Store) -> None:
-        await store.save_session(stored())
-        assert list(await store.load()) == [stored()]
+        expected = await fill(store)
+        assert await store.load() == expected
 
-    async def test_sessions_come_back_by_runner_and_publications_by_name(self, store: Store) -> None:
-        await store.save_session(stored("s1", "zeta", ("m3", "m1")))
-        await store.save_session(stored("s2", "alpha", ("m2",)))
-        loaded = await store.load()
-        assert [each.profile.name for each in loaded] == ["alpha", "zeta"]
-        assert [each.manifest.name for each in loaded[1].publications] == ["m1", "m3"]
+    async def test_everything_comes_back_in_the_order_of_bytes_not_of_a_language(self, store: Store) -> None:
+        names = ("Zeta", "_z", "alpha", "b-1", "b.1", "b1")
+        for number, name in enumerate(reversed(names)):
+            await store.save_session(stored(f"s{number}", name, ()))
+        await store.save_session(stored("s", "zz", tuple(reversed(names)), tuple(reversed(names))))
+        await store.save_declarations(
+            [declared_model(name) for name in reversed(names)], [declared_agent(name) for name in reversed(names)]
+        )
+        for name in reversed(names):
+            await store.save_join_token(join_token(name))
+        mesh, expected = await store.load(), sorted(names)
+        assert [each.profile.name for each in mesh.sessions] == [*expected, "zz"]
+        assert [each.manifest.name for each in mesh.sessions[-1].publications] == expected
+        assert [each.manifest.name for each in mesh.sessions[-1].agents] == expected
+        assert [each.manifest.name for each in mesh.models] == expected
+        assert [each.manifest.name for each in mesh.agents] == expected
+        assert [each.id for each in mesh.join_tokens] == expected
 
     async def test_saving_again_replaces_everything_of_the_session(self, store: Store) -> None:
-        await store.save_session(stored(models=("m1", "m2")))
-        renamed = stored(runner="r9", models=("m2", "m3"))
+        await store.save_session(stored(models=("m1", "m2"), agents=("a1", "a2")))
+        renamed = stored(runner="r9", models=("m2", "m3"), agents=("a2", "a3"))
         await store.save_session(renamed)
-        assert list(await store.load()) == [renamed]
+        assert await loaded_sessions(store) == [renamed]
 
-    async def test_models_leave_whoever_held_them(self, store: Store) -> None:
-        await store.save_session(stored("s1", "r1", ("m1", "m2")))
-        await store.save_session(stored("s2", "r2", ("m2",)))
-        assert list(await store.load()) == [stored("s1", "r1", ("m1",)), stored("s2", "r2", ("m2",))]
+    async def test_models_and_agents_leave_whoever_held_them(self, store: Store) -> None:
+        await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1", "a2")))
+        await store.save_session(stored("s2", "r2", ("m2",), ("a2",)))
+        assert await loaded_sessions(store) == [
+            stored("s1", "r1", ("m1",), ("a1",)),
+            stored("s2", "r2", ("m2",), ("a2",)),
+        ]
 
     async def test_an_evicted_session_ends_with_all_its_rows(self, store: Store) -> None:
-        await store.save_session(stored("s1", "r1", ("m1", "m2")))
+        await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
         await store.save_session(stored("s2", "r1", ("m2",)), evicted=["s1", "never-there"])
-        assert list(await store.load()) == [stored("s2", "r1", ("m2",))]
+        assert await loaded_sessions(store) == [stored("s2", "r1", ("m2",))]
 
-    async def test_a_refused_save_leaves_everything_as_it_was(self, store: Store) -> None:
-        await store.save_session(stored("s1", "r1", ("m1",)))
-        await store.save_session(stored("s2", "r2", ("m2",)))
-        before = list(await store.load())
-        # The runner's name belongs to s1, which is not evicted: the last of several statements fails.
+    async def test_a_session_of_a_write_that_was_told_as_failed_does_not_keep_the_name_of_its_runner(
+        self, store: Store
+    ) -> None:
+        await store.save_session(stored("lost", "r1", ("m1", "m2"), ("a1",)))
+        await store.save_session(stored("s2", "r1", ("m1",)))
+        assert await loaded_sessions(store) == [stored("s2", "r1", ("m1",))]
+
+    async def test_a_refused_session_leaves_everything_as_it_was(self, store: Store) -> None:
+        before = await fill(store)
+        # One agent twice: the last of several statements fails.
         with pytest.raises(WeftError) as failure:
-            await store.save_session(stored("s2", "r1", ("m1", "m2")))
+            await store.save_session(stored("s2", "r1", ("m1", "m2"), ("a1", "a1")))
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-        assert list(await store.load()) == before
+        assert await store.load() == before
+
+    async def test_refused_declarations_leave_everything_as_it_was(self, store: Store) -> None:
+        before = await fill(store)
+        twice = [declared_agent("a9", "other"), declared_agent("a7"), declared_agent("a7")]
+        with pytest.raises(WeftError) as failure:
+            await store.save_declarations([declared_model("m1", "other"), declared_model("m5")], twice)
+        assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+        assert await store.load() == before
+
+    async def test_a_refused_token_leaves_the_one_before(self, store: Store) -> None:
+        before = await fill(store)
+        with pytest.raises(WeftError):
+            await store.save_join_token(replace(join_token("t1"), secret_sha256=None))  # type: ignore[arg-type]
+        assert await store.load() == before
 
     async def test_a_runner_may_publish_nothing(self, store: Store) -> None:
         await store.save_session(stored(models=()))
-        assert list(await store.load()) == [stored(models=())]
+        assert await loaded_sessions(store) == [stored(models=())]
 
-    async def test_more_models_than_one_statement_takes_are_no_trouble(self, store: Store) -> None:
-        names = tuple(f"m{number:05}" for number in range(2500))
-        await store.save_session(stored(models=names))
-        await store.save_session(stored(models=names[:2400]))
-        (loaded,) = await store.load()
-        assert len(loaded.publications) == 2400
+    async def test_more_rows_than_one_statement_takes_are_no_trouble(self, store: Store) -> None:
+        names = tuple(f"n{number:05}" for number in range(2500))
+        await store.save_session(stored(models=names, agents=names))
+        await store.save_session(stored(models=names[:2400], agents=names[:2300]))
+        (loaded,) = await loaded_sessions(store)
+        assert (len(loaded.publications), len(loaded.agents)) == (2400, 2300)
+        await store.delete_names(names[:2399], names[:2299])
+        assert await loaded_sessions(store) == [stored(models=("n02399",), agents=("n02299",))]
 
     async def test_pulses_change_nothing_else(self, store: Store) -> None:
-        await store.save_session(stored("s1", "r1", ("m1",)))
-        await store.save_session(stored("s2", "r2", ("m2",)))
+        before = await fill(store)
         pulse = StoredPulse(
             runner="r1", standing=Standing.CLOSED, last_heartbeat_at=NOW + timedelta(seconds=5), inactive_since=NOW
         )
         await store.save_pulses([pulse, replace(pulse, runner="never-there")])
-        first, second = await store.load()
-        assert first == replace(stored("s1", "r1", ("m1",)), pulse=pulse)
-        assert second == stored("s2", "r2", ("m2",))
+        first, second = before.sessions
+        assert await store.load() == replace(before, sessions=(replace(first, pulse=pulse), second))
 
     async def test_a_pulse_may_return_to_active(self, store: Store) -> None:
         await store.save_session(stored())
         active = stored().pulse
         await store.save_pulses([replace(active, standing=Standing.SILENT, inactive_since=NOW)])
         await store.save_pulses([active])
-        assert list(await store.load()) == [stored()]
+        assert await loaded_sessions(store) == [stored()]
 
-    async def test_no_pulses_are_no_work(self, store: Store) -> None:
-        await store.save_session(stored())
+    async def test_nothing_to_write_is_no_work(self, store: Store) -> None:
+        before = await fill(store)
         await store.save_pulses([])
-        assert list(await store.load()) == [stored()]
+        await store.delete_sessions([])
+        await store.save_declarations([], [])
+        await store.delete_names([], [])
+        assert await store.load() == before
 
-    async def test_deleted_sessions_take_their_rows_along(self, store: Store) -> None:
-        for number in range(3):
-            await store.save_session(stored(f"s{number}", f"r{number}", (f"m{number}",)))
-        await store.delete_sessions(["s0", "s2", "never-there"])
-        assert list(await store.load()) == [stored("s1", "r1", ("m1",))]
+    async def test_deleted_sessions_take_their_rows_along_and_no_declarations(self, store: Store) -> None:
+        before = await fill(store)
+        await store.delete_sessions(["s1", "never-there"])
+        assert await store.load() == replace(before, sessions=before.sessions[1:])
 
-    async def test_times_keep_their_zone_and_their_microseconds(self, store: Store) -> None:
-        await store.save_session(stored())
-        (loaded,) = await store.load()
-        assert loaded.pulse.last_heartbeat_at == NOW
-        assert loaded.pulse.last_heartbeat_at.utcoffset() == timedelta(0)
+    async def test_a_session_leaves_declarations_of_its_names_alone(self, store: Store) -> None:
+        before = await fill(store)
+        await store.save_session(stored("s1", "r1", ("m9",), ("a9",)))
+        assert await store.load() == replace(
+            before, sessions=(stored("s1", "r1", ("m9",), ("a9",)), before.sessions[1])
+        )
+
+    async def test_a_declaration_leaves_published_rows_of_its_name_alone(self, store: Store) -> None:
+        before = await fill(store)
+        changed_model, changed_agent = declared_model("m1", "r7"), declared_agent("a1", "m7")
+        await store.save_declarations([changed_model, declared_model("m3")], [changed_agent])
+        assert await store.load() == replace(
+            before,
+            models=(changed_model, declared_model("m3"), declared_model("m9")),
+            agents=(changed_agent, declared_agent("a9")),
+        )
+
+    async def test_deleted_names_go_declared_and_published(self, store: Store) -> None:
+        before = await fill(store)
+        await store.delete_names(["m1", "never-there"], ["a1", "never-there"])
+        assert await store.load() == replace(
+            before,
+            sessions=(stored("s1", "r1", ("m2",)), before.sessions[1]),
+            models=(declared_model("m9"),),
+            agents=(declared_agent("a9"),),
+        )
+
+    async def test_a_name_is_deleted_of_its_own_kind_only(self, store: Store) -> None:
+        before = await fill(store)
+        await store.delete_names(["a1", "a9"], ["m1", "m9"])
+        assert await store.load() == before
+
+    async def test_agents_do_not_hold_on_to_the_models_they_pin(self, store: Store) -> None:
+        await store.save_session(stored("s1", "r1", ("m1",)))
+        await store.save_session(stored("s2", "r2", (), ("a1",)))
+        await store.save_declarations([], [declared_agent("a9", "m1")])
+        await store.delete_names(["m1"], [])
+        mesh = await store.load()
+        assert mesh.sessions == (stored("s1", "r1", ()), stored("s2", "r2", (), ("a1",)))
+        assert mesh.agents == (declared_agent("a9", "m1"),)
+
+    async def test_a_token_replaces_the_one_of_its_id_and_goes_when_told(self, store: Store) -> None:
+        before = await fill(store)
+        await store.save_join_token(join_token("t1", None))
+        assert (await store.load()).join_tokens == (join_token("t1", None), join_token("t2", None))
+        await store.delete_join_token("t1")
+        await store.delete_join_token("never-there")
+        assert await store.load() == replace(before, join_tokens=(join_token("t2", None),))
+
+    async def test_wake_plans_of_published_models_come_back(self, store: Store) -> None:
+        sleepy = replace(stored(), publications=(publication("m1", wake=waking()), publication("m2")))
+        await store.save_session(sleepy)
+        assert await loaded_sessions(store) == [sleepy]
+
+    async def test_the_longest_prompts_come_back(self, store: Store) -> None:
+        assert len(LONGEST_PROMPT) == 65_536
+        published = agent("a1")
+        published = replace(published, manifest=replace(published.manifest, system_prompt=LONGEST_PROMPT))
+        declared = replace(declared_agent("a2"), manifest=replace(published.manifest, name="a2"))
+        await store.save_session(replace(stored(), agents=(published,)))
+        await store.save_declarations([], [declared])
+        mesh = await store.load()
+        assert mesh.sessions[0].agents == (published,)
+        assert mesh.agents == (declared,)
+
+    async def test_times_come_back_in_utc_to_the_microsecond(self, store: Store) -> None:
+        pulse = replace(stored().pulse, last_heartbeat_at=NOW.astimezone(ELSEWHERE))
+        await store.save_session(replace(stored(), pulse=pulse))
+        await store.save_join_token(join_token("t1", NOW.astimezone(ELSEWHERE)))
+        mesh = await store.load()
+        for moment in (mesh.sessions[0].pulse.last_heartbeat_at, mesh.join_tokens[0].expires_at):
+            assert moment == NOW
+            assert moment.utcoffset() == timedelta(0)
 
     async def test_closing_twice_is_safe_and_a_closed_store_refuses(self, store: Store) -> None:
         await store.close()
@@ -158,79 +261,28 @@ class TestSqliteInMemory(StoreSuite):
         await store.close()
 
 
-class TestSqliteFile(StoreSuite):
-    @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
-        return f"sqlite+aiosqlite:///{tmp_path}/per%cent/registry.db"
-
-    @pytest.fixture
-    async def store(self, url: str) -> AsyncIterator[SqlStore]:
-        store = SqlStore(url)
-        await store.open()
-        yield store
-        await store.close()
-
-    async def test_what_was_saved_is_there_for_the_next_owner(self, store: SqlStore, url: str) -> None:
-        await store.save_session(stored())
-        await store.close()
-        again = SqlStore(url)
-        await again.open()
-        assert list(await again.load()) == [stored()]
-        await again.close()
-
-    async def test_a_second_owner_is_refused_until_the_first_has_gone(self, store: SqlStore, url: str) -> None:
-        second = SqlStore(url)
-        with pytest.raises(WeftError) as refusal:
-            await second.open()
-        assert refusal.value.reason is Reason.ALREADY_EXISTS
-        await second.close()
-        await store.save_session(stored())
-        await store.close()
-        await second.open()
-        await second.close()
-
-    async def test_the_migrations_make_exactly_the_tables_the_code_expects(self, store: SqlStore) -> None:
-        def differences(connection: Connection) -> list[object]:
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
-            return list(compare_metadata(context, metadata))
-
-        async with store._transaction() as connection:
-            assert await connection.run_sync(differences) == []
-
-    async def test_commits_are_durable_and_foreign_keys_hold(self, store: SqlStore) -> None:
-        async with store._transaction() as connection:
-            settings = {
-                pragma: (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one()
-                for pragma in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
-            }
-        assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
-
-    async def test_a_migration_that_fails_leaves_no_half_made_tables(self, tmp_path: Path) -> None:
-        url = f"sqlite+aiosqlite:///{tmp_path}/half.db"
-        first = SqlStore(url)
-        await first.open()
-        async with first._transaction() as connection:
-            # A leftover that the last statement of the migration runs into.
-            for statement in ("DROP TABLE models", "DROP TABLE runners", "DROP TABLE sessions"):
-                await connection.exec_driver_sql(statement)
-            await connection.exec_driver_sql("DELETE FROM alembic_version")
-            await connection.exec_driver_sql("CREATE TABLE models (name TEXT)")
-        await first.close()
-        with pytest.raises(WeftError):
-            await first.open()
-        with closing(sqlite3.connect(tmp_path / "half.db")) as raw:
-            tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        assert tables == {"alembic_version", "models"}
-
-    async def test_a_failing_write_logs_no_secrets(self, store: SqlStore, capfd: pytest.CaptureFixture[str]) -> None:
-        broken = replace(stored().session, id="SECRET-ID", request_id=None, ticket_key=b"SECRET-KEY")  # type: ignore[arg-type]
-        with pytest.raises(WeftError):
-            await store.save_session(replace(stored(), session=broken))
-        out, err = capfd.readouterr()
-        assert "database failed" in out + err
-        assert "SECRET" not in out + err
+class TestEveryDatabase(StoreSuite):
+    """On the plugin's `store`, once per kind of database that is kept."""
 
 
-def test_sqlite_uri_names_are_refused_rather_than_left_unlocked() -> None:
-    with pytest.raises(FieldError, match="database_url"):
-        SqlStore("sqlite+aiosqlite:///file:registry.db?uri=true")
+async def test_closing_what_was_never_opened_is_safe(database_url: str) -> None:
+    await SqlStore(database_url).close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "registry.db",
+        "mysql+aiomysql://root:SECRET@host/weft",
+        "postgresql://weft:SECRET@host/weft",
+        "postgresql+asyncpg://weft:SECRET@host:no-port/weft",
+        "sqlite:///registry.db",
+        "sqlite+aiosqlite:///file:registry.db?uri=true",
+    ],
+)
+def test_urls_of_other_kinds_are_refused_without_repeating_them(url: str) -> None:
+    with pytest.raises(FieldError, match="database_url") as refusal:
+        SqlStore(url)
+    assert "SECRET" not in str(refusal.value)
+    assert refusal.value.__cause__ is None

@@ -35,6 +35,88 @@ class _Section(BaseModel):
     )
 
 
+class WakeSection(_Section):
+    """What wakes a sleeping model. `type` says which of the other names apply."""
+
+    type: Literal["http", "command", "wake_on_lan"]
+    """An HTTP request, a program, or a magic packet."""
+    by: Literal["runner", "mesh"] = "runner"
+    """Who does it. A sleeping host cannot wake itself: then it is the mesh, and the recipe is told to it."""
+    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
+    """For http: where to. Every 2xx answer is success."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    """For http."""
+    headers: dict[str, str] = Field(default={}, max_length=32, repr=False)
+    """For http. `${WEFT_WAKE_...}` stands for that environment variable of the runner; not with `by: mesh`."""
+    argv: tuple[str, ...] = Field(default=(), strict=False, max_length=64, repr=False)
+    """For command: the program and its arguments; there is no shell. What it leaves running needs an output of its own:
+    its standard error is closed."""
+    mac_address: str | None = None
+    """For wake_on_lan: hardware address of the sleeping network card."""
+    broadcast_address: str = "255.255.255.255"
+    """For wake_on_lan: IPv4 address to send to."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 9
+    """For wake_on_lan: UDP port."""
+    max_wait_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    """Longest wait from the first step until the model takes requests."""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> "WakeSection":
+        needed = {"http": "url", "command": "argv", "wake_on_lan": "mac_address"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a wake recipe of type {self.type} needs {needed}")
+        return self
+
+
+class SleepSection(_Section):
+    """What puts an idle model to sleep. It is always done by the runner."""
+
+    after_seconds: Seconds
+    """Idle time after which the model goes to sleep."""
+    type: Literal["unload", "http", "command"] = "unload"
+    """End the engine that weft started, send an HTTP request, or run a program."""
+    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
+    """For http: where to. Every 2xx answer is success."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    """For http."""
+    headers: dict[str, str] = Field(default={}, max_length=32, repr=False)
+    """For http. `${WEFT_WAKE_...}` stands for that environment variable."""
+    argv: tuple[str, ...] = Field(default=(), strict=False, max_length=64, repr=False)
+    """For command: the program and its arguments; there is no shell."""
+    max_wait_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    """Longest time the action may take."""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> "SleepSection":
+        needed = {"unload": "after_seconds", "http": "url", "command": "argv"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a sleep action of type {self.type} needs {needed}")
+        return self
+
+
+class AgentSection(_Section):
+    """An agent that the runner publishes with its models."""
+
+    name: Name
+    """Unique in the mesh; callers ask for model `agent/<name>`."""
+    model: Name | None = None
+    """Who answers: this model, or ..."""
+    pool: Name | None = None
+    """... this pool."""
+    description: Annotated[str, Field(max_length=1024)] = ""
+    """For people."""
+    system_prompt: Annotated[str, Field(max_length=65_536)] = ""
+    """Put before the conversation."""
+    default_params: dict[str, Any] = {}
+    """Used where a request leaves a parameter out, such as `temperature: 0.2`."""
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> "AgentSection":
+        if (self.model is None) == (self.pool is None):
+            raise ValueError("an agent needs either model or pool")
+        return self
+
+
 class ModelSection(_Section):
     """One model of a runner."""
 
@@ -42,8 +124,24 @@ class ModelSection(_Section):
     """Unique in the mesh."""
     pool: Name | None = None
     """Models of one pool answer for each other."""
-    path: Annotated[Path, Field(strict=False)]
-    """The GGUF file; `~` is your home folder."""
+    path: Annotated[Path, Field(strict=False)] | None = None
+    """For llama_server: the GGUF file; `~` is your home folder."""
+    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
+    """For openai_http: base URL of the server, such as `http://127.0.0.1:11434/v1`. Never told to the mesh."""
+    api_key_env: Annotated[str, Field(max_length=128)] | None = None
+    """For openai_http: environment variable that holds the server's key. Never told to the mesh."""
+    upstream_model: Annotated[str, Field(max_length=512)] | None = None
+    """For openai_http: the server's own name of the model. Default: `name`."""
+    remote: bool = False
+    """Whether serving it sends bytes off the premises."""
+    publish: bool | None = None
+    """Whether the mesh hears of it. Default: yes in `weft up` and `weft serve`, no in `weft runner join`."""
+    wake: WakeSection | None = None
+    """What wakes it when it sleeps."""
+    sleep: SleepSection | None = None
+    """What puts it to sleep when it is idle. Default: it never sleeps by itself."""
+    start_asleep: bool = False
+    """For llama_server: load it with the first request rather than at the start."""
     slots: Annotated[int, Field(ge=1, le=1024)] = 4
     """Requests it works on at once."""
     context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
@@ -61,12 +159,20 @@ class RunnerSection(_Section):
 
     name: Name
     """Unique in the mesh."""
-    runtime: Literal["llama_server"] = "llama_server"
-    """The kind of engine."""
+    runtime: Literal["llama_server", "openai_http"] = "llama_server"
+    """The kind of engine: one that weft starts, or an OpenAI-compatible server that runs already."""
     command: tuple[str, ...] | None = Field(default=None, strict=False)
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher."""
     models: tuple[ModelSection, ...] = Field(min_length=1, max_length=64, strict=False)
     """What it serves, one process each."""
+    agents: tuple[AgentSection, ...] = Field(default=(), max_length=256, strict=False)
+    """Agents it publishes with its models."""
+    max_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Requests it works on at once over all its models. Default: as many as its slots."""
+    probe_interval_seconds: Seconds = 5.0
+    """For openai_http: how often the server is asked whether it is there."""
+    probe_failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    """For openai_http: probes in a row that must fail before the server counts as gone."""
     load_stall_seconds: Seconds = 300.0
     """Loading is given up when neither output nor CPU time moved for this long."""
     connect_timeout_seconds: Seconds = 5.0
@@ -90,6 +196,18 @@ class RunnerSection(_Section):
     max_pause_seconds: Seconds = 300.0
     """Longest such pause."""
 
+    @model_validator(mode="after")
+    def _models_fit_the_runtime(self) -> "RunnerSection":
+        needed, foreign = ("path", "url") if self.runtime == "llama_server" else ("url", "path")
+        for model in self.models:
+            if getattr(model, needed) is None:
+                raise ValueError(f"model {model.name} needs {needed}, because the runtime is {self.runtime}")
+            if getattr(model, foreign) is not None:
+                raise ValueError(f"model {model.name} cannot have {foreign}, because the runtime is {self.runtime}")
+            if model.sleep is not None and model.sleep.type == "unload" and self.runtime == "openai_http":
+                raise ValueError(f"model {model.name} cannot be unloaded: weft did not start its server")
+        return self
+
 
 class GatewaySection(_Section):
     """The HTTP edge."""
@@ -106,6 +224,10 @@ class GatewaySection(_Section):
     """How long a write may wait for a slow reader before its request is cancelled."""
     router_outage_limit_seconds: Seconds = 30.0
     """How long a waiting request puts up with having no router."""
+    registry_timeout_seconds: Seconds = 10.0
+    """How long one question of `/api/v1` to the registry may take."""
+    max_event_watches: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Streams of `/api/v1/events` at once."""
 
 
 class RouterSection(_Section):
@@ -119,13 +241,38 @@ class RouterSection(_Section):
     """Attempts on runners that took the request and failed before any content."""
     ticket_lifetime_seconds: Seconds = 30.0
     """How long a permit to start work is good."""
+    wake_settle_seconds: Seconds = 10.0
+    """Longest time from the end of a wake until the model is reported ready."""
+    wake_recipes: tuple[Literal["wake_on_lan", "http", "command"], ...] = Field(
+        default=("wake_on_lan", "http"), strict=False
+    )
+    """Kinds of recipes that the router runs for models with `by: mesh`. A command is a program on the router's host."""
+
+
+class RelaySection(_Section):
+    """Where dial-out runners join. It is part of the router."""
+
+    listen: str | None = None
+    """Address and port, such as `0.0.0.0:7443`. Default: off. Anything but loopback uses TLS."""
+    certificate_file: Annotated[Path, Field(strict=False)] | None = None
+    """PEM chain. Default off loopback: a self-signed one under the home, which runners pin by its fingerprint."""
+    key_file: Annotated[Path, Field(strict=False)] | None = None
+    """PEM key of the certificate."""
+    max_links: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    """Links that may stand at once."""
+    max_calls_per_link: Annotated[int, Field(ge=1, le=65_536)] = 1024
+    """Calls that may run at once on one link."""
+    open_timeout_seconds: Seconds = 10.0
+    """Longest time from the first byte of a link until its runner has opened a session."""
 
 
 class RegistrySection(_Section):
     """Who is alive."""
 
     database_url: str | None = None
-    """SQLAlchemy URL; default: an SQLite file under the home."""
+    """Default: an SQLite file under the home. Or `postgresql+asyncpg://user:password@host/database` (TLS:
+    `?ssl=require`; a socket: `?host=/folder`), which needs `pip install 'weft[postgres]'` and no transaction-pooling
+    proxy between."""
     heartbeat_interval_seconds: Seconds = 30.0
     """How often runners give a sign of life."""
     report_interval_seconds: Seconds = 5.0
@@ -136,6 +283,10 @@ class RegistrySection(_Section):
     """Inactivity after which a runner is forgotten."""
     restart_grace_seconds: Seconds = 90.0
     """After a start of the registry nobody expires for this long."""
+    restart_spread_seconds: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """Expiries that fall due at the end of that grace are spread over this long."""
+    hibernating_keep_seconds: Seconds = 604_800.0
+    """A model whose host the mesh can wake is forgotten after its runner was away for this long."""
 
 
 class AddressSection(_Section):
@@ -173,6 +324,8 @@ class WeftConfig(_Section):
     """The HTTP edge."""
     router: RouterSection = RouterSection()
     """The scheduler."""
+    relay: RelaySection = RelaySection()
+    """Where dial-out runners join."""
     registry: RegistrySection = RegistrySection()
     """Who is alive."""
     addresses: AddressSection = AddressSection()
@@ -183,17 +336,21 @@ class WeftConfig(_Section):
     @model_validator(mode="after")
     def _names_are_unique(self) -> "WeftConfig":
         runners = self.runners or ()
-        for kind, names in (
-            ("runner", [runner.name for runner in runners]),
-            ("model", [model.name for runner in runners for model in runner.models]),
-        ):
-            twice = {name for name in names if names.count(name) > 1}
-            if twice:
-                names_text = ", ".join(sorted(twice))
-                raise ValueError(
-                    f"{kind} names must be unique: {names_text} (replicas have names of their own and share a pool)"
-                )
+        names = [runner.name for runner in runners]
+        names += [model.name for runner in runners for model in runner.models]
+        names += [agent.name for runner in runners for agent in runner.agents]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ValueError(
+                f"names must be unique over runners, models and agents: {', '.join(sorted(twice))} "
+                "(replicas have names of their own and share a pool)"
+            )
         return self
+
+
+def published_models(runner: RunnerSection) -> list[ModelSection]:
+    """The models of a runner that the mesh hears of where publishing is the default."""
+    return [model for model in runner.models if model.publish is not False]
 
 
 def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> WeftConfig:

@@ -55,7 +55,7 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if isinstance(field.default, BaseModel):
         return "see below"
-    return "-" if field.default in (None, ()) else f"`{field.default}`"
+    return "-" if field.default in (None, (), {}) else f"`{field.default}`"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         inactive_after_seconds=section.inactive_after_seconds,
         delete_after_seconds=section.delete_after_seconds,
         restart_grace_seconds=section.restart_grace_seconds,
+        restart_spread_seconds=section.restart_spread_seconds,
+        hibernating_keep_seconds=section.hibernating_keep_seconds,
     )
 
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from registry_svc.store.port import StoredPulse, StoredSession
+from registry_svc.domain import DeclaredAgent, DeclaredModel, JoinToken
+from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -35,7 +36,7 @@ class GatedStore:
     async def really_close(self) -> None:
         await self.inner.close()
 
-    async def load(self) -> Sequence[StoredSession]:
+    async def load(self) -> StoredMesh:
         return await self.inner.load()
 
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
@@ -49,6 +50,22 @@ class GatedStore:
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
         await self._pass()
         await self.inner.delete_sessions(session_ids)
+
+    async def save_declarations(self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent]) -> None:
+        await self._pass()
+        await self.inner.save_declarations(models, agents)
+
+    async def delete_names(self, models: Sequence[str], agents: Sequence[str]) -> None:
+        await self._pass()
+        await self.inner.delete_names(models, agents)
+
+    async def save_join_token(self, token: JoinToken) -> None:
+        await self._pass()
+        await self.inner.save_join_token(token)
+
+    async def delete_join_token(self, token_id: str) -> None:
+        await self._pass()
+        await self.inner.delete_join_token(token_id)
 
     async def _pass(self) -> None:
         if self.gate is not None:

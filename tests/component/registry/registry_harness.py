@@ -13,12 +13,20 @@ import pytest
 from registry_svc.config import RegistryConfig
 from registry_svc.service import RegistryService, build
 from weft.api.registry.v1 import (
+    agent_pb2,
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    event_pb2,
+    join_token_service_pb2_grpc,
     model_pb2,
+    pool_pb2,
     registry_service_pb2,
     registry_service_pb2_grpc,
+    resource_kind_pb2,
     runner_pb2,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
+    wake_pb2,
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -27,6 +35,8 @@ from weft.kernel.service import Health
 from weft.testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
+    from weft.api.registry.v1.declaration_service_pb2_grpc import DeclarationServiceAsyncStub
+    from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceAsyncStub
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
 
@@ -35,18 +45,34 @@ ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
 INACTIVE = runner_pb2.Runner.STATUS_INACTIVE
 MODEL_ACTIVE = model_pb2.Model.STATUS_ACTIVE
 MODEL_INACTIVE = model_pb2.Model.STATUS_INACTIVE
+MODEL_HIBERNATING = model_pb2.Model.STATUS_HIBERNATING
+PUBLIC = model_pb2.Model.KIND_PUBLIC
+VIRTUAL = model_pb2.Model.KIND_VIRTUAL
+AGENT_ACTIVE = agent_pb2.Agent.STATUS_ACTIVE
+AGENT_INACTIVE = agent_pb2.Agent.STATUS_INACTIVE
+AGENT_HIBERNATING = agent_pb2.Agent.STATUS_HIBERNATING
+MODEL_WORDS = {MODEL_ACTIVE: "active", MODEL_INACTIVE: "inactive", MODEL_HIBERNATING: "hibernating"}
+AGENT_WORDS = {AGENT_ACTIVE: "active", AGENT_INACTIVE: "inactive", AGENT_HIBERNATING: "hibernating"}
 READ_LIMIT_SECONDS = 20.0
+MODEL = resource_kind_pb2.RESOURCE_KIND_MODEL
+AGENT = resource_kind_pb2.RESOURCE_KIND_AGENT
+RUNNER = resource_kind_pb2.RESOURCE_KIND_RUNNER
+POOL = resource_kind_pb2.RESOURCE_KIND_POOL
+ApplyResult = declaration_service_pb2.ApplyResult
+Declaration = declaration_service_pb2.Declaration
 
 
 @dataclass
 class RunningRegistry:
-    """A registry that answers, and the two stubs to ask it with."""
+    """A registry that answers, and the stubs to ask it with."""
 
     service: RegistryService
     clock: FakeClock
     channel: grpc.aio.Channel
     registry: "RegistryServiceAsyncStub"
     sessions: "RunnerSessionServiceAsyncStub"
+    declarations: "DeclarationServiceAsyncStub"
+    tokens: "JoinTokenServiceAsyncStub"
 
     async def advance(self, seconds: float) -> None:
         """Let time pass; the sweeper finishes each of its rounds."""
@@ -57,6 +83,34 @@ class RunningRegistry:
 
     async def model(self, name: str) -> model_pb2.Model:
         return (await self.registry.GetModel(registry_service_pb2.GetModelRequest(name=name))).model
+
+    async def agent(self, name: str) -> agent_pb2.Agent:
+        return (await self.registry.GetAgent(registry_service_pb2.GetAgentRequest(name=name))).agent
+
+    async def pool(self, name: str) -> pool_pb2.Pool:
+        return (await self.registry.GetPool(registry_service_pb2.GetPoolRequest(name=name))).pool
+
+    async def apply(
+        self, *declarations: declaration_service_pb2.Declaration, dry_run: bool = False, adopt: bool = False
+    ) -> list[str]:
+        """The outcomes in words, such as "model m1 created"."""
+        request = declaration_service_pb2.ApplyRequest(declarations=declarations, dry_run=dry_run, adopt=adopt)
+        response = await self.declarations.Apply(request)
+        return [
+            f"{resource_kind_pb2.ResourceKind.Name(result.kind).removeprefix('RESOURCE_KIND_').lower()} {result.name} "
+            f"{ApplyResult.Outcome.Name(result.outcome).removeprefix('OUTCOME_').lower()}"
+            for result in response.results
+        ]
+
+    async def delete(self, kind: resource_kind_pb2.ResourceKind.ValueType, name: str) -> None:
+        await self.declarations.Delete(declaration_service_pb2.DeleteRequest(kind=kind, name=name))
+
+    async def events(self, kind: int = 0, name: str = "") -> list[str]:
+        """All events in words, oldest first, such as "model m1 registered"."""
+        request = registry_service_pb2.ListEventsRequest(
+            kind=resource_kind_pb2.ResourceKind.ValueType(kind), name=name, limit=1000
+        )
+        return [event_in_words(event) for event in (await self.registry.ListEvents(request)).events]
 
     async def watch(self, *, include_ticket_keys: bool = False) -> "WatchReader":
         """A watch whose snapshot has been read."""
@@ -91,10 +145,13 @@ def in_words(change: registry_service_pb2.Change) -> str:
             runner = change.runner.runner
             return f"runner {runner.name} {'active' if runner.status == ACTIVE else 'inactive'}"
         case "model":
-            status = "active" if change.model.status == MODEL_ACTIVE else "inactive"
-            return f"model {change.model.manifest.name} {status}"
+            return f"model {change.model.manifest.name} {MODEL_WORDS[change.model.status]}"
         case "deleted_runner":
             return f"runner {change.deleted_runner} gone"
+        case "agent":
+            return f"agent {change.agent.manifest.name} {AGENT_WORDS[change.agent.status]}"
+        case "deleted_agent":
+            return f"agent {change.deleted_agent} gone"
         case _:
             return f"model {change.deleted_model} gone"
 
@@ -105,7 +162,8 @@ class SomeRunner:
 
     registry: RunningRegistry
     name: str = "r1"
-    models: tuple[str, ...] = ("m1",)
+    models: tuple[str | model_pb2.ModelManifest, ...] = ("m1",)
+    agents: tuple[agent_pb2.AgentManifest, ...] = ()
     incarnation: str = "life-1"
     session_id: str = ""
     ticket_key: bytes = b""
@@ -117,7 +175,8 @@ class SomeRunner:
             request_id=f"open-{self.name}-{self.incarnation}-{self.opens}",
             session_id=self.session_id,
             runner=runner_pb2.Runner(name=self.name, incarnation=self.incarnation, address=f"unix:/run/{self.name}"),
-            models=[manifest(name) for name in self.models],
+            models=[manifest(model) if isinstance(model, str) else model for model in self.models],
+            agents=self.agents,
         )
 
     async def open(self) -> "SomeRunner":
@@ -143,8 +202,48 @@ class SomeRunner:
         )
 
 
-def manifest(name: str) -> model_pb2.ModelManifest:
-    return model_pb2.ModelManifest(name=name, operations=[model_pb2.MODEL_OPERATION_CHAT], context_tokens=4096)
+def manifest(
+    name: str, *, pool: str = "", context_tokens: int = 4096, wake: wake_pb2.Wake | None = None, remote: bool = False
+) -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(
+        name=name,
+        pool_name=pool,
+        operations=[model_pb2.MODEL_OPERATION_CHAT],
+        context_tokens=context_tokens,
+        wake=wake,
+        remote=remote,
+    )
+
+
+def an_agent(name: str, model: str = "", *, pool: str = "", prompt: str = "Be terse.") -> agent_pb2.AgentManifest:
+    manifest = agent_pb2.AgentManifest(name=name, system_prompt=prompt)
+    manifest.default_params.temperature = 0.2
+    if pool:
+        manifest.pool = pool
+    else:
+        manifest.model = model or "m1"
+    return manifest
+
+
+def declare(model: model_pb2.ModelManifest | str, *, runner: str = "") -> Declaration:
+    declared = manifest(model) if isinstance(model, str) else model
+    return Declaration(model=declaration_service_pb2.ModelDeclaration(manifest=declared, runner=runner))
+
+
+def by_mesh() -> wake_pb2.Wake:
+    """A wake plan by which routers wake the host."""
+    packet = wake_pb2.WakeOnLanAction(mac_address="02:00:00:00:00:01")
+    return wake_pb2.Wake(by_mesh=wake_pb2.WakeRecipe(wake_on_lan=packet))
+
+
+def in_phase(phase: runner_pb2.InstanceState.Phase.ValueType, *models: str) -> runner_pb2.Capability:
+    states = [runner_pb2.InstanceState(model=model, phase=phase) for model in models or ("m1",)]
+    return runner_pb2.Capability(instances=states)
+
+
+def event_in_words(event: event_pb2.Event) -> str:
+    kind = resource_kind_pb2.ResourceKind.Name(event.kind).removeprefix("RESOURCE_KIND_").lower()
+    return f"{kind} {event.name} {event_pb2.EventReason.Name(event.reason).removeprefix('EVENT_REASON_').lower()}"
 
 
 def ready(model: str = "m1", *, slots_used: int = 0, detail: str = "") -> runner_pb2.Capability:
@@ -174,7 +273,9 @@ async def running_registry(
 ) -> AsyncIterator[RunningRegistry]:
     """A registry on `folder`/registry.db, served on a Unix socket beside it, with health and reflection."""
     clock = clock or FakeClock()
-    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db", **cast("Any", settings))
+    # Without a spread every expiry has one exact moment.
+    chosen = cast("Any", {"restart_spread_seconds": 0.0, **settings})
+    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db", **chosen)
     service, server, health = build(config, clock=clock), new_server(), Health()
     service.register(server)
     health.register(server, service.service_names)
@@ -189,8 +290,10 @@ async def running_registry(
         sessions = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(channel)
         )
+        declarations = cast("DeclarationServiceAsyncStub", declaration_service_pb2_grpc.DeclarationServiceStub(channel))
+        tokens = cast("JoinTokenServiceAsyncStub", join_token_service_pb2_grpc.JoinTokenServiceStub(channel))
         try:
-            yield RunningRegistry(service, clock, channel, registry, sessions)
+            yield RunningRegistry(service, clock, channel, registry, sessions, declarations, tokens)
         finally:
             await service.stop(grace_seconds=5.0)
             await server.stop(grace=None)

@@ -60,7 +60,7 @@ async def test_a_model_name_of_another_live_session_is_refused_and_nothing_is_ha
     await SomeRunner(mesh).open()
     with refused(Reason.ALREADY_EXISTS) as errors:
         await SomeRunner(mesh, name="r2", models=("m0", "m1")).open()
-    assert errors[0].metadata == {"model": "m1"}
+    assert errors[0].metadata == {"owner_kind": "model", "model": "m1"}
     with refused(Reason.NOT_FOUND):
         await mesh.runner("r2")
     with refused(Reason.MODEL_NOT_FOUND):
@@ -126,7 +126,7 @@ async def test_a_runner_may_change_its_name_once_its_old_one_is_dead(mesh: Runni
 async def test_the_mesh_has_a_limit_of_runners_but_known_ones_may_return(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_runners=1) as small:
         runner = await SomeRunner(small).open()
-        with refused(Reason.NO_SLOT_AVAILABLE):
+        with refused(Reason.TOO_MANY_RESOURCES):
             await SomeRunner(small, name="r2", models=()).open()
         await SomeRunner(small, incarnation="life-2", session_id=runner.session_id).open()
 

@@ -130,7 +130,7 @@ async def test_stopping_the_registry_tells_watchers_that_it_shuts_down(tmp_path:
 
 async def test_a_watcher_that_goes_away_is_forgotten(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
-    broadcaster = mesh.service._roster._broadcaster
+    broadcaster = mesh.service._core.watchers
     assert broadcaster.watchers == 1
     watch.call.cancel()
     async with asyncio.timeout(READ_LIMIT_SECONDS):

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 from gated_store import GatedStore
+from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import Capability, Heartbeat, Manifest, Opening, RunnerProfile
-from registry_svc.roster import Roster
+from registry_svc.domain import Capability, Heartbeat, Kind, Manifest, Opening, RunnerProfile
+from registry_svc.wanted import Batch, ModelDeclaration, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -38,58 +39,58 @@ async def store() -> AsyncIterator[GatedStore]:
 
 
 @pytest.fixture
-async def roster(store: GatedStore, clock: FakeClock) -> Roster:
-    roster = Roster(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
-    await roster.start()
-    return roster
+async def registry(store: GatedStore, clock: FakeClock) -> BareRegistry:
+    registry = BareRegistry(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://", restart_spread_seconds=0))
+    await registry.start()
+    return registry
 
 
-async def let_pass(seconds: float, roster: Roster, clock: FakeClock) -> None:
+async def let_pass(seconds: float, registry: BareRegistry, clock: FakeClock) -> None:
     """Time passes, with a sweep every five seconds but the last: that one is the test's."""
     for _ in range(int(seconds / 5.0) - 1):
         await clock.advance(5.0)
-        await roster.sweep()
+        await registry.expiry.sweep()
     await clock.advance(5.0)
 
 
-async def test_a_session_is_on_disk_before_anyone_hears_of_it(roster: Roster, store: GatedStore) -> None:
+async def test_a_session_is_on_disk_before_anyone_hears_of_it(registry: BareRegistry, store: GatedStore) -> None:
     store.gate = asyncio.Event()
-    opening = asyncio.create_task(roster.open_session(OPENING))
+    opening = asyncio.create_task(registry.roster.open_session(OPENING))
     await store.waiting.wait()
     assert not opening.done()
-    assert roster.runner("r1") is None
+    assert registry.catalogue.runner("r1") is None
     store.gate.set()
     session = await opening
-    assert [stored.session for stored in await store.load()] == [session]
+    assert [stored.session for stored in (await store.load()).sessions] == [session]
 
 
-async def test_a_session_that_the_disk_refuses_never_was(roster: Roster, store: GatedStore) -> None:
+async def test_a_session_that_the_disk_refuses_never_was(registry: BareRegistry, store: GatedStore) -> None:
     store.failing = True
-    before, _ = roster.watch()
+    before, _ = registry.catalogue.watch()
     with pytest.raises(WeftError) as failure:
-        await roster.open_session(OPENING)
+        await registry.roster.open_session(OPENING)
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert roster.runner("r1") is None
-    assert roster.watch()[0].revision == before.revision
+    assert registry.catalogue.runner("r1") is None
+    assert registry.catalogue.watch()[0].revision == before.revision
 
 
 async def test_a_caller_that_leaves_during_the_commit_does_not_part_memory_from_disk(
-    roster: Roster, store: GatedStore
+    registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
-    opening = asyncio.create_task(roster.open_session(OPENING))
+    opening = asyncio.create_task(registry.roster.open_session(OPENING))
     await store.waiting.wait()
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
     store.gate.set()
     # The next write waits for the one before it, so this repeat finds what the first call did.
-    session = await roster.open_session(OPENING)
-    assert [stored.session for stored in await store.load()] == [session]
-    assert roster.model("m1") is not None
+    session = await registry.roster.open_session(OPENING)
+    assert [stored.session for stored in (await store.load()).sessions] == [session]
+    assert registry.catalogue.model("m1") is not None
 
 
-async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(roster: Roster) -> None:
+async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(registry: BareRegistry) -> None:
     other = Opening(
         request_id="open-2",
         session_id="",
@@ -97,114 +98,201 @@ async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(roster: Roste
         capability=Capability(),
         models=OPENING.models,
     )
-    results = await asyncio.gather(roster.open_session(OPENING), roster.open_session(other), return_exceptions=True)
+    results = await asyncio.gather(
+        registry.roster.open_session(OPENING), registry.roster.open_session(other), return_exceptions=True
+    )
     assert isinstance(results[1], WeftError)
     assert results[1].reason is Reason.ALREADY_EXISTS
 
 
-async def test_a_good_bye_that_the_disk_refuses_is_not_acknowledged(roster: Roster, store: GatedStore) -> None:
-    session = await roster.open_session(OPENING)
+async def test_a_good_bye_that_the_disk_refuses_is_not_acknowledged(registry: BareRegistry, store: GatedStore) -> None:
+    session = await registry.roster.open_session(OPENING)
     store.failing = True
     with pytest.raises(WeftError):
-        await roster.close_session(session.id, session.incarnation)
-    runner = roster.runner("r1")
+        await registry.roster.close_session(session.id, session.incarnation)
+    runner = registry.catalogue.runner("r1")
     assert runner is not None
     assert runner.active
 
 
-async def test_heartbeats_write_at_most_once_a_minute(roster: Roster, store: GatedStore, clock: FakeClock) -> None:
-    session = await roster.open_session(OPENING)
+async def test_heartbeats_write_at_most_once_a_minute(
+    registry: BareRegistry, store: GatedStore, clock: FakeClock
+) -> None:
+    session = await registry.roster.open_session(OPENING)
     store.writes = 0
     for number in range(120):
         await clock.advance(5.0)
-        await roster.hear(
+        await registry.roster.hear(
             Heartbeat(session_id=session.id, incarnation="life-1", sequence=number, capability=Capability())
         )
-        await roster.sweep()
+        await registry.expiry.sweep()
     assert store.writes == 10
-    (stored,) = await store.load()
+    (stored,) = (await store.load()).sessions
     assert stored.pulse.last_heartbeat_at == clock.utc_now()
 
 
 async def test_silence_is_told_even_while_the_disk_fails_and_written_when_it_works_again(
-    roster: Roster, store: GatedStore, clock: FakeClock
+    registry: BareRegistry, store: GatedStore, clock: FakeClock
 ) -> None:
-    await roster.open_session(OPENING)
+    await registry.roster.open_session(OPENING)
     store.failing = True
-    await let_pass(90.0, roster, clock)
+    await let_pass(90.0, registry, clock)
     with pytest.raises(WeftError):
-        await roster.sweep()
-    runner = roster.runner("r1")
+        await registry.expiry.sweep()
+    runner = registry.catalogue.runner("r1")
     assert runner is not None
     assert not runner.active
     store.failing = False
-    await roster.sweep()
-    (stored,) = await store.load()
+    await registry.expiry.sweep()
+    (stored,) = (await store.load()).sessions
     assert stored.pulse.inactive_since == clock.utc_now()
 
 
 async def test_a_runner_that_the_disk_cannot_forget_is_forgotten_later(
-    roster: Roster, store: GatedStore, clock: FakeClock
+    registry: BareRegistry, store: GatedStore, clock: FakeClock
 ) -> None:
-    await roster.open_session(OPENING)
-    await let_pass(90.0, roster, clock)
-    await roster.sweep()
-    await let_pass(14_400.0, roster, clock)
+    await registry.roster.open_session(OPENING)
+    await let_pass(90.0, registry, clock)
+    await registry.expiry.sweep()
+    await let_pass(14_400.0, registry, clock)
     store.failing = True
     with pytest.raises(WeftError):
-        await roster.sweep()
-    assert roster.runner("r1") is not None
+        await registry.expiry.sweep()
+    assert registry.catalogue.runner("r1") is not None
     store.failing = False
-    await roster.sweep()
-    assert roster.runner("r1") is None
-    assert await store.load() == []
+    await registry.expiry.sweep()
+    assert registry.catalogue.runner("r1") is None
+    assert (await store.load()).sessions == ()
 
 
 async def test_a_registry_that_was_frozen_gives_everyone_time_to_be_heard_again(
-    roster: Roster, clock: FakeClock
+    registry: BareRegistry, clock: FakeClock
 ) -> None:
-    await roster.open_session(OPENING)
+    await registry.roster.open_session(OPENING)
     await clock.advance(600.0)
-    await roster.sweep()
-    runner = roster.runner("r1")
+    await registry.expiry.sweep()
+    runner = registry.catalogue.runner("r1")
     assert runner is not None
     assert runner.active
-    await let_pass(90.0, roster, clock)
-    await roster.sweep()
-    runner = roster.runner("r1")
+    await let_pass(90.0, registry, clock)
+    await registry.expiry.sweep()
+    runner = registry.catalogue.runner("r1")
     assert runner is not None
     assert not runner.active
 
 
-async def test_a_sweep_that_is_merely_late_expires_who_is_due(roster: Roster, clock: FakeClock) -> None:
-    await roster.open_session(OPENING)
-    await let_pass(50.0, roster, clock)
+async def test_a_sweep_that_is_merely_late_expires_who_is_due(registry: BareRegistry, clock: FakeClock) -> None:
+    await registry.roster.open_session(OPENING)
+    await let_pass(50.0, registry, clock)
     await clock.advance(40.0)
-    await roster.sweep()
-    runner = roster.runner("r1")
+    await registry.expiry.sweep()
+    runner = registry.catalogue.runner("r1")
     assert runner is not None
     assert not runner.active
 
 
-async def test_stopping_with_a_broken_disk_still_stops(roster: Roster, store: GatedStore) -> None:
-    await roster.open_session(OPENING)
+async def test_stopping_with_a_broken_disk_still_stops(registry: BareRegistry, store: GatedStore) -> None:
+    await registry.roster.open_session(OPENING)
     store.failing = True
-    await roster.stop(grace_seconds=1.0)
+    await registry.stop(grace_seconds=1.0)
     with pytest.raises(WeftError) as refusal:
-        roster.runner("r1")
+        registry.catalogue.runner("r1")
     assert refusal.value.reason is Reason.SHUTTING_DOWN
 
 
 async def test_stopping_waits_for_a_write_in_progress_and_cancels_it_after_the_grace(
-    roster: Roster, store: GatedStore
+    registry: BareRegistry, store: GatedStore
 ) -> None:
     store.gate = asyncio.Event()
-    opening = asyncio.create_task(roster.open_session(OPENING))
+    opening = asyncio.create_task(registry.roster.open_session(OPENING))
     await store.waiting.wait()
-    stopping = asyncio.create_task(roster.stop(grace_seconds=0.01))
+    stopping = asyncio.create_task(registry.stop(grace_seconds=0.01))
     with pytest.raises(WeftError) as refusal:
         await opening
     assert refusal.value.reason is Reason.SHUTTING_DOWN
     store.gate.set()
     await stopping
-    assert await store.load() == []
+    assert (await store.load()).sessions == ()
+
+
+def a_model(name: str) -> ModelDeclaration:
+    manifest = Manifest(
+        name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False
+    )
+    return ModelDeclaration(manifest=manifest, runner="")
+
+
+async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
+    registry: BareRegistry, store: GatedStore
+) -> None:
+    store.gate = asyncio.Event()
+    batch = Batch(declarations=(a_model("m1"), a_model("m2")), dry_run=False, adopt=False)
+    applying = asyncio.create_task(registry.declarations.apply(batch))
+    await store.waiting.wait()
+    assert registry.catalogue.model("m1") is None
+    store.gate.set()
+    await applying
+    assert [each.manifest.name for each in (await store.load()).models] == ["m1", "m2"]
+    assert store.writes == 1
+
+
+async def test_what_a_dead_disk_refuses_is_half_applied_nowhere(registry: BareRegistry, store: GatedStore) -> None:
+    await registry.roster.open_session(OPENING)
+    token, _ = await registry.tokens.create("", None)
+    before, stored, events = registry.catalogue.watch()[0], await store.load(), registry.catalogue.events(None, "", 9)
+    store.failing = True
+    batch = Batch(declarations=(a_model("m2"), a_model("m3")), dry_run=False, adopt=True)
+    for attempt in (
+        registry.declarations.apply(batch),
+        registry.declarations.delete(Kind.MODEL, "m1"),
+        registry.declarations.delete(Kind.RUNNER, "r1"),
+        registry.tokens.create("", None),
+        registry.tokens.revoke(token.id),
+    ):
+        with pytest.raises(WeftError) as failure:
+            await attempt
+        assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert registry.catalogue.watch()[0] == before
+    assert registry.catalogue.events(None, "", 9) == events
+    assert registry.tokens.newest_first() == [token]
+    assert await store.load() == stored
+
+
+async def test_a_dry_run_and_an_unchanged_batch_do_not_write(registry: BareRegistry, store: GatedStore) -> None:
+    await registry.roster.open_session(OPENING)
+    store.writes = 0
+    batch = Batch(declarations=(a_model("m1"),), dry_run=False, adopt=False)
+    assert [each.outcome for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
+    dry = Batch(declarations=(a_model("m2"),), dry_run=True, adopt=False)
+    assert [each.outcome for each in await registry.declarations.apply(dry)] == [Outcome.CREATED]
+    assert store.writes == 0
+
+
+async def test_an_operator_who_leaves_during_the_commit_does_not_part_memory_from_disk(
+    registry: BareRegistry, store: GatedStore
+) -> None:
+    store.gate = asyncio.Event()
+    batch = Batch(declarations=(a_model("m1"),), dry_run=False, adopt=False)
+    applying = asyncio.create_task(registry.declarations.apply(batch))
+    await store.waiting.wait()
+    applying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await applying
+    store.gate.set()
+    assert [each.outcome for each in await registry.declarations.apply(batch)] == [Outcome.UNCHANGED]
+
+
+async def test_nothing_is_answered_before_the_start(store: GatedStore, clock: FakeClock) -> None:
+    closed = BareRegistry(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
+    batch = Batch(declarations=(), dry_run=False, adopt=False)
+    for attempt in (
+        lambda: closed.catalogue.pool("p"),
+        closed.catalogue.watch_events,
+        closed.tokens.newest_first,
+        lambda: closed.tokens.check("wjt_a_b"),
+    ):
+        with pytest.raises(WeftError, match="SHUTTING_DOWN"):
+            attempt()
+    for call in (closed.declarations.apply(batch), closed.declarations.delete(Kind.MODEL, "m1"), closed.expiry.sweep()):
+        with pytest.raises(WeftError, match="SHUTTING_DOWN"):
+            await call

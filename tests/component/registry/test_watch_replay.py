@@ -9,12 +9,16 @@ from math import ceil
 from gated_store import GatedStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from roster_harness import BareRegistry
+from told_state import Told
 
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
+    AgentManifest,
     Capability,
     Heartbeat,
     Instance,
+    Kind,
     Manifest,
     Opening,
     Phase,
@@ -22,19 +26,28 @@ from registry_svc.domain import (
     Snapshot,
 )
 from registry_svc.messages import change_message, snapshot_message
-from registry_svc.roster import Roster
-from registry_svc.watch import Watcher
+from registry_svc.wanted import Batch, ModelDeclaration
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.testing.fake_clock import FakeClock
+from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 
-# Few names, so that they are fought over.
+# Few names, so that they are fought over, between kinds too.
 RUNNERS = ("r1", "r2")
 MODELS = ("m1", "m2", "m3")
+AGENTS = ("a1", "a2", "m3", "p1", "r2")
+POOLS = ("", "p1", "m1", "a2")
 SWEEP_SECONDS = 1_000.0
-OUTCOMES = {Reason.ALREADY_EXISTS, Reason.SESSION_UNKNOWN, Reason.STALE_HEARTBEAT}
+OUTCOMES = {
+    Reason.ALREADY_EXISTS,
+    Reason.SESSION_UNKNOWN,
+    Reason.STALE_HEARTBEAT,
+    Reason.MODEL_NOT_FOUND,
+    Reason.NOT_FOUND,
+    Reason.RESOURCE_IN_USE,
+}
 
 
 class Identity(Enum):
@@ -53,6 +66,10 @@ class Open:
     runner: str
     models: frozenset[str]
     identity: Identity
+    pool: str = ""
+    agents: frozenset[str] = frozenset()
+    target: str = "m1"
+    wakeable: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,7 @@ class Beat:
     runner: str
     slots_used: int
     sequence_step: int
+    asleep: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,19 +91,58 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class Declare:
+    """An operator applies a model and an agent that points to its pool."""
+
+    model: str
+    pool: str
+    runner: str
+    agent: str
+    adopt: bool
+
+
+@dataclass(frozen=True)
+class Delete:
+    kind: Kind
+    name: str
+
+
+@dataclass(frozen=True)
 class Restart:
     """The registry ends and another one starts on the same store."""
 
 
-Step = Open | Beat | Close | Wait | Restart
+Step = Open | Beat | Close | Wait | Declare | Delete | Restart
 
 runner_names = st.sampled_from(RUNNERS)
-openings = st.builds(Open, runner_names, st.frozensets(st.sampled_from(MODELS)), st.sampled_from(list(Identity)))
+openings = st.builds(
+    Open,
+    runner_names,
+    st.frozensets(st.sampled_from(MODELS)),
+    st.sampled_from(list(Identity)),
+    st.sampled_from(POOLS),
+    st.frozensets(st.sampled_from(AGENTS), max_size=2),
+    st.sampled_from(("m1", "m2", "p1")),
+    st.booleans(),
+)
+declarations = st.builds(
+    Declare,
+    st.sampled_from((*MODELS, "a1", "r1")),
+    st.sampled_from(POOLS),
+    st.sampled_from(("", *RUNNERS)),
+    st.sampled_from(AGENTS),
+    st.booleans(),
+)
+deletions = st.builds(
+    Delete, st.sampled_from([Kind.MODEL, Kind.AGENT, Kind.RUNNER]), st.sampled_from((*RUNNERS, *MODELS, *AGENTS))
+)
 steps = st.lists(
     st.one_of(
         openings,
         openings,
-        st.builds(Beat, runner_names, st.integers(0, 2), st.integers(-1, 2)),
+        st.builds(Beat, runner_names, st.integers(0, 2), st.integers(-1, 2), st.booleans()),
+        declarations,
+        deletions,
         st.builds(Close, runner_names),
         st.builds(Wait, st.sampled_from([5.0, 60.0, 90.0, 14_400.0])),
         st.builds(Restart),
@@ -107,13 +164,14 @@ class World:
 
     async def start(self) -> None:
         config = RegistryConfig(database_url="sqlite+aiosqlite://", sweep_interval_seconds=SWEEP_SECONDS)
-        self.roster = Roster(self.store, self.clock, config)
-        await self.roster.start()
-        snapshot, self.watcher = self.roster.watch()
-        self.view = view_of(snapshot)
+        self.registry = BareRegistry(self.store, self.clock, config)
+        await self.registry.start()
+        snapshot, self.watcher = self.registry.catalogue.watch()
+        self.view = await view_of(snapshot)
+        self.told = Told.of(await snapshot_message(snapshot, with_keys=True))
 
     async def end(self) -> None:
-        await self.roster.stop(grace_seconds=1.0)
+        await self.registry.stop()
         await self.store.really_close()
 
     async def take(self, step: Step) -> None:
@@ -128,24 +186,28 @@ class World:
         match step:
             case Open():
                 self.lives += 1
-                session = await self.roster.open_session(self._opening(step))
+                session = await self.registry.roster.open_session(self._opening(step))
                 self.session_ids[step.runner] = session.id
                 self.sequences[step.runner] = 0
             case Beat():
                 self.sequences[step.runner] = max(0, self.sequences.get(step.runner, 0) + step.sequence_step)
-                await self.roster.hear(self._beat(step))
+                await self.registry.roster.hear(self._beat(step))
             case Close(runner):
-                await self.roster.close_session(self.session_ids.get(runner, ""), self._incarnation(runner))
+                await self.registry.roster.close_session(self.session_ids.get(runner, ""), self._incarnation(runner))
             case Wait(seconds):
                 for part in range(ceil(seconds / SWEEP_SECONDS)):
                     await self.clock.advance(min(SWEEP_SECONDS, seconds - part * SWEEP_SECONDS))
-                    await self.roster.sweep()
+                    await self.registry.expiry.sweep()
+            case Declare():
+                await self.registry.declarations.apply(batch_of(step))
+            case Delete(kind, name):
+                await self.registry.declarations.delete(kind, name)
             case Restart():
-                await self.roster.stop(grace_seconds=1.0)
+                await self.registry.stop()
                 await self.start()
 
     def _incarnation(self, runner: str) -> str:
-        found = self.roster.runner(runner)
+        found = self.registry.catalogue.runner(runner)
         return "none" if found is None else found.profile.incarnation
 
     def _opening(self, step: Open) -> Opening:
@@ -158,13 +220,17 @@ class World:
                 name=step.runner, incarnation=f"life-{self.lives}", address="a", host="", runtime="", version=""
             ),
             capability=Capability(),
-            models=tuple(manifest(name) for name in sorted(step.models)),
+            models=tuple(manifest(name, step.pool, wakeable=step.wakeable) for name in sorted(step.models)),
+            # What clashes with itself does not get past the requests.
+            agents=tuple(
+                agent(name, step.target) for name in sorted(step.agents - step.models - {step.pool, step.runner})
+            ),
         )
 
     def _beat(self, step: Beat) -> Heartbeat:
         instance = Instance(
             model="m1",
-            phase=Phase.READY,
+            phase=Phase.HIBERNATING if step.asleep else Phase.READY,
             slots_total=4,
             slots_used=step.slots_used,
             load_progress=None,
@@ -179,21 +245,56 @@ class World:
         )
 
 
-def manifest(name: str) -> Manifest:
-    return Manifest(name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+def manifest(name: str, pool: str = "", *, wakeable: bool = False) -> Manifest:
+    recipe = WakeOnLanRecipe(mac_address="02:00:00:00:00:01")
+    return Manifest(
+        name=name,
+        pool_name=pool,
+        operations=(Operation.CHAT,),
+        context_tokens=0,
+        digest="",
+        remote=False,
+        wake=WakePlan(by_runner=False, by_mesh=recipe) if wakeable else None,
+    )
 
 
-def view_of(snapshot: Snapshot) -> FleetView:
-    return apply_watch(FleetView(), snapshot_message(snapshot, with_keys=True))
+def agent(name: str, target: str) -> AgentManifest:
+    return AgentManifest(
+        name=name,
+        target=target,
+        targets_pool=target.startswith("p"),
+        description="",
+        system_prompt="",
+        default_params="{}",
+    )
 
 
-async def replayed(view: FleetView, watcher: Watcher, up_to_revision: int) -> FleetView:
-    """`view` after all that `watcher` was told; every revision exactly once."""
-    while view.revision < up_to_revision:
-        revised = await anext(watcher)
-        assert revised.revision == view.revision + 1
-        view = apply_watch(view, change_message(revised, with_keys=True))
-    return view
+def batch_of(step: Declare) -> Batch:
+    model = manifest(step.model, step.pool)
+    points = AgentManifest(
+        name=step.agent, target=model.pool, targets_pool=True, description="", system_prompt="", default_params="{}"
+    )
+    model_declaration = ModelDeclaration(manifest=model, runner=step.runner)
+    clashes = step.agent in {step.model, step.pool}
+    return Batch(
+        declarations=(model_declaration,) if clashes else (points, model_declaration),
+        dry_run=False,
+        adopt=step.adopt,
+    )
+
+
+async def view_of(snapshot: Snapshot) -> FleetView:
+    return apply_watch(FleetView(), await snapshot_message(snapshot, with_keys=True))
+
+
+async def replay(world: "World", up_to_revision: int) -> None:
+    """Take in all that the watcher was told; every revision exactly once."""
+    while world.view.revision < up_to_revision:
+        revised = await anext(world.watcher)
+        assert revised.revision == world.view.revision + 1
+        message = change_message(revised, with_keys=True)
+        world.view = apply_watch(world.view, message)
+        world.told.hear(message.change)
 
 
 async def play(script: Sequence[Step]) -> None:
@@ -210,23 +311,41 @@ async def play(script: Sequence[Step]) -> None:
 
 async def assert_told(world: World) -> None:
     """What the watcher was told is what a newcomer sees, and it makes sense."""
-    snapshot, _ = world.roster.watch()
-    world.view = await replayed(world.view, world.watcher, snapshot.revision)
-    assert world.view == view_of(snapshot)
+    snapshot, watcher = world.registry.catalogue.watch()
+    with watcher:
+        await replay(world, snapshot.revision)
+        assert world.view == await view_of(snapshot)
+        assert world.told == Told.of(await snapshot_message(snapshot, with_keys=True))
     assert len(snapshot.models) == len(world.view.models)
-    assert all(model.runner in world.view.runners for model in world.view.models.values())
+    assert all(model.runner in {"", *world.view.runners} for model in world.view.models.values())
+    assert all(agent.runner in {"", *world.view.runners} for agent in snapshot.agents)
+    assert_one_namespace(world.view, snapshot)
+
+
+def assert_one_namespace(view: FleetView, snapshot: Snapshot) -> None:
+    """No name belongs to two kinds, but for pools that are called like models."""
+    pools = {model.pool for model in view.models.values()} - view.models.keys()
+    names = [*view.runners, *view.models, *view.agents, *pools]
+    assert len(names) == len(set(names)), names
+    explicit = {model.manifest.pool_name for model in snapshot.models}
+    assert not explicit & (view.runners.keys() | view.agents.keys())
 
 
 async def assert_stored(world: World) -> None:
-    """What is told is also on disk: the same runners, incarnations, keys and models."""
+    """What is told is also on disk: the same runners, incarnations, keys, models, agents and declarations."""
     stored = await world.store.load()
-    assert {each.profile.name: each.profile.incarnation for each in stored} == {
+    assert {each.profile.name: each.profile.incarnation for each in stored.sessions} == {
         runner.name: runner.incarnation for runner in world.view.runners.values()
     }
-    assert all(world.view.runners[each.profile.name].ticket_key == each.session.ticket_key for each in stored)
-    assert {model.manifest.name: model.runner for each in stored for model in each.publications} == {
-        model.name: model.runner for model in world.view.models.values()
-    }
+    assert all(world.view.runners[each.profile.name].ticket_key == each.session.ticket_key for each in stored.sessions)
+    published = {model.manifest.name: each.profile.name for each in stored.sessions for model in each.publications}
+    declared = {model.manifest.name: model.runner for model in stored.models}
+    assert published.keys() | declared.keys() == world.view.models.keys()
+    for name, model in world.view.models.items():
+        barred = declared.get(name, "") not in {"", published.get(name)}
+        assert model.runner == ("" if barred else published.get(name, "")), name
+    agents = {each.manifest.name for session in stored.sessions for each in session.agents}
+    assert agents | {each.manifest.name for each in stored.agents} == world.view.agents.keys()
 
 
 @settings(max_examples=60, deadline=None)
@@ -240,12 +359,12 @@ def test_the_check_notices_a_change_that_was_not_told() -> None:
         world = World()
         await world.start()
         await world.take(Open("r1", frozenset({"m1"}), Identity.NONE))
-        world.roster._broadcaster.forget(world.watcher)
-        before, _ = world.roster.watch()
-        world.view = await replayed(world.view, world.watcher, before.revision)
+        world.registry.core.watchers.forget(world.watcher)
+        before, _ = world.registry.catalogue.watch()
+        await replay(world, before.revision)
         await world.take(Close("r1"))
-        snapshot, _ = world.roster.watch()
+        snapshot, _ = world.registry.catalogue.watch()
         await world.end()
-        return world.view == view_of(snapshot)
+        return bool(world.view == await view_of(snapshot))
 
     assert asyncio.run(scenario()) is False

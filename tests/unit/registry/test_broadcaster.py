@@ -13,7 +13,7 @@ def batch(first: int, last: int) -> list[Revised]:
 
 
 async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_before() -> None:
-    broadcaster = Broadcaster(max_waiting=10)
+    broadcaster = Broadcaster[Revised](max_waiting=10)
     broadcaster.publish(batch(1, 2))
     with broadcaster.subscribe() as watcher:
         broadcaster.publish(batch(3, 4))
@@ -22,7 +22,7 @@ async def test_a_watcher_hears_everything_from_its_subscription_on_and_nothing_b
 
 
 async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer() -> None:
-    broadcaster = Broadcaster(max_waiting=3)
+    broadcaster = Broadcaster[Revised](max_waiting=3)
     slow, quick = broadcaster.subscribe(), broadcaster.subscribe()
     for number in range(1, 5):
         broadcaster.publish(batch(number, number))
@@ -34,7 +34,7 @@ async def test_a_full_buffer_ends_the_watcher_with_a_reason_and_frees_the_buffer
 
 
 async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
-    broadcaster = Broadcaster(max_waiting=3)
+    broadcaster = Broadcaster[Revised](max_waiting=3)
     watcher = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
     broadcaster.publish(batch(2, 3))
@@ -42,7 +42,7 @@ async def test_a_buffer_that_is_exactly_full_is_still_whole() -> None:
 
 
 async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
-    broadcaster = Broadcaster(max_waiting=3)
+    broadcaster = Broadcaster[Revised](max_waiting=3)
     behind = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
     current = broadcaster.subscribe()
@@ -53,7 +53,7 @@ async def test_one_large_batch_ends_only_those_who_were_behind() -> None:
 
 
 async def test_a_lagged_watcher_stays_ended() -> None:
-    broadcaster = Broadcaster(max_waiting=1)
+    broadcaster = Broadcaster[Revised](max_waiting=1)
     watcher = broadcaster.subscribe()
     for number in (1, 2, 3):
         broadcaster.publish(batch(number, number))
@@ -63,7 +63,7 @@ async def test_a_lagged_watcher_stays_ended() -> None:
 
 
 async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -> None:
-    broadcaster = Broadcaster(max_waiting=3)
+    broadcaster = Broadcaster[Revised](max_waiting=3)
     watcher = broadcaster.subscribe()
     broadcaster.publish(batch(1, 1))
     broadcaster.close()
@@ -74,7 +74,7 @@ async def test_closing_lets_watchers_read_what_waits_and_then_tells_them_why() -
 
 
 async def test_leaving_ends_a_watcher() -> None:
-    broadcaster = Broadcaster(max_waiting=3)
+    broadcaster = Broadcaster[Revised](max_waiting=3)
     with broadcaster.subscribe():
         assert broadcaster.watchers == 1
     assert broadcaster.watchers == 0

@@ -1,12 +1,32 @@
 """When a runner counts as alive."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from registry_svc.domain import Standing
-from registry_svc.policy.liveness import LivenessLimits, Pulse, Verdict, heard, judge, lost, resumed
+from registry_svc.policy.liveness import (
+    LivenessLimits,
+    Pulse,
+    Verdict,
+    heard,
+    judge,
+    lost,
+    resumed,
+    share_of,
+)
 
-LIMITS = LivenessLimits(inactive_after_seconds=90.0, delete_after_seconds=14_400.0, grace_until_monotonic=0.0)
-GRACE = LivenessLimits(inactive_after_seconds=90.0, delete_after_seconds=14_400.0, grace_until_monotonic=50_000.0)
+LIMITS = LivenessLimits(
+    inactive_after_seconds=90.0,
+    delete_after_seconds=14_400.0,
+    back_since_monotonic=0.0,
+    grace_seconds=0.0,
+    spread_seconds=30.0,
+    keep_seconds=604_800.0,
+)
+GRACE = replace(LIMITS, back_since_monotonic=49_910.0, grace_seconds=90.0)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +78,41 @@ def test_ages_from_before_a_restart_count_on() -> None:
 def test_ages_from_the_future_count_as_zero() -> None:
     pulse = resumed(Standing.SILENT, heard_ago_seconds=-1e9, lost_ago_seconds=-1e9, now=1_000.0)
     assert (pulse.heard_monotonic, pulse.lost_monotonic) == (1_000.0, 1_000.0)
+
+
+def test_after_a_grace_each_runner_expires_at_a_moment_of_its_own() -> None:
+    early, late = heard(1_000.0), lost(heard(1_000.0), Standing.SILENT, 1_090.0)
+    assert judge(early, GRACE, 50_014.9, share=0.5) is Verdict.KEEP
+    assert judge(early, GRACE, 50_015.0, share=0.5) is Verdict.SILENCE
+    assert judge(late, GRACE, 50_014.9, share=0.5) is Verdict.KEEP
+    assert judge(late, GRACE, 50_015.0, share=0.5) is Verdict.FORGET
+
+
+def test_who_was_heard_since_the_return_is_not_spread() -> None:
+    assert judge(heard(49_910.0), GRACE, 50_000.0, share=0.99) is Verdict.SILENCE
+
+
+def test_a_wakeable_host_is_kept_longer_but_is_silent_as_early_as_others() -> None:
+    asleep = lost(heard(0.0), Standing.SILENT, 90.0)
+    assert judge(heard(0.0), LIMITS, 90.0, wakeable=True) is Verdict.SILENCE
+    assert judge(asleep, LIMITS, 90.0 + 604_799.9, wakeable=True) is Verdict.KEEP
+    assert judge(asleep, LIMITS, 90.0 + 604_800.0, wakeable=True) is Verdict.FORGET
+
+
+def test_a_keep_shorter_than_the_delete_limit_does_not_hasten_anything() -> None:
+    asleep = lost(heard(0.0), Standing.SILENT, 90.0)
+    assert judge(asleep, replace(LIMITS, keep_seconds=1.0), 14_489.9, wakeable=True) is Verdict.KEEP
+
+
+@settings(deadline=None)  # a busy machine is not a failure
+@given(st.text())
+def test_a_share_is_always_the_same_and_within_the_spread(name: str) -> None:
+    assert share_of(name) == share_of(name)
+    assert 0.0 <= share_of(name) < 1.0
+
+
+def test_ten_thousand_shares_fall_evenly_into_six_sweeps() -> None:
+    counts = [0] * 6
+    for number in range(10_000):
+        counts[int(share_of(f"runner-{number}") * 6)] += 1
+    assert max(counts) < 2_000

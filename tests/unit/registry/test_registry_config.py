@@ -1,8 +1,13 @@
 """Settings that make no sense are refused by name."""
 
+from pathlib import Path
+
 import pytest
 
 from registry_svc.config import RegistryConfig
+from weft.host.config import RegistrySection, WeftConfig
+from weft.host.home import WeftHome
+from weft.host.registry import registry_config
 from weft.kernel.errors import FieldError
 
 URL = "sqlite+aiosqlite://"
@@ -20,6 +25,18 @@ def test_a_limit_of_nothing_is_refused_by_name(field: str, value: int) -> None:
     with pytest.raises(FieldError) as refusal:
         RegistryConfig(**{"database_url": URL, field: value})  # type: ignore[arg-type] # one of many, on purpose
     assert refusal.value.field == field
+
+
+def test_no_spread_is_a_choice_and_a_negative_one_is_not() -> None:
+    assert RegistryConfig(database_url=URL, restart_spread_seconds=0).restart_spread_seconds == 0
+    with pytest.raises(FieldError, match="restart_spread_seconds"):
+        RegistryConfig(database_url=URL, restart_spread_seconds=-1)
+
+
+def test_the_file_reaches_the_registry(tmp_path: Path) -> None:
+    section = RegistrySection(restart_spread_seconds=7.0, hibernating_keep_seconds=86_400.0)
+    config = registry_config(WeftConfig(registry=section), WeftHome(tmp_path))
+    assert (config.restart_spread_seconds, config.hibernating_keep_seconds) == (7.0, 86_400.0)
 
 
 def test_no_grace_is_a_choice_but_a_negative_one_is_not() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from registry_svc.domain import Capability, Heartbeat, Manifest, Opening, RunnerProfile, Session, Standing
+from registry_svc.domain import Capability, Heartbeat, Kind, Manifest, Opening, RunnerProfile, Session, Standing
+from registry_svc.policy.namespace import Claim, Owner
 from registry_svc.policy.sessions import (
     Admitted,
     Hearing,
@@ -43,7 +44,15 @@ def decide(
     runner: Holder | None = None,
     models: dict[str, Holder] | None = None,
 ) -> Repeated | Admitted:
-    return decide_opening(request, own=own, runner_holder=runner, model_holders=models or {})
+    claims = [Claim(kind=Kind.RUNNER, name="r1", owners=() if runner is None else (owner(Kind.RUNNER, "r1", runner),))]
+    for name, holder in (models or {}).items():
+        claims.append(Claim(kind=Kind.MODEL, name=name, owners=(owner(Kind.MODEL, name, holder),)))
+    return decide_opening(request, own=own, runner_holder=runner, claims=claims)
+
+
+def owner(kind: Kind, name: str, holder: Holder) -> Owner:
+    session = holder.session
+    return Owner(kind=kind, name=name, session_id=session.id, runner=session.runner, live=holder.live)
 
 
 def refused(
@@ -59,43 +68,43 @@ def refused(
 
 
 def test_free_names_make_a_new_session() -> None:
-    assert decide(opening("m1")) == Admitted(adopted=None, evicted=None)
+    assert decide(opening("m1")) == Admitted(adopted=None, evicted=())
 
 
 def test_the_session_that_holds_the_names_adopts_them_alive_or_dead() -> None:
     for own in (live("s1"), dead("s1")):
         decision = decide(opening("m1"), own, own, {"m1": own})
-        assert decision == Admitted(adopted=own.session, evicted=None)
+        assert decision == Admitted(adopted=own.session, evicted=())
 
 
 def test_a_live_runner_of_another_session_is_refused() -> None:
-    assert refused(opening(), runner=live("s1")) == {"runner": "r1"}
-    assert refused(opening(), own=dead("s2"), runner=live("s1")) == {"runner": "r1"}
+    assert refused(opening(), runner=live("s1")) == {"owner_kind": "runner", "runner": "r1"}
+    assert refused(opening(), own=dead("s2"), runner=live("s1")) == {"owner_kind": "runner", "runner": "r1"}
 
 
 def test_a_live_model_of_another_session_is_refused() -> None:
-    assert refused(opening("m1"), models={"m1": live("s2", "r2")}) == {"model": "m1"}
+    assert refused(opening("m1"), models={"m1": live("s2", "r2")}) == {"owner_kind": "model", "model": "m1"}
 
 
 def test_a_dead_runner_of_another_session_is_taken_over_and_that_session_ends() -> None:
-    assert decide(opening(), runner=dead("s1")) == Admitted(adopted=None, evicted=session("s1"))
+    assert decide(opening(), runner=dead("s1")) == Admitted(adopted=None, evicted=("s1",))
 
 
 def test_a_dead_model_of_another_session_is_taken_over_and_that_session_goes_on() -> None:
     decision = decide(opening("m1"), models={"m1": dead("s2", "r2")})
-    assert decision == Admitted(adopted=None, evicted=None)
+    assert decision == Admitted(adopted=None, evicted=())
 
 
 def test_a_session_may_rename_its_runner_only_when_the_old_one_is_dead() -> None:
-    assert refused(opening(), own=live("s1", "r0")) == {"session": "r0"}
+    assert refused(opening(), own=live("s1", "r0")) == {"owner_kind": "runner", "runner": "r0"}
     own = dead("s1", "r0")
-    assert decide(opening(), own=own) == Admitted(adopted=own.session, evicted=None)
+    assert decide(opening(), own=own) == Admitted(adopted=own.session, evicted=())
 
 
 def test_a_renamed_runner_ends_the_dead_session_that_held_its_new_name() -> None:
     own = dead("s1", "r0")
     decision = decide(opening(), own=own, runner=dead("s2"))
-    assert decision == Admitted(adopted=own.session, evicted=session("s2"))
+    assert decision == Admitted(adopted=own.session, evicted=("s2",))
 
 
 def test_the_same_call_again_is_a_repeat_even_while_the_session_lives() -> None:

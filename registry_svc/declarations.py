@@ -1,0 +1,233 @@
+"""What operators say there should be: applied all at once or not at all, and deleted by name."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import structlog
+
+from registry_svc.core import RegistryCore
+from registry_svc.domain import AgentManifest, DeclaredAgent, DeclaredModel, EventReason, Happening, Kind
+from registry_svc.policy.chronicle import of_rows
+from registry_svc.policy.declaring import decide_agent, decide_model, in_use
+from registry_svc.policy.limits import require_room
+from registry_svc.policy.namespace import require_free
+from registry_svc.policy.targets import require_target
+from registry_svc.wanted import Applied, Batch, ModelDeclaration, Outcome, PoolDeclaration, RunnerDeclaration
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.registry")
+
+_EVENT_REASONS = {Outcome.CREATED: EventReason.CREATED, Outcome.CONFIGURED: EventReason.CONFIGURED}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plan:
+    """What an Apply would do: worked out whole before anything of it is done."""
+
+    now: datetime
+    adopt: bool
+    arriving: dict[str, str]
+    """The models of the batch, and the pool of each."""
+    results: list[Applied] = field(default_factory=list)
+    models: list[DeclaredModel] = field(default_factory=list)
+    agents: list[DeclaredAgent] = field(default_factory=list)
+
+
+class Declarations:
+    """Applies and deletes; writes pass one by one with those of the roster."""
+
+    def __init__(self, core: RegistryCore) -> None:
+        self._core = core
+
+    async def apply(self, batch: Batch) -> list[Applied]:
+        """One result per declaration, in order; see DeclarationService.Apply."""
+        self._core.require_open()
+        return await self._core.writer.run(lambda: self._apply(batch))
+
+    async def delete(self, kind: Kind, name: str) -> None:
+        """Remove a resource whoever owns it; see DeclarationService.Delete."""
+        self._core.require_open()
+        await self._core.writer.run(lambda: self._delete(kind, name))
+
+    async def _apply(self, batch: Batch) -> list[Applied]:
+        plan = self._planned(batch)
+        if batch.dry_run or not (plan.models or plan.agents):
+            return plan.results
+        await self._core.store.save_declarations(plan.models, plan.agents)
+        changes = self._core.mesh.declare(plan.models, plan.agents)
+        self._core.publish(changes, _events_of(plan))
+        log.info("declarations applied", models=len(plan.models), agents=len(plan.agents), adopt=batch.adopt)
+        return plan.results
+
+    def _planned(self, batch: Batch) -> _Plan:
+        models = [each.manifest for each in batch.declarations if isinstance(each, ModelDeclaration)]
+        plan = _Plan(
+            now=self._core.clock.utc_now(),
+            adopt=batch.adopt,
+            arriving={manifest.name: manifest.pool for manifest in models},
+        )
+        for index, declaration in enumerate(batch.declarations):
+            try:
+                match declaration:
+                    case ModelDeclaration():
+                        self._plan_model(plan, declaration)
+                    case AgentManifest():
+                        self._plan_agent(plan, declaration)
+                    case RunnerDeclaration():
+                        self._plan_runner(plan, declaration)
+                    case PoolDeclaration():
+                        self._plan_pool(plan, declaration, f"declarations[{index}].pool.members")
+            except WeftError as error:
+                error.metadata.setdefault("declaration", str(index))
+                raise
+        self._require_room(plan)
+        return plan
+
+    def _plan_model(self, plan: _Plan, given: ModelDeclaration) -> None:
+        mesh, name = self._core.mesh, given.manifest.name
+        require_free([mesh.claim(Kind.MODEL, name)])
+        if given.manifest.pool_name:
+            require_free([mesh.claim(Kind.POOL, given.manifest.pool_name)])
+        view, declared, published = mesh.model(name), mesh.declared_model(name), mesh.published_model(name)
+        outcome = decide_model(
+            given,
+            view=view,
+            declared=declared,
+            publication=None if published is None else published[0],
+            publisher_live=published is not None and published[1].pulse.active,
+            adopt=plan.adopt,
+        )
+        before = None if view is None else ModelDeclaration(manifest=view.manifest, runner=view.declared_runner)
+        if declared is not None:
+            before = ModelDeclaration(manifest=declared.manifest, runner=declared.runner)
+        if outcome is Outcome.UNCHANGED:
+            before = given
+        else:
+            created_at = plan.now if view is None else view.created_at
+            plan.models.append(DeclaredModel(manifest=given.manifest, runner=given.runner, created_at=created_at))
+        plan.results.append(Applied(kind=Kind.MODEL, name=name, outcome=outcome, before=before, after=given))
+
+    def _plan_agent(self, plan: _Plan, given: AgentManifest) -> None:
+        mesh, name = self._core.mesh, given.name
+        require_free([mesh.claim(Kind.AGENT, name, besides=frozenset(plan.arriving))])
+        require_target(mesh.target(given), arriving=plan.arriving, leaving=())
+        view, published = mesh.agent(name), mesh.published_agent(name)
+        outcome = decide_agent(
+            given,
+            declared=mesh.declared_agent(name),
+            publication=None if published is None else published[0],
+            publisher_live=published is not None and published[1].pulse.active,
+            adopt=plan.adopt,
+        )
+        if outcome is not Outcome.UNCHANGED:
+            created_at = plan.now if view is None else view.created_at
+            plan.agents.append(DeclaredAgent(manifest=given, created_at=created_at))
+        before = None if view is None else view.manifest
+        plan.results.append(Applied(kind=Kind.AGENT, name=name, outcome=outcome, before=before, after=given))
+
+    def _plan_runner(self, plan: _Plan, given: RunnerDeclaration) -> None:
+        if self._core.mesh.of_runner(given.name) is None:
+            raise WeftError(
+                Reason.NOT_FOUND,
+                f"there is no runner {given.name!r}; runners cannot be declared, they register themselves",
+                metadata={Kind.RUNNER.value: given.name},
+            )
+        plan.results.append(_unchanged(Kind.RUNNER, given.name, given))
+
+    def _plan_pool(self, plan: _Plan, given: PoolDeclaration, field_: str) -> None:
+        stay = (model for model in self._core.mesh.pools.members(given.name) if model not in plan.arriving)
+        come = (model for model, pool in plan.arriving.items() if pool == given.name)
+        members = sorted({*stay, *come})
+        if not members:
+            raise WeftError(
+                Reason.NOT_FOUND,
+                f"there is no pool {given.name!r}; a pool follows from its models, set pool_name on them",
+                metadata={Kind.POOL.value: given.name},
+            )
+        if given.members and sorted(given.members) != members:
+            raise invalid_field(field_, "must be its members; a pool follows from its models, set pool_name there")
+        plan.results.append(_unchanged(Kind.POOL, given.name, given))
+
+    def _require_room(self, plan: _Plan) -> None:
+        mesh, config = self._core.mesh, self._core.config
+        new = [result.kind for result in plan.results if result.outcome is Outcome.CREATED]
+        require_room("models", len(mesh.pools), new.count(Kind.MODEL), config.max_models)
+        require_room("agents", len(mesh.targets), new.count(Kind.AGENT), config.max_agents)
+        growth = mesh.sizes.growth_bytes(
+            [*(each.manifest for each in plan.models), *(each.manifest for each in plan.agents)]
+        )
+        require_room("bytes of models and agents", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
+
+    async def _delete(self, kind: Kind, name: str) -> None:
+        match kind:
+            case Kind.MODEL:
+                await self._delete_model(name)
+            case Kind.AGENT:
+                await self._delete_agent(name)
+            case Kind.RUNNER:
+                await self._delete_runner(name)
+            case Kind.POOL:
+                raise invalid_field("kind", "a pool follows from its models; delete those instead")
+        log.info("deleted", kind=kind.value, name=name)
+
+    async def _delete_model(self, name: str) -> None:
+        if self._core.mesh.model(name) is None:
+            raise _not_found(Kind.MODEL, name)
+        if agents := self._pointing_at({name}):
+            raise in_use(Kind.MODEL, name, agents)
+        await self._core.store.delete_names([name], [])
+        self._core.publish(self._core.mesh.drop(models=[name]), _deleted([(Kind.MODEL, name)]))
+
+    async def _delete_agent(self, name: str) -> None:
+        if self._core.mesh.agent(name) is None:
+            raise _not_found(Kind.AGENT, name)
+        await self._core.store.delete_names([], [name])
+        self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(Kind.AGENT, name)]))
+
+    async def _delete_runner(self, name: str) -> None:
+        mesh = self._core.mesh
+        member = mesh.of_runner(name)
+        if member is None:
+            raise _not_found(Kind.RUNNER, name)
+        rows = [row for row in member.rows() if not mesh.is_declared(*row)]
+        own_agents = {agent for kind, agent in rows if kind is Kind.AGENT}
+        agents = self._pointing_at({model for kind, model in rows if kind is Kind.MODEL}) - own_agents
+        if agents:
+            raise in_use(Kind.RUNNER, name, agents)
+        await self._core.store.delete_sessions([member.session.id])
+        self._core.publish(mesh.forget([member]), _deleted(rows))
+
+    def _pointing_at(self, leaving: set[str]) -> set[str]:
+        """The agents that would point to nothing without these models."""
+        mesh = self._core.mesh
+        found = set[str]().union(*(mesh.targets.of_model(model) for model in leaving))
+        for pool in {pool for model in leaving if (pool := mesh.pools.pool_of(model)) is not None}:
+            if leaving.issuperset(mesh.pools.members(pool)):
+                found |= mesh.targets.of_pool(pool)
+        return found
+
+
+def _unchanged(kind: Kind, name: str, given: RunnerDeclaration | PoolDeclaration) -> Applied:
+    return Applied(kind=kind, name=name, outcome=Outcome.UNCHANGED, before=given, after=given)
+
+
+def _events_of(plan: _Plan) -> list[Happening]:
+    return [
+        Happening(
+            kind=result.kind,
+            name=result.name,
+            reason=_EVENT_REASONS[result.outcome],
+            message="declared by an operator",
+        )
+        for result in plan.results
+        if result.outcome in _EVENT_REASONS
+    ]
+
+
+def _deleted(rows: list[tuple[Kind, str]]) -> list[Happening]:
+    return list(of_rows(rows, EventReason.DELETED, "deleted by an operator"))
+
+
+def _not_found(kind: Kind, name: str) -> WeftError:
+    return WeftError(Reason.NOT_FOUND, f"there is no {kind.value} {name!r}", metadata={kind.value: name})

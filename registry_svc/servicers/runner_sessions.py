@@ -1,0 +1,48 @@
+"""How runners make themselves known and stay known."""
+
+# ruff: noqa: N802 - the methods are called as in the contract
+
+from typing import Any
+
+import grpc
+
+from registry_svc.config import RegistryConfig
+from registry_svc.messages import opened
+from registry_svc.requests import to_heartbeat, to_opening
+from registry_svc.roster import Roster
+from weft.api.registry.v1 import runner_session_service_pb2, runner_session_service_pb2_grpc
+from weft.kernel.rpc import answering
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
+    """See RunnerSessionService in the contract."""
+
+    def __init__(self, roster: Roster, config: RegistryConfig) -> None:
+        self._roster = roster
+        self._config = config
+
+    async def OpenSession(
+        self, request: runner_session_service_pb2.OpenSessionRequest, context: Context
+    ) -> runner_session_service_pb2.OpenSessionResponse:
+        """See the contract."""
+        async with answering(context):
+            session = await self._roster.open_session(to_opening(request, self._config))
+            return opened(session, self._config)
+
+    async def Heartbeat(
+        self, request: runner_session_service_pb2.HeartbeatRequest, context: Context
+    ) -> runner_session_service_pb2.HeartbeatResponse:
+        """See the contract."""
+        async with answering(context):
+            await self._roster.hear(to_heartbeat(request, self._config))
+            return runner_session_service_pb2.HeartbeatResponse()
+
+    async def CloseSession(
+        self, request: runner_session_service_pb2.CloseSessionRequest, context: Context
+    ) -> runner_session_service_pb2.CloseSessionResponse:
+        """See the contract."""
+        async with answering(context):
+            await self._roster.close_session(request.session_id, request.incarnation)
+            return runner_session_service_pb2.CloseSessionResponse()

@@ -1,0 +1,166 @@
+"""PostgreSQL: owned by an advisory lock on the one connection that everything goes through.
+
+What is guaranteed: every transaction of the store runs on a connection that holds the lock, so two registries never
+write to one database at once. A connection that breaks takes the lock with it and leaves its transaction undone; the
+next call connects anew, takes the lock again, and finds in `ownership` whether another registry was here meanwhile. If
+one was, what this registry has in memory is no longer what is on disk, and it writes nothing any more until it is
+started anew.
+
+What is not: a connection may break after COMMIT was sent and before it was acknowledged. Then the caller is told
+SERVICE_UNAVAILABLE, and the write is there either wholly or not at all. The lock belongs to a session of the server, so
+a proxy between them must not share sessions (pgbouncer: `pool_mode = session`).
+"""
+
+import hashlib
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from sqlalchemy import URL, delete, event, insert
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from registry_svc.store.tables import ownership
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+
+# Advisory locks are per database and known by a 64-bit number. Other programs may use some of their own in the same
+# database, so this one is drawn from a name nobody else has.
+LOCK_KEY = int.from_bytes(hashlib.sha256(b"weft.registry.store.owner").digest()[:8], "big", signed=True)
+# A registry that was killed a moment ago, or the connection that just broke, may hold the lock a little longer.
+LOCK_WAIT_MS = 1_000
+CONNECT_TIMEOUT_SECONDS = 10.0
+STATEMENT_TIMEOUT_SECONDS = 30.0
+# The registry writes one thing at a time; who waits longer than this for the connection is told so.
+CONNECTION_WAIT_SECONDS = 30.0
+CLOSE_TIMEOUT_SECONDS = 2.0
+SERVER_SETTINGS = {
+    "application_name": "weft-registry",
+    # What is acknowledged is on disk, also where the server's default is faster than that.
+    "synchronous_commit": "on",
+    # The lock of a machine that vanished is free after about a minute; the server's default is two hours.
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+}
+# SQLSTATE class 22: values of the wrong form. Such messages quote the value.
+_DATA_EXCEPTION_CLASS = "22"
+
+
+class PostgresDatabase:
+    """See Database, and the module for what its ownership guarantees."""
+
+    def __init__(self, url: URL) -> None:
+        try:
+            driver = import_module("asyncpg")
+        except ImportError as error:
+            raise invalid_field(
+                "database_url", "PostgreSQL needs the package asyncpg; pip install 'weft[postgres]'"
+            ) from error
+        self.driver_errors: tuple[type[Exception], ...] = (
+            driver.PostgresError,
+            driver.InterfaceError,
+            driver.InternalClientError,
+        )
+        self._lock_not_available: type[Exception] = driver.LockNotAvailableError
+        self._url = url
+        self._engine: AsyncEngine | None = None
+        self._connection: Any | None = None
+        """The driver's connection that holds the lock, or held it last."""
+        self._owner: str | None = None
+        """What this registry wrote into `ownership`; None until then."""
+
+    def take(self) -> AsyncEngine:
+        """See Database.take."""
+        self._engine = create_async_engine(
+            self._url,
+            hide_parameters=True,
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=CONNECTION_WAIT_SECONDS,
+            pool_pre_ping=True,
+            connect_args={
+                "timeout": CONNECT_TIMEOUT_SECONDS,
+                "command_timeout": STATEMENT_TIMEOUT_SECONDS,
+                "server_settings": SERVER_SETTINGS,
+            },
+        )
+
+        @event.listens_for(self._engine.sync_engine, "connect")
+        def claim(connection: Any, _record: object) -> None:
+            connection.run_async(self._claim)
+
+        return self._engine
+
+    async def mark(self, connection: AsyncConnection) -> None:
+        """See Database.mark."""
+        owner = new_id("own")
+        await connection.execute(delete(ownership))
+        await connection.execute(insert(ownership), {"id": 1, "owner": owner})
+        self._owner = owner
+
+    async def release(self) -> None:
+        """See Database.release."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            # Closing alone frees the lock too, but only when the server notices; the next owner may be quicker.
+            with suppress(*self.driver_errors, OSError):
+                await connection.execute("SELECT pg_advisory_unlock_all()", timeout=CLOSE_TIMEOUT_SECONDS)
+        self._owner = None
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.dispose()
+
+    def explain(self, error: Exception) -> str:
+        """See Database.explain. The driver's own text would quote the rows it is about."""
+        cause = _driver_error(error)
+        sqlstate = str(getattr(cause, "sqlstate", None) or "")
+        words = f": {cause.args[0]}" if sqlstate and not sqlstate.startswith(_DATA_EXCEPTION_CLASS) else ""
+        if isinstance(cause, OSError):
+            words = f": {cause}"
+        shown_url = self._url.set(query={}).render_as_string(hide_password=True)
+        return f"{shown_url}: {type(cause).__name__} {sqlstate}{words}"
+
+    async def _claim(self, connection: Any) -> None:
+        """Take the lock on a new connection, and see that nobody else was here since the one before."""
+        try:
+            await self._lock(connection)
+            await self._require_own(connection)
+        except BaseException:
+            # The pool does not know of it yet, so nobody else would close it.
+            connection.terminate()
+            raise
+        self._connection = connection
+
+    async def _lock(self, connection: Any) -> None:
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
+                # Of the session, not of the transaction: it outlives this block.
+                await connection.fetchval("SELECT pg_advisory_lock($1)", LOCK_KEY)
+        except self._lock_not_available:
+            if self._owner is None:
+                raise WeftError(
+                    Reason.ALREADY_EXISTS,
+                    "another registry runs on this database; stop it, or give this one a database of its own",
+                ) from None
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                "the registry lost its hold on the database, and its old connection or another registry still has it",
+            ) from None
+
+    async def _require_own(self, connection: Any) -> None:
+        if self._owner is None:
+            return
+        if await connection.fetchval("SELECT owner FROM ownership") != self._owner:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE, "another registry has taken over this database; stop or restart this one"
+            )
+
+
+def _driver_error(error: Exception) -> BaseException:
+    """The innermost cause: SQLAlchemy wraps its adapter's error, and that the driver's."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return cause

@@ -1,0 +1,30 @@
+"""A registry without a server: everything that writes and reads, on one core."""
+
+from registry_svc.catalogue import Catalogue
+from registry_svc.config import RegistryConfig
+from registry_svc.core import RegistryCore
+from registry_svc.declarations import Declarations
+from registry_svc.expiry import Expiry
+from registry_svc.roster import Roster
+from registry_svc.store.port import Store
+from registry_svc.tokens import JoinTokens
+from weft.testing.fake_clock import FakeClock
+
+
+class BareRegistry:
+    """The parts of a registry, started together."""
+
+    def __init__(self, store: Store, clock: FakeClock, config: RegistryConfig) -> None:
+        self.core = RegistryCore(store, clock, config)
+        self.roster = Roster(self.core)
+        self.expiry = Expiry(self.core)
+        self.declarations = Declarations(self.core)
+        self.catalogue = Catalogue(self.core)
+        self.tokens = JoinTokens(self.core)
+
+    async def start(self) -> None:
+        await self.core.start()
+        self.expiry.start()
+
+    async def stop(self, grace_seconds: float = 1.0) -> None:
+        await self.core.stop(grace_seconds)

@@ -1,0 +1,331 @@
+"""What operators declare, over what runners publish."""
+
+from pathlib import Path
+
+import pytest
+from registry_harness import (
+    AGENT,
+    AGENT_INACTIVE,
+    MODEL,
+    MODEL_ACTIVE,
+    MODEL_INACTIVE,
+    PUBLIC,
+    RUNNER,
+    VIRTUAL,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    by_mesh,
+    declare,
+    manifest,
+    refused,
+    running_registry,
+)
+
+from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, registry_service_pb2, resource_kind_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+AGENT_PUBLIC = agent_pb2.Agent.KIND_PUBLIC
+FOUR_HOURS = 4 * 3600.0
+ApplyRequest = declaration_service_pb2.ApplyRequest
+RunnerDeclaration = declaration_service_pb2.RunnerDeclaration
+PoolDeclaration = declaration_service_pb2.PoolDeclaration
+
+
+async def test_a_declared_model_exists_without_a_runner_and_is_inactive(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    assert await mesh.apply(declare("m1")) == ["model m1 created"]
+    model = await mesh.model("m1")
+    assert (model.kind, model.status, model.runner) == (PUBLIC, MODEL_INACTIVE, "")
+    assert not model.HasField("last_heartbeat_time")
+    assert await watch.read_changes(1) == ["model m1 inactive"]
+    assert await mesh.apply(declare("m1")) == ["model m1 unchanged"]
+
+
+async def test_a_runner_that_publishes_a_declared_name_serves_it_and_the_declaration_wins(
+    mesh: RunningRegistry,
+) -> None:
+    await mesh.apply(declare(manifest("m1", pool="p1", context_tokens=0)))
+    await SomeRunner(mesh, models=(manifest("m1", pool="other", context_tokens=512, remote=True),)).open()
+    model = await mesh.model("m1")
+    assert (model.kind, model.status, model.runner) == (PUBLIC, MODEL_ACTIVE, "r1")
+    assert (model.manifest.pool_name, model.manifest.context_tokens, model.manifest.remote) == ("p1", 512, True)
+    assert model.HasField("last_heartbeat_time")
+
+
+async def test_declaring_what_can_be_read_of_any_row_changes_nothing(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare(manifest("public", context_tokens=0)), Declaration(agent=an_agent("judge", "public")))
+    await SomeRunner(
+        mesh,
+        models=(manifest("public", context_tokens=512, remote=True), manifest("virtual", wake=by_mesh())),
+        agents=(an_agent("a1", "virtual"),),
+    ).open()
+    watch = await mesh.watch()
+    public, virtual = await mesh.model("public"), await mesh.model("virtual")
+    outcomes = await mesh.apply(
+        declare(public.manifest, runner=public.declared_runner),
+        declare(virtual.manifest, runner=virtual.declared_runner),
+        Declaration(agent=(await mesh.agent("judge")).manifest),
+        Declaration(agent=(await mesh.agent("a1")).manifest),
+        Declaration(runner=RunnerDeclaration(name="r1")),
+        Declaration(pool=PoolDeclaration(name="virtual", members=["virtual"])),
+    )
+    assert {outcome.rpartition(" ")[2] for outcome in outcomes} == {"unchanged"}
+    assert (await mesh.watch()).snapshot == watch.snapshot
+    assert (await mesh.model("virtual")).kind == VIRTUAL
+    assert await mesh.apply(declare(virtual.manifest, runner="r1")) == ["model virtual unchanged"]
+
+
+async def test_a_live_virtual_row_that_differs_is_refused_and_adopted_on_request(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    for declaration in (
+        declare(manifest("m1", pool="p1")),
+        declare("m1", runner="r2"),
+        Declaration(agent=an_agent("a1", prompt="Be long.")),
+    ):
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await mesh.apply(declaration)
+        assert "'r1'" in errors[0].message
+        assert "--adopt" in errors[0].message
+    created = (await mesh.model("m1")).create_time
+    await mesh.advance(10.0)
+    assert await mesh.apply(declare(manifest("m1", pool="p1")), adopt=True) == ["model m1 configured"]
+    model = await mesh.model("m1")
+    assert (model.kind, model.runner, model.manifest.pool_name) == (PUBLIC, "r1", "p1")
+    assert model.create_time == created
+
+
+async def test_a_dead_runners_row_may_be_redeclared_without_adopting(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    await mesh.advance(90.0)
+    assert await mesh.apply(declare(manifest("m1", pool="p1"))) == ["model m1 configured"]
+    assert (await mesh.model("m1")).kind == PUBLIC
+
+
+async def test_an_adopted_row_survives_the_four_hours_of_its_runner_and_a_restart(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1"), an_agent("a2"))).open()
+        assert await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1")), adopt=True) == [
+            "model m1 configured",
+            "agent a1 configured",
+        ]
+        await mesh.advance(90.0 + FOUR_HOURS)
+        assert (await mesh.model("m1")).status == MODEL_INACTIVE
+        assert (await mesh.agent("a1")).status == AGENT_INACTIVE
+        with refused(Reason.MODEL_NOT_FOUND):
+            await mesh.model("m2")
+        with refused(Reason.NOT_FOUND):
+            await mesh.agent("a2")
+        before = (await mesh.model("m1"), await mesh.agent("a1"))
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        assert (await mesh.model("m1"), await mesh.agent("a1")) == before
+        await SomeRunner(mesh).open()
+        assert (await mesh.model("m1")).status == MODEL_ACTIVE
+
+
+async def test_a_public_agent_shadows_a_published_one_which_lies_underneath(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1", prompt="declared")))
+    runner = await SomeRunner(mesh, agents=(an_agent("a1", prompt="published"),)).open()
+    agent = await mesh.agent("a1")
+    assert (agent.manifest.system_prompt, agent.kind, agent.runner) == ("declared", AGENT_PUBLIC, "")
+    await runner.close()
+    assert (await mesh.agent("a1")).kind == AGENT_PUBLIC
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (declare("../etc"), Reason.INVALID_ARGUMENT),
+        (declare("fine"), Reason.INVALID_ARGUMENT),
+        (declare("r1"), Reason.ALREADY_EXISTS),
+        (declare(manifest("m1", pool="p")), Reason.ALREADY_EXISTS),
+        (Declaration(agent=an_agent("a1", "nobody")), Reason.MODEL_NOT_FOUND),
+        (Declaration(agent=an_agent("a1", pool="nobody")), Reason.MODEL_NOT_FOUND),
+        (Declaration(runner=RunnerDeclaration(name="nobody")), Reason.NOT_FOUND),
+        (Declaration(pool=PoolDeclaration(name="nobody")), Reason.NOT_FOUND),
+        (Declaration(pool=PoolDeclaration(name="m1", members=["m1", "m2"])), Reason.INVALID_ARGUMENT),
+        (Declaration(), Reason.INVALID_ARGUMENT),
+    ],
+)
+async def test_one_bad_declaration_among_good_ones_applies_nothing(
+    tmp_path: Path, bad: Declaration, reason: Reason, *, dry_run: bool
+) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh).open()
+        watch, events = await mesh.watch(), await mesh.events()
+        with refused(reason):
+            await mesh.apply(declare("fine"), bad, declare("fine-too"), dry_run=dry_run)
+        assert (await mesh.watch()).snapshot == watch.snapshot
+        assert await mesh.events() == events
+    async with running_registry(tmp_path) as mesh:
+        with refused(Reason.MODEL_NOT_FOUND):
+            await mesh.model("fine")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (declare("x"), declare("x")),
+        (declare("x"), Declaration(agent=an_agent("x"))),
+        (declare(manifest("m1", pool="x")), Declaration(agent=an_agent("x"))),
+        (Declaration(agent=an_agent("x")), Declaration(pool=PoolDeclaration(name="x"))),
+        (Declaration(pool=PoolDeclaration(name="x")), Declaration(pool=PoolDeclaration(name="x"))),
+        (Declaration(runner=RunnerDeclaration(name="x")), declare("x")),
+    ],
+)
+async def test_two_of_one_name_in_one_call_are_refused(
+    mesh: RunningRegistry, first: Declaration, second: Declaration
+) -> None:
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.apply(first, second)
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field.startswith("declarations[")
+
+
+async def test_deleting_something_of_no_kind_or_with_a_hostile_name_is_refused(mesh: RunningRegistry) -> None:
+    for kind, name, field in ((0, "m1", "kind"), (99, "m1", "kind"), (1, "../m1", "name"), (1, "", "name")):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await mesh.delete(resource_kind_pb2.ResourceKind.ValueType(kind), name)
+        assert isinstance(errors[0], FieldError)
+        assert errors[0].field == field
+
+
+async def test_a_refused_declaration_is_named_by_its_place(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    with refused(Reason.ALREADY_EXISTS) as errors:
+        await mesh.apply(declare("fine"), declare("r1"))
+    assert errors[0].metadata["declaration"] == "1"
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.apply(declare("fine"), declare(manifest("m 1")))
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == "declarations[1].model.manifest.name"
+
+
+async def test_a_dry_run_answers_like_the_real_one_and_changes_nothing(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    batch = (declare("m1"), declare("m2"), Declaration(agent=an_agent("a1", "m2")))
+    watch = await mesh.watch()
+    dry = await mesh.declarations.Apply(ApplyRequest(declarations=batch, dry_run=True, adopt=True))
+    assert (await mesh.watch()).snapshot == watch.snapshot
+    real = await mesh.declarations.Apply(ApplyRequest(declarations=batch, adopt=True))
+    assert dry == real
+    assert (await mesh.watch()).snapshot != watch.snapshot
+
+
+async def test_results_show_before_and_after(mesh: RunningRegistry) -> None:
+    first, second = declare(manifest("m1", wake=by_mesh())), declare(manifest("m1", pool="p1"), runner="r1")
+    (created,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[first]))).results
+    assert not created.HasField("before")
+    (configured,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[second]))).results
+    assert configured.before.model.manifest.wake.by_mesh.wake_on_lan.mac_address == "02:00:00:00:00:01"
+    assert configured.after == second
+    (unchanged,) = (await mesh.declarations.Apply(ApplyRequest(declarations=[second]))).results
+    assert unchanged.before == unchanged.after == second
+
+
+async def test_agents_may_point_to_models_and_pools_of_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
+    outcomes = await mesh.apply(
+        Declaration(agent=an_agent("a1", "m1")),
+        Declaration(agent=an_agent("a2", pool="p1")),
+        Declaration(pool=PoolDeclaration(name="p1", members=["m2", "m1"])),
+        declare(manifest("m1", pool="p1")),
+        declare(manifest("m2", pool="p1")),
+    )
+    assert outcomes[0] == "agent a1 created"
+    assert (await mesh.pool("p1")).size == 2
+
+
+async def test_a_batch_is_checked_against_the_state_that_it_leads_to(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare(manifest("m1", pool="p1")))
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1", pool="p1")))
+    assert await mesh.apply(declare("m1"), Declaration(agent=an_agent("p1", "m1"))) == [
+        "model m1 configured",
+        "agent p1 created",
+    ]
+
+
+async def test_deleting_removes_declared_and_published_rows_and_a_new_session_brings_its_own_back(
+    mesh: RunningRegistry,
+) -> None:
+    runner = await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    await mesh.apply(declare("m1"), adopt=True)
+    with refused(Reason.RESOURCE_IN_USE) as errors:
+        await mesh.delete(MODEL, "m1")
+    assert errors[0].metadata == {"model": "m1", "agents": "a1"}
+    watch = await mesh.watch()
+    await mesh.delete(AGENT, "a1")
+    await mesh.delete(MODEL, "m1")
+    assert await watch.read_changes(2) == ["agent a1 gone", "model m1 gone"]
+    with refused(Reason.NOT_FOUND):
+        await mesh.delete(MODEL, "m1")
+    await runner.beat()
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m1")
+    await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id).open()
+    assert (await mesh.model("m1")).kind == VIRTUAL
+
+
+async def test_deleting_a_runner_ends_its_session_with_its_rows_but_not_what_is_declared(
+    mesh: RunningRegistry,
+) -> None:
+    runner = await SomeRunner(mesh, models=("m1", "m2"), agents=(an_agent("a1", "m2"),)).open()
+    await mesh.apply(declare("m1"), adopt=True)
+    watch = await mesh.watch()
+    await mesh.delete(RUNNER, "r1")
+    assert await watch.read_changes(4) == ["agent a1 gone", "model m2 gone", "runner r1 gone", "model m1 inactive"]
+    with refused(Reason.SESSION_UNKNOWN):
+        await runner.beat()
+    await runner.open()
+    assert (await mesh.model("m1")).status == MODEL_ACTIVE
+
+
+async def test_what_agents_point_to_is_not_deleted_from_under_them(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
+    await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
+    await mesh.apply(Declaration(agent=an_agent("a1", pool="p1")))
+    await mesh.delete(MODEL, "m1")
+    for kind, name in ((MODEL, "m2"), (RUNNER, "r2")):
+        with refused(Reason.RESOURCE_IN_USE) as errors:
+            await mesh.delete(kind, name)
+        assert errors[0].metadata["agents"] == "a1"
+    assert (await mesh.model("m2")).status == MODEL_ACTIVE
+
+
+async def test_agents_with_long_prompts_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_manifest_bytes=300_000) as mesh:
+        prompts = [Declaration(agent=an_agent(f"a{number}", prompt="\u00e9" * 30_000)) for number in range(5)]
+        await mesh.apply(declare("m1"), *prompts[:4])
+        for _ in range(3):
+            with refused(Reason.TOO_MANY_RESOURCES) as errors:
+                await mesh.apply(prompts[4])
+            assert errors[0].metadata["limit"] == "300000"
+            with refused(Reason.TOO_MANY_RESOURCES):
+                await SomeRunner(mesh, models=("m2",), agents=(prompts[4].agent,)).open()
+            assert len(await mesh.apply(declare("m1"), *prompts[:4])) == 5
+        await mesh.delete(AGENT, "a0")
+        await mesh.apply(prompts[4])
+
+
+async def test_declarations_have_limits(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_models=2, max_agents=1, max_declarations=3) as mesh:
+        with refused(Reason.INVALID_ARGUMENT):
+            await mesh.apply(*(declare(f"m{number}") for number in range(4)))
+        with refused(Reason.TOO_MANY_RESOURCES) as errors:
+            await mesh.apply(*(declare(f"m{number}") for number in range(3)))
+        assert errors[0].metadata == {"resource": "models", "limit": "2"}
+        await mesh.apply(declare("m1"), declare("m2"))
+        assert await mesh.apply(declare("m1")) == ["model m1 unchanged"]
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await mesh.apply(Declaration(agent=an_agent("a1")), Declaration(agent=an_agent("a2")))
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await SomeRunner(mesh, models=("m3",)).open()
+        with refused(Reason.NOT_FOUND):
+            await mesh.runner("r1")
+        response = await mesh.registry.ListAgents(registry_service_pb2.ListAgentsRequest())
+        assert list(response.agents) == []

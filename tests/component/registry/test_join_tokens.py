@@ -1,0 +1,125 @@
+"""Tokens with which dial-out runners join."""
+
+import re
+from pathlib import Path
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from registry_harness import RunningRegistry, refused, running_registry
+
+from weft.api.registry.v1 import join_token_service_pb2
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+Create = join_token_service_pb2.CreateJoinTokenRequest
+Check = join_token_service_pb2.CheckJoinTokenRequest
+List = join_token_service_pb2.ListJoinTokensRequest
+Revoke = join_token_service_pb2.RevokeJoinTokenRequest
+
+
+async def make(mesh: RunningRegistry, description: str = "", seconds: int = 0) -> tuple[str, str]:
+    """Id and whole text of a new token."""
+    lifetime = Duration(seconds=seconds) if seconds else None
+    response = await mesh.tokens.CreateJoinToken(Create(description=description, lifetime=lifetime))
+    return response.join_token.id, response.token
+
+
+async def test_a_token_is_good_until_it_is_revoked(mesh: RunningRegistry) -> None:
+    token_id, token = await make(mesh, "alice's laptop")
+    assert re.fullmatch(rf"wjt_{token_id}_[0-9a-f]{{64}}", token)
+    assert len(token_id) == 12
+    checked = (await mesh.tokens.CheckJoinToken(Check(token=token))).join_token
+    assert (checked.id, checked.description, checked.HasField("expire_time")) == (token_id, "alice's laptop", False)
+    await mesh.tokens.RevokeJoinToken(Revoke(id=token_id))
+    with refused(Reason.UNAUTHENTICATED):
+        await mesh.tokens.CheckJoinToken(Check(token=token))
+    with refused(Reason.NOT_FOUND):
+        await mesh.tokens.RevokeJoinToken(Revoke(id=token_id))
+
+
+async def test_an_expired_token_is_not_good_any_more(mesh: RunningRegistry) -> None:
+    _, token = await make(mesh, seconds=60)
+    await mesh.advance(59.0)
+    await mesh.tokens.CheckJoinToken(Check(token=token))
+    await mesh.advance(1.0)
+    with refused(Reason.UNAUTHENTICATED):
+        await mesh.tokens.CheckJoinToken(Check(token=token))
+
+
+async def test_no_refusal_says_which_check_failed(mesh: RunningRegistry) -> None:
+    token_id, token = await make(mesh)
+    _, expired = await make(mesh, seconds=60)
+    await mesh.advance(60.0)
+    messages = set()
+    wrong = token[:-1] + ("0" if token[-1] != "0" else "1")
+    for text in (
+        "",
+        "wjt_",
+        f"wjt_{token_id}_",
+        f"wjt_{token_id}",
+        wrong,
+        expired,
+        token + "_",
+        "\u00e9" * 500,
+        token.upper(),
+    ):
+        with refused(Reason.UNAUTHENTICATED) as errors:
+            await mesh.tokens.CheckJoinToken(Check(token=text))
+        messages.add((errors[0].message, *errors[0].metadata.items()))
+    assert len(messages) == 1
+    await mesh.tokens.CheckJoinToken(Check(token=token))
+
+
+async def test_tokens_survive_a_restart_and_only_their_hashes_are_on_disk(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        _, token = await make(before, "kept")
+        _, expiring = await make(before, seconds=3600)
+    async with running_registry(tmp_path, clock=clock) as after:
+        await after.tokens.CheckJoinToken(Check(token=token))
+        await after.tokens.CheckJoinToken(Check(token=expiring))
+    secret = token.rpartition("_")[2].encode()
+    assert not files_with(tmp_path, secret)
+    assert files_with(tmp_path, b"kept"), "the search finds what is there"
+
+
+def files_with(folder: Path, text: bytes) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file() and text in path.read_bytes()]
+
+
+async def test_tokens_are_listed_newest_first_without_secrets(mesh: RunningRegistry) -> None:
+    tokens = []
+    for description in ("first", "second", "third"):
+        tokens.append((await make(mesh, description))[1])
+        await mesh.advance(1.0)
+    response = await mesh.tokens.ListJoinTokens(List())
+    assert [token.description for token in response.join_tokens] == ["third", "second", "first"]
+    assert not [token for token in tokens if token.rpartition("_")[2] in str(response)]
+
+
+async def test_there_is_a_limit_of_tokens_and_expired_ones_make_room(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_join_tokens=2) as mesh:
+        await make(mesh, seconds=60)
+        await make(mesh)
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await make(mesh)
+        await mesh.advance(60.0)
+        await make(mesh)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Create(description="x" * 129),
+        Create(description="a\nb"),
+        Create(lifetime=Duration(seconds=59)),
+        Create(lifetime=Duration(seconds=-1)),
+        Create(lifetime=Duration()),
+        Create(lifetime=Duration(seconds=11 * 366 * 86_400)),
+        Create(lifetime=Duration(seconds=2**62)),
+    ],
+)
+async def test_bad_wishes_are_refused(mesh: RunningRegistry, request_: Create) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.tokens.CreateJoinToken(request_)
+    assert not (await mesh.tokens.ListJoinTokens(List())).join_tokens

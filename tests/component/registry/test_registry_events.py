@@ -1,0 +1,160 @@
+"""What happened lately, in a log that has an end."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from registry_harness import (
+    AGENT,
+    MODEL,
+    READ_LIMIT_SECONDS,
+    RUNNER,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    declare,
+    event_in_words,
+    in_phase,
+    ready,
+    refused,
+    running_registry,
+)
+
+from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+FOUR_HOURS = 4 * 3600.0
+ListEvents = registry_service_pb2.ListEventsRequest
+WatchEvents = registry_service_pb2.WatchEventsRequest
+InstanceState = runner_pb2.InstanceState
+
+
+async def test_a_whole_life_is_written_down_in_order(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    await mesh.advance(90.0)
+    await runner.beat()
+    await runner.close()
+    await runner.open()
+    await runner.close()
+    await mesh.advance(FOUR_HOURS)
+    words = ["registered", "silent", "revived", "closed", "revived", "closed", "expired"]
+    assert await mesh.events(RUNNER, "r1") == [f"runner r1 {word}" for word in words]
+    assert await mesh.events(MODEL, "m1") == [f"model m1 {word}" for word in words]
+    assert await mesh.events(AGENT) == [f"agent a1 {word}" for word in words]
+    assert (await mesh.events())[-3:] == ["agent a1 expired", "model m1 expired", "runner r1 expired"]
+
+
+async def test_phases_are_told_when_they_are_news(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    for phase in (
+        InstanceState.PHASE_LOADING,
+        InstanceState.PHASE_READY,
+        InstanceState.PHASE_READY,
+        InstanceState.PHASE_HIBERNATING,
+        InstanceState.PHASE_LOADING,
+        InstanceState.PHASE_CRASH_LOOP,
+        InstanceState.PHASE_FAILED,
+        InstanceState.PHASE_READY,
+    ):
+        await runner.beat(in_phase(phase))
+    assert (await mesh.events(MODEL))[1:] == [
+        f"model m1 {word}" for word in ("ready", "hibernated", "woke", "failed", "ready")
+    ]
+
+
+async def test_the_first_reports_after_a_restart_are_no_news_unless_something_is_broken(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        runner = await SomeRunner(before).open()
+        await runner.beat(ready())
+    async with running_registry(tmp_path, clock=clock) as after:
+        runner.registry = after
+        await runner.beat(ready())
+        assert await after.events() == []
+        await runner.beat(in_phase(InstanceState.PHASE_FAILED))
+        assert await after.events() == ["model m1 failed"]
+
+
+async def test_what_operators_do_is_written_down(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await mesh.apply(declare("m1"), declare("m3"), Declaration(agent=an_agent("a1")), adopt=True)
+    await mesh.apply(declare("m3"))
+    await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id).open()
+    await mesh.delete(AGENT, "a1")
+    assert (await mesh.events(MODEL, "m1"))[1] == "model m1 configured"
+    assert await mesh.events(MODEL, "m3") == ["model m3 created"]
+    assert await mesh.events(MODEL, "m2") == ["model m2 registered", "model m2 withdrawn"]
+    assert await mesh.events(AGENT) == ["agent a1 created", "agent a1 deleted"]
+
+
+async def test_a_public_row_whose_runner_is_forgotten_did_not_expire(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    await mesh.apply(declare("m1"), adopt=True)
+    await mesh.advance(90.0 + FOUR_HOURS)
+    assert (await mesh.events(MODEL))[-1] == "model m1 withdrawn"
+
+
+async def test_only_the_newest_events_are_remembered_and_sequences_have_no_gaps(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_events=10) as mesh:
+        runner = await SomeRunner(mesh, models=()).open()
+        for _ in range(20):
+            await runner.close()
+            await runner.open()
+        events = (await mesh.registry.ListEvents(ListEvents(limit=1000))).events
+        assert [event.sequence for event in events] == list(range(32, 42))
+        newest = (await mesh.registry.ListEvents(ListEvents(limit=3))).events
+        assert [event.sequence for event in newest] == [39, 40, 41]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ListEvents(name="m1"),
+        ListEvents(kind=resource_kind_pb2.ResourceKind.ValueType(99)),
+        ListEvents(kind=MODEL, name="../x"),
+        ListEvents(limit=-1),
+    ],
+)
+async def test_a_name_without_a_kind_and_unknown_kinds_are_refused(mesh: RunningRegistry, request_: ListEvents) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.registry.ListEvents(request_)
+
+
+async def test_a_listener_hears_what_it_asked_for_from_now_on(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    call = mesh.registry.WatchEvents(WatchEvents(kind=MODEL, name="m1"))
+    await call.initial_metadata()
+    await SomeRunner(mesh, name="r2", models=("m2",)).open()
+    await runner.close()
+    async with asyncio.timeout(READ_LIMIT_SECONDS):
+        response = await call.read()
+    assert isinstance(response, registry_service_pb2.WatchEventsResponse)
+    assert event_in_words(response.event) == "model m1 closed"
+    call.cancel()
+
+
+async def test_a_listener_that_does_not_read_is_ended(mesh: RunningRegistry) -> None:
+    listener = mesh.service._core.events.subscribe()
+    runner = await SomeRunner(mesh, models=tuple(f"m{number}" for number in range(400))).open()
+    for _ in range(2):
+        await runner.close()
+        await runner.open()
+    with pytest.raises(WeftError) as ended:
+        async with asyncio.timeout(READ_LIMIT_SECONDS):
+            await anext(listener)
+    assert ended.value.reason is Reason.WATCH_LAGGED
+
+
+async def test_stopping_tells_listeners(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        call = mesh.registry.WatchEvents(WatchEvents())
+        await call.initial_metadata()
+        await mesh.service.stop(grace_seconds=1.0)
+        with refused(Reason.SHUTTING_DOWN):
+            response = await call.read()
+            if response is grpc.aio.EOF:
+                raise AssertionError(await call.code())

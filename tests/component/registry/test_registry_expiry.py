@@ -1,0 +1,140 @@
+"""How rows end: agents before models, thousands not at once, and floods refused."""
+
+from itertools import pairwise
+from pathlib import Path
+
+from registry_harness import (
+    ACTIVE,
+    AGENT_INACTIVE,
+    INACTIVE,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    ready,
+    refused,
+    running_registry,
+)
+
+from weft.api.registry.v1 import registry_service_pb2, runner_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+FOUR_HOURS = 4 * 3600.0
+
+
+async def test_agents_are_deleted_before_the_models_they_point_to_across_runners(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, name="z", models=("m1",)).open()
+    await SomeRunner(mesh, name="a", models=("m2",), agents=(an_agent("a1", "m1"), an_agent("a2", "m2"))).open()
+    await mesh.advance(90.0)
+    watch = await mesh.watch()
+    await mesh.advance(FOUR_HOURS)
+    changes = await watch.read_changes(6)
+    assert sorted(changes[:2]) == ["agent a1 gone", "agent a2 gone"]
+    assert sorted(changes[2:4]) == ["model m1 gone", "model m2 gone"]
+    assert sorted(changes[4:]) == ["runner a gone", "runner z gone"]
+
+
+async def test_a_public_agent_whose_model_expired_stays_inactive(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    await mesh.apply(Declaration(agent=an_agent("a1")))
+    await mesh.advance(90.0 + FOUR_HOURS)
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m1")
+    assert (await mesh.agent("a1")).status == AGENT_INACTIVE
+
+
+async def test_after_a_restart_the_silent_do_not_expire_all_at_once(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        for number in range(60):
+            await SomeRunner(before, name=f"r{number}", models=()).open()
+    await clock.advance(FOUR_HOURS)
+    async with running_registry(tmp_path, clock=clock, restart_spread_seconds=30.0) as after:
+        await after.advance(85.0)
+        active = [await count_active(after)]
+        for _ in range(7):
+            await after.advance(5.0)
+            active.append(await count_active(after))
+    assert (active[0], active[-1]) == (60, 0)
+    steps = [earlier - later for earlier, later in pairwise(active)]
+    assert max(steps) < 30
+    assert sum(step > 0 for step in steps) >= 5
+
+
+async def count_active(mesh: RunningRegistry) -> int:
+    response = await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest(page_size=1000))
+    return sum(runner.status == ACTIVE for runner in response.runners)
+
+
+async def test_a_heartbeat_for_somebody_elses_row_changes_nothing(mesh: RunningRegistry) -> None:
+    victim = await SomeRunner(mesh).open()
+    await victim.beat(ready(slots_used=1))
+    thief = await SomeRunner(mesh, name="r2", models=("m2",)).open()
+    before = await mesh.runner("r1")
+    thief.incarnation, thief.session_id = "life-x", victim.session_id
+    with refused(Reason.STALE_HEARTBEAT):
+        await thief.beat(ready(slots_used=4))
+    assert await mesh.runner("r1") == before
+
+
+async def test_a_report_about_models_of_others_tells_nothing_about_them(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    liar = await SomeRunner(mesh, name="r2", models=("m2",)).open()
+    state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_HIBERNATING)
+    await liar.beat(runner_pb2.Capability(instances=[state]))
+    assert (await mesh.model("m1")).status == 1
+    assert "model m1 hibernated" not in await mesh.events()
+
+
+async def test_a_million_capabilities_are_refused_with_their_field(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_READY)
+    flood = runner_pb2.Capability(instances=[state] * 1_000_000)
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await runner.beat(flood)
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == "capability.instances"
+    assert not (await mesh.runner("r1")).capability.instances
+
+
+async def test_a_message_beyond_all_limits_is_refused_as_too_large(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    flood = ready(detail="x" * (70 * 1024 * 1024))
+    with refused(Reason.REQUEST_TOO_LARGE):
+        await runner.beat(flood)
+    await runner.beat(ready())
+
+
+async def test_a_flood_of_registrations_ends_at_the_limit_and_harms_nobody(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_runners=20, max_models=15) as mesh:
+        first = await SomeRunner(mesh, name="r0", models=("m0",)).open()
+        accepted = 0
+        for number in range(1, 40):
+            try:
+                await SomeRunner(mesh, name=f"r{number}", models=() if number % 2 else (f"m{number}",)).open()
+            except Exception:  # noqa: BLE001 - counted here, looked at below
+                continue
+            accepted += 1
+        assert accepted == 19
+        with refused(Reason.TOO_MANY_RESOURCES) as errors:
+            await SomeRunner(mesh, name="one-more", models=()).open()
+        assert errors[0].metadata == {"resource": "runners", "limit": "20"}
+        await first.beat(ready("m0"))
+        await SomeRunner(mesh, name="r0", models=("m0",), incarnation="life-2", session_id=first.session_id).open()
+
+
+async def test_runners_show_since_when_they_are_gone_and_how_they_are_reached(mesh: RunningRegistry) -> None:
+    request = SomeRunner(mesh).opening()
+    request.runner.dial_out = True
+    request.runner.capability.max_requests = 3
+    await mesh.sessions.OpenSession(request)
+    shown = await mesh.runner("r1")
+    assert (shown.dial_out, shown.capability.max_requests, shown.HasField("inactive_time")) == (True, 3, False)
+    await mesh.advance(90.0)
+    gone_at = (await mesh.runner("r1")).inactive_time
+    assert gone_at.ToDatetime() == mesh.clock.utc_now().replace(tzinfo=None)
+    await mesh.advance(600.0)
+    assert (await mesh.runner("r1")).inactive_time == gone_at
+    assert (await mesh.runner("r1")).status == INACTIVE

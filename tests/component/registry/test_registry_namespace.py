@@ -1,0 +1,146 @@
+"""One namespace: whoever has a name keeps it against every kind."""
+
+import pytest
+from registry_harness import (
+    MODEL_ACTIVE,
+    POOL,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    declare,
+    manifest,
+    refused,
+)
+
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+
+
+@pytest.mark.parametrize(
+    ("second", "owner_kind", "name"),
+    [
+        ({"name": "x", "models": ("m1",)}, "model", "m1"),
+        ({"name": "m1", "models": ()}, "model", "m1"),
+        ({"name": "x", "models": ("r1",)}, "runner", "r1"),
+        ({"name": "x", "models": ("a1",)}, "agent", "a1"),
+        ({"name": "p1", "models": ()}, "pool", "p1"),
+        ({"name": "x", "models": (manifest("m9", pool="r1"),)}, "runner", "r1"),
+        ({"name": "x", "models": (manifest("m9", pool="a1"),)}, "agent", "a1"),
+        ({"name": "x", "models": ("m9",), "agents": (an_agent("a1", "m9"),)}, "agent", "a1"),
+        ({"name": "x", "models": ("m9",), "agents": (an_agent("m2", "m9"),)}, "model", "m2"),
+        ({"name": "x", "models": ("m9",), "agents": (an_agent("p1", "m9"),)}, "pool", "p1"),
+        ({"name": "x", "models": ("m9",), "agents": (an_agent("r1", "m9"),)}, "runner", "r1"),
+    ],
+)
+async def test_a_live_sessions_name_is_refused_to_every_kind_and_nothing_is_half_written(
+    mesh: RunningRegistry, second: dict[str, object], owner_kind: str, name: str
+) -> None:
+    await SomeRunner(mesh, models=("m1", manifest("m2", pool="p1")), agents=(an_agent("a1"),)).open()
+    watch = await mesh.watch()
+    with refused(Reason.ALREADY_EXISTS) as errors:
+        await SomeRunner(mesh, **second).open()  # type: ignore[arg-type] # fields by name
+    assert errors[0].metadata == {"owner_kind": owner_kind, owner_kind: name}
+    assert (await mesh.watch()).snapshot == watch.snapshot
+
+
+async def test_a_pool_may_be_called_like_a_model(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="m1"),)).open()
+    assert [model.manifest.name for model in (await mesh.pool("m1")).members] == ["m1", "m2"]
+
+
+async def test_an_agent_of_a_live_session_is_not_stolen_and_that_of_a_dead_one_is(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    second = SomeRunner(mesh, name="r2", models=("m2",), agents=(an_agent("a1", "m2"),))
+    with refused(Reason.ALREADY_EXISTS):
+        await second.open()
+    await mesh.advance(90.0)
+    await second.open()
+    assert (await mesh.agent("a1")).runner == "r2"
+    assert (await mesh.model("m1")).runner == "r1"
+
+
+async def test_a_dead_session_that_holds_the_name_in_another_kind_ends_whole(mesh: RunningRegistry) -> None:
+    lost = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await mesh.advance(90.0)
+    watch = await mesh.watch()
+    await SomeRunner(mesh, name="m1", models=("m3",)).open()
+    assert await watch.read_changes(5) == [
+        "model m1 gone",
+        "model m2 gone",
+        "runner r1 gone",
+        "runner m1 active",
+        "model m3 active",
+    ]
+    with refused(Reason.SESSION_UNKNOWN):
+        await lost.beat()
+
+
+async def test_a_public_row_keeps_its_name_without_any_runner(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), Declaration(agent=an_agent("a1")))
+    for thief in (
+        SomeRunner(mesh, name="m1", models=()),
+        SomeRunner(mesh, name="a1", models=()),
+        SomeRunner(mesh, models=("a1",)),
+        SomeRunner(mesh, models=("m2",), agents=(an_agent("m1", "m2"),)),
+    ):
+        with refused(Reason.ALREADY_EXISTS):
+            await thief.open()
+
+
+async def test_what_is_published_together_must_not_clash_with_itself(mesh: RunningRegistry) -> None:
+    for runner, field in (
+        (SomeRunner(mesh, name="m1"), "models[0].name"),
+        (SomeRunner(mesh, models=(manifest("m1", pool="r1"),)), "models[0].pool_name"),
+        (SomeRunner(mesh, agents=(an_agent("m1"),)), "agents[0].name"),
+        (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("r1"))), "agents[1].name"),
+        (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a1"))), "agents[1].name"),
+        (SomeRunner(mesh, models=(manifest("m1", pool="a1"),), agents=(an_agent("a1"),)), "agents[0].name"),
+    ):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await runner.open()
+        assert isinstance(errors[0], FieldError)
+        assert errors[0].field == field
+
+
+async def test_declarations_share_the_namespace_with_what_is_published(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="p1"),), agents=(an_agent("a1"),)).open()
+    for declaration, owner_kind in (
+        (declare("a1"), "agent"),
+        (declare("r1"), "runner"),
+        (declare(manifest("m9", pool="a1")), "agent"),
+        (declare(manifest("m9", pool="r1")), "runner"),
+        (Declaration(agent=an_agent("m1")), "model"),
+        (Declaration(agent=an_agent("r1")), "runner"),
+        (Declaration(agent=an_agent("p1")), "pool"),
+    ):
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await mesh.apply(declaration)
+        assert errors[0].metadata["owner_kind"] == owner_kind
+
+
+async def test_a_declaration_that_pins_another_runner_refuses_this_one(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1", runner="r2"))
+    with refused(Reason.ALREADY_EXISTS) as errors:
+        await SomeRunner(mesh).open()
+    assert "'r2'" in errors[0].message
+    await SomeRunner(mesh, name="r2").open()
+    assert (await mesh.model("m1")).runner == "r2"
+
+
+async def test_a_model_pinned_elsewhere_goes_to_its_runner_though_the_old_one_lives(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    await mesh.apply(declare("m1", runner="r2"), adopt=True)
+    model = await mesh.model("m1")
+    assert (model.runner, model.status, model.declared_runner) == ("", 2, "r2")
+    await SomeRunner(mesh, name="r2").open()
+    model = await mesh.model("m1")
+    assert (model.runner, model.status) == ("r2", MODEL_ACTIVE)
+
+
+async def test_a_pool_cannot_be_deleted(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.delete(POOL, "m1")
+    assert "a pool follows from its models" in errors[0].message

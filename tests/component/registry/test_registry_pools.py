@@ -1,0 +1,128 @@
+"""Pools as they follow from the models, and the agents that point to them."""
+
+from registry_harness import (
+    AGENT_ACTIVE,
+    AGENT_INACTIVE,
+    MODEL,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    declare,
+    manifest,
+    refused,
+)
+
+from weft.api.registry.v1 import registry_service_pb2
+from weft.kernel.reasons import Reason
+
+ListPools = registry_service_pb2.ListPoolsRequest
+ListAgents = registry_service_pb2.ListAgentsRequest
+
+
+async def members(mesh: RunningRegistry, model: str) -> list[str]:
+    response = await mesh.registry.GetModelMembers(registry_service_pb2.GetModelMembersRequest(name=model))
+    return [member.manifest.name for member in response.pool.members]
+
+
+async def test_a_solo_model_called_like_a_pool_joins_it(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("qwen",)).open()
+    pool = await mesh.pool("qwen")
+    assert (pool.explicit, pool.size, pool.active_count) == (False, 1, 1)
+    second = await SomeRunner(mesh, name="r2", models=(manifest("alice", pool="qwen"), "solo")).open()
+    pool = await mesh.pool("qwen")
+    assert (pool.explicit, pool.size, pool.active_count) == (True, 2, 2)
+    assert await members(mesh, "qwen") == await members(mesh, "alice") == ["alice", "qwen"]
+    await second.close()
+    pool = await mesh.pool("qwen")
+    assert (pool.size, pool.active_count) == (2, 1)
+    assert [member.status for member in pool.members] == [2, 1]
+
+
+async def test_pools_are_listed_page_by_page(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="p2"), manifest("m2", pool="p2"), "p1", "p3")).open()
+    first = await mesh.registry.ListPools(ListPools(page_size=2))
+    second = await mesh.registry.ListPools(ListPools(page_size=2, page_token=first.next_page_token))
+    assert [pool.name for pool in (*first.pools, *second.pools)] == ["p1", "p2", "p3"]
+    assert second.next_page_token == ""
+
+
+async def test_a_pool_without_members_is_not_there(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
+    with refused(Reason.NOT_FOUND):
+        await mesh.pool("m1")
+    with refused(Reason.MODEL_NOT_FOUND):
+        await members(mesh, "p1")
+    await mesh.delete(MODEL, "m1")
+    with refused(Reason.NOT_FOUND):
+        await mesh.pool("p1")
+
+
+async def test_agents_are_published_with_their_models_or_not_at_all(mesh: RunningRegistry) -> None:
+    lost = SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a2", "nowhere")))
+    with refused(Reason.MODEL_NOT_FOUND) as errors:
+        await lost.open()
+    assert errors[0].metadata == {"agent": "a2", "model": "nowhere"}
+    for name in ("r1", "a1"):
+        with refused(Reason.NOT_FOUND):
+            await (mesh.runner(name) if name == "r1" else mesh.agent(name))
+    watch = await mesh.watch()
+    await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    assert await watch.read_changes(3) == ["runner r1 active", "model m1 active", "agent a1 active"]
+    agent = await mesh.agent("a1")
+    assert (agent.kind, agent.runner, agent.status) == (2, "r1", AGENT_ACTIVE)
+    assert agent.manifest == an_agent("a1")
+    assert (await mesh.watch()).snapshot.snapshot.agents[0] == agent
+
+
+async def test_an_agent_may_point_to_what_others_have_but_not_to_what_leaves_with_it(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("public"))
+    runner = await SomeRunner(mesh, agents=(an_agent("a1", "public"), an_agent("a2", pool="m1"))).open()
+    again = SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id, models=("m2",))
+    again.agents = (an_agent("a2", "m1"),)
+    with refused(Reason.MODEL_NOT_FOUND):
+        await again.open()
+    again.agents = (an_agent("a2", pool="m1"),)
+    with refused(Reason.MODEL_NOT_FOUND):
+        await again.open()
+    again.agents = (an_agent("a2", "m2"),)
+    watch = await mesh.watch()
+    await again.open()
+    assert await watch.read_changes(5) == [
+        "agent a1 gone",
+        "model m1 gone",
+        "runner r1 active",
+        "model m2 active",
+        "agent a2 active",
+    ]
+
+
+async def test_an_agent_over_a_model_answers_while_any_member_of_its_pool_does(mesh: RunningRegistry) -> None:
+    first = await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
+    second = await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
+    await mesh.apply(Declaration(agent=an_agent("a1", "m1")), Declaration(agent=an_agent("a2", pool="p1")))
+    watch = await mesh.watch()
+    await first.close()
+    assert await watch.read_changes(2) == ["runner r1 inactive", "model m1 inactive"]
+    assert (await mesh.agent("a1")).status == AGENT_ACTIVE
+    await second.close()
+    changes = await watch.read_changes(4)
+    assert changes[:2] == ["runner r2 inactive", "model m2 inactive"]
+    assert sorted(changes[2:]) == ["agent a1 inactive", "agent a2 inactive"]
+
+
+async def test_a_model_that_moves_to_another_pool_takes_its_agents_along(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare(manifest("m1", pool="p1")), Declaration(agent=an_agent("a1", "m1")))
+    await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p2"),)).open()
+    assert (await mesh.agent("a1")).status == AGENT_INACTIVE
+    watch = await mesh.watch()
+    await mesh.apply(declare(manifest("m1", pool="p2")))
+    assert await watch.read_changes(2) == ["model m1 inactive", "agent a1 active"]
+
+
+async def test_agents_are_listed_page_by_page(mesh: RunningRegistry) -> None:
+    agents = tuple(an_agent(f"a{number}") for number in range(5))
+    await SomeRunner(mesh, agents=agents).open()
+    first = await mesh.registry.ListAgents(ListAgents(page_size=3))
+    second = await mesh.registry.ListAgents(ListAgents(page_size=3, page_token=first.next_page_token))
+    assert [agent.manifest.name for agent in (*first.agents, *second.agents)] == [f"a{n}" for n in range(5)]

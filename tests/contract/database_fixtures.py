@@ -1,0 +1,50 @@
+"""Databases for the tests of the store: a pytest plugin, because one server serves all of their modules."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from postgres_server import PostgresServer, running_postgres
+
+from registry_svc.store.sql import SqlStore
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The server."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_database(postgres: PostgresServer) -> Iterator[str]:
+    """The name of an empty database of this test's own."""
+    with postgres.fresh_database() as name:
+        yield name
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer, postgres_database: str) -> str:
+    """The same, as a URL."""
+    return postgres.url(postgres_database)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A file in a folder that is not there yet, with a character that configuration files interpolate."""
+    return f"sqlite+aiosqlite:///{tmp_path}/per%cent/registry.db"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind that outlives its store."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+async def store(database_url: str) -> AsyncIterator[SqlStore]:
+    """Open, empty, closed afterwards."""
+    store = SqlStore(database_url)
+    await store.open()
+    yield store
+    await store.close()

