@@ -1,12 +1,16 @@
 """How a runner is set up. The host builds these from the configuration file; tests build them by hand."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner_svc.backends.port import Backend
+from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.restart import RestartLimits
+from weft.api.common.v1 import sampling_pb2
 from weft.kernel.request import Operation
+from weft.wake.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,36 @@ class ServedModel:
     context_tokens: int = 0
     model_path: Path | None = None
     """The file whose digest goes on receipts."""
+    remote: bool = False
+    """Serving it sends bytes off the premises."""
+    hibernation: HibernationSettings = field(default_factory=HibernationSettings)
+    wake_by_mesh: Recipe | None = None
+    """What a router does to wake the host; the registry is told. What the runner does stays here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedAgent:
+    """An agent that is published with the models. Either `model` or `pool` is set."""
+
+    name: str
+    """Unique in the mesh."""
+    model: str = ""
+    pool: str = ""
+    description: str = ""
+    system_prompt: str = ""
+    default_params: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)
+    """Only ever read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceConfig:
+    """What an instance is, apart from its backend."""
+
+    model: str
+    """The model's name in the mesh."""
+    slots: int
+    restart: RestartLimits = field(default_factory=RestartLimits)
+    hibernation: HibernationSettings = field(default_factory=HibernationSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +74,8 @@ class RunnerConfig:
     """Keeps the session id across restarts."""
     models: tuple[ServedModel, ...]
     restart: RestartLimits = field(default_factory=RestartLimits)
+    agents: tuple[PublishedAgent, ...] = ()
+    max_requests: int | None = None
+    """Requests it works on at once over all its models; None: as many as its slots."""
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    """What recipes see of it."""

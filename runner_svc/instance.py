@@ -1,16 +1,16 @@
-"""One supervised instance: one backend process, one model, kept running for as long as the runner runs."""
+"""One instance: one model on one backend, kept running or asleep for as long as the runner runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import structlog
+from typing import TYPE_CHECKING, Any
 
 from runner_svc.backends.port import Backend
+from runner_svc.config import InstanceConfig
+from runner_svc.hibernation import RunRecipe, no_recipes
+from runner_svc.life import InstanceLife
 from runner_svc.policy.phase import Phase
-from runner_svc.policy.restart import RestartLimits, RestartPolicy
-from runner_svc.slots import SlotTable
+from runner_svc.slots import RequestLimit, SlotTable
+from runner_svc.waiting import within
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -19,45 +19,32 @@ from weft.kernel.service import start_task, stop_tasks
 if TYPE_CHECKING:
     import asyncio
 
-log = structlog.get_logger("weft.instance")
-
 LOADING_RETRY_SECONDS = 1.0
-MAX_DETAIL_CHARS = 1000
-"""A crash's last words go into reports; the registry refuses a novel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceConfig:
-    """What an instance is, apart from its backend."""
-
-    model: str
-    """The model's name in the mesh."""
-    slots: int
-    restart: RestartLimits = field(default_factory=RestartLimits)
 
 
 class Instance:
-    """Owns one backend's life: starts it, notices its death, starts it again, gives up in a crash loop.
+    """What others see of a backend's life and may ask of it. `InstanceLife` does the work, in one task.
 
-    Only `_supervise` starts or stops the backend. `on_change` is called with every change that routers should hear of
-    at once.
+    `on_change` is called with every change that routers should hear of at once.
     """
 
-    def __init__(self, config: InstanceConfig, backend: Backend, clock: Clock, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: InstanceConfig,
+        backend: Backend,
+        clock: Clock,
+        on_change: Callable[[], None],
+        run_recipe: RunRecipe = no_recipes,
+        limit: RequestLimit | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
-        self._on_change = on_change
-        self._restarts = RestartPolicy(config.restart)
         self._task: asyncio.Task[None] | None = None
         self.backend = backend
-        self.slots = SlotTable(config.slots)
-        self.phase = Phase.IDLE
-        self.detail = ""
-        """Why it is in this phase, in words."""
-        self.context_tokens = 0
+        self.slots = SlotTable(config.slots, limit)
+        self._life = InstanceLife(config, backend, self.slots, clock, on_change, run_recipe)
         self.digest = ""
         """Digest of the model file, once it is known."""
-        self.last_restart_reason = ""
 
     @property
     def model(self) -> str:
@@ -65,25 +52,46 @@ class Instance:
         return self._config.model
 
     @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+        return self._life.phase
+
+    @property
+    def detail(self) -> str:
+        """Why it is in this phase, in words."""
+        return self._life.detail
+
+    @property
+    def context_tokens(self) -> int:
+        """Context of one slot; 0 until it was loaded."""
+        return self._life.context_tokens
+
+    @property
+    def last_restart_reason(self) -> str:
+        """How the backend last ended by itself."""
+        return self._life.last_restart_reason
+
+    @property
     def restart_count(self) -> int:
         """How often the backend was restarted after a fault."""
-        return self._restarts.total
+        return self._life.restarts.total
 
     async def start(self) -> None:
-        """Begin to supervise. Returns at once; the backend loads in the background."""
-        self._task = start_task(self._supervise(), name=f"instance-{self.model}")
+        """Begin its life. Returns at once; the backend loads in the background."""
+        self._task = start_task(self._life.run(), name=f"instance-{self.model}")
 
     async def stop(self) -> None:
         """End the backend and everything it started. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])
-        self._enter(Phase.IDLE)
+        self._life.enter(Phase.IDLE)
 
     def drain(self) -> None:
-        """Take nothing new; what runs goes on."""
+        """Take nothing new; what runs goes on. The runner is about to end."""
+        self._life.stopping = True
         if self.phase is Phase.READY:
-            self._enter(Phase.DRAINING)
+            self._life.enter(Phase.DRAINING)
 
     @contextmanager
     def admit(self, request_id: str) -> Iterator[Backend]:
@@ -91,8 +99,8 @@ class Instance:
 
         Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready.
         """
-        if self.phase is Phase.DRAINING:
-            raise WeftError(Reason.SHUTTING_DOWN, f"{self.model} takes no new work here: the runner is stopping")
+        if self._life.stopping:
+            raise self._shutting_down()
         if self.phase is not Phase.READY:
             raise WeftError(
                 Reason.BACKEND_NOT_READY,
@@ -100,52 +108,61 @@ class Instance:
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
         with self.slots.hold(request_id):
-            yield self.backend
+            try:
+                yield self.backend
+            finally:
+                self._life.idle_since = self._clock.monotonic()
 
-    async def _supervise(self) -> None:
+    async def wake(self) -> None:
+        """Return once it takes requests. Callers share one wake; cancelling one leaves it to the others.
+
+        Raises WAKE_FAILED with what went wrong, SHUTTING_DOWN when the runner is stopping.
+        """
+        self._require_running()
+        if self.phase is Phase.READY:
+            return
+        if self.phase is Phase.CRASH_LOOP:
+            raise WeftError(Reason.WAKE_FAILED, self.detail)
+        self._life.wake_asked.set()
+        await self._bounded(self._life.awake.wait(), Reason.WAKE_FAILED)
+
+    async def load(self) -> None:
+        """Wake it; it stays awake until it is unloaded, whatever its idle time. Raises as `wake`."""
+        before, self._life.stays_awake = self._life.stays_awake, True
         try:
-            while True:
-                how = await self._run_once()
-                self.last_restart_reason = how
-                decision = self._restarts.died(self._clock.monotonic())
-                log.warning("backend ended", model=self.model, how=how, restarts=self.restart_count)
-                if decision.crash_loop:
-                    self._enter(Phase.CRASH_LOOP, f"{how}; next start in {decision.pause_seconds:.0f} s")
-                    log.error(
-                        "backend is in a crash loop",
-                        model=self.model,
-                        pause_seconds=decision.pause_seconds,
-                        last_lines=self.backend.log_lines(10),
-                    )
-                    await self._clock.sleep(decision.pause_seconds)
-        finally:
-            self._enter(Phase.STOPPING)
-            await self.backend.stop()
+            await self.wake()
+        except BaseException:
+            self._life.stays_awake = before
+            raise
 
-    async def _run_once(self) -> str:
-        """One life of the backend; returns how it ended."""
-        self._enter(Phase.LOADING, self.last_restart_reason)
-        began = self._clock.monotonic()
+    async def unload(self) -> None:
+        """Let running requests end, then put it to sleep; the next wake loads it.
+
+        Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep, BACKEND_ERROR when its
+        sleep action fails, SHUTTING_DOWN when the runner is stopping.
+        """
+        if not self._config.hibernation.can_unload:
+            raise WeftError(
+                Reason.UNSUPPORTED_OPERATION,
+                f"{self.model} is served by a server that weft did not start; declare a sleep action for it",
+            )
+        self._require_running()
+        self._life.stays_awake = False
+        if self.phase not in (Phase.HIBERNATING, Phase.FAILED):
+            self._life.ask_sleep()
+            await self._bounded(self._life.asleep.wait(), Reason.BACKEND_NOT_READY)
+
+    def _require_running(self) -> None:
+        if self._life.stopping or self._task is None:
+            raise self._shutting_down()
+
+    def _shutting_down(self) -> WeftError:
+        return WeftError(Reason.SHUTTING_DOWN, f"{self.model} takes no new work here: the runner is stopping")
+
+    async def _bounded(self, outcome: Coroutine[Any, Any, None], reason: Reason) -> None:
+        limit = self._config.hibernation.longest_wake_seconds
         try:
-            facts = await self.backend.start()
-        except WeftError as error:
-            return str(error)
-        self.context_tokens = facts.context_tokens
-        log.info(
-            "backend ready",
-            model=self.model,
-            pid=self.backend.process_id,
-            load_seconds=round(self._clock.monotonic() - began, 2),
-        )
-        self._enter(Phase.READY)
-        how = await self.backend.wait_exit()
-        self._enter(Phase.STOPPING, how)
-        # The process is gone, but what it started may not be.
-        await self.backend.stop()
-        return how
-
-    def _enter(self, phase: Phase, detail: str = "") -> None:
-        detail = detail[:MAX_DETAIL_CHARS]
-        if (phase, detail) != (self.phase, self.detail):
-            self.phase, self.detail = phase, detail
-            self._on_change()
+            await within(self._clock, limit, outcome)
+        except TimeoutError:
+            message = f"{self.model} is still {self.phase.name.lower()} after {limit:g} s"
+            raise WeftError(reason, message) from None

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
-from runner_svc.config import RunnerConfig
+from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
 from runner_svc.instance import Instance
 from weft import __version__
-from weft.api.registry.v1 import model_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.wake.messages import plan_message
+from weft.wake.recipes import WakePlan
 
 
 class RunnerReport:
@@ -21,7 +23,9 @@ class RunnerReport:
     def capability(self) -> runner_pb2.Capability:
         """What the runner can take on right now."""
         return runner_pb2.Capability(
-            instances=[_instance_state(instance) for instance in self._instances], draining=self.draining
+            instances=[_instance_state(instance) for instance in self._instances],
+            draining=self.draining,
+            max_requests=self._config.max_requests or 0,
         )
 
     def runner(self) -> runner_pb2.Runner:
@@ -38,15 +42,11 @@ class RunnerReport:
 
     def manifests(self) -> list[model_pb2.ModelManifest]:
         """The models it publishes."""
-        return [
-            model_pb2.ModelManifest(
-                name=model.name,
-                pool_name=model.pool,
-                operations=[operation.value for operation in sorted(model.operations)],  # type: ignore[misc]  # same numbers
-                context_tokens=model.context_tokens,
-            )
-            for model in self._config.models
-        ]
+        return [_manifest(model) for model in self._config.models]
+
+    def agents(self) -> list[agent_pb2.AgentManifest]:
+        """The agents it publishes."""
+        return [_agent(agent) for agent in self._config.agents]
 
     def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
         """The description with the last `log_line_count` lines of each backend."""
@@ -64,6 +64,40 @@ class RunnerReport:
                 for instance in self._instances
             ],
         )
+
+
+def _manifest(model: ServedModel) -> model_pb2.ModelManifest:
+    manifest = model_pb2.ModelManifest(
+        name=model.name,
+        pool_name=model.pool,
+        operations=[operation.value for operation in sorted(model.operations)],  # type: ignore[misc]  # same numbers
+        context_tokens=model.context_tokens,
+        remote=model.remote,
+    )
+    hibernation = model.hibernation
+    if hibernation.can_wake or model.wake_by_mesh is not None:
+        # That the runner can wake it is told; how it does that is not.
+        plan = WakePlan(
+            by_runner=hibernation.can_wake,
+            by_mesh=model.wake_by_mesh,
+            max_wait_seconds=hibernation.max_wait_seconds,
+        )
+        manifest.wake.CopyFrom(plan_message(plan))
+    return manifest
+
+
+def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:
+    manifest = agent_pb2.AgentManifest(
+        name=agent.name,
+        description=agent.description,
+        system_prompt=agent.system_prompt,
+        default_params=agent.default_params,
+    )
+    if agent.pool:
+        manifest.pool = agent.pool
+    else:
+        manifest.model = agent.model
+    return manifest
 
 
 def _instance_state(instance: Instance) -> runner_pb2.InstanceState:

@@ -1,16 +1,19 @@
 """The runner as a service: instances, session, and the three gRPC services on one server."""
 
 import asyncio
+from random import SystemRandom
 
 import grpc
 import structlog
 
-from runner_svc.config import RunnerConfig
-from runner_svc.instance import Instance, InstanceConfig
+from runner_svc.config import InstanceConfig, RunnerConfig, ServedModel
+from runner_svc.control_servicer import RunnerServicer
+from runner_svc.instance import Instance
 from runner_svc.model_digest import model_digest
 from runner_svc.report import RunnerReport
-from runner_svc.servicer import EmbeddingServicer, GenerationServicer, RunnerServicer, WorkDesk
+from runner_svc.servicer import EmbeddingServicer, GenerationServicer, WorkDesk
 from runner_svc.session import RunnerSession
+from runner_svc.slots import RequestLimit
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -24,6 +27,8 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.ids import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task, stop_tasks
+from weft.wake.recipes import Recipe
+from weft.wake.run import run_recipe
 
 log = structlog.get_logger("weft.runner")
 
@@ -41,21 +46,15 @@ class RunnerService:
     def __init__(self, config: RunnerConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        self._session: RunnerSession | None = None
         incarnation = new_id("run")
-        self._instances = {
-            model.name: Instance(
-                InstanceConfig(model=model.name, slots=model.slots, restart=config.restart),
-                model.make_backend(),
-                clock,
-                self._note_change,
-            )
-            for model in config.models
-        }
+        limit = RequestLimit(config.max_requests)
+        self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(config, incarnation, list(self._instances.values()))
+        self._control = RunnerServicer(self._report, self._instances)
         self._incarnation = incarnation
         self._registry: grpc.aio.Channel | None = None
-        self._session: RunnerSession | None = None
         self._digests: asyncio.Task[None] | None = None
 
     @property
@@ -75,11 +74,12 @@ class RunnerService:
             host=self._config.host,
             gate=self._gate,
             instances=self._instances,
+            remote_models=frozenset(model.name for model in self._config.models if model.remote),
             clock=self._clock,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(desk), server)
-        runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerServicer(self._report), server)
+        runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
         """See Service.start. Backends load in the background; the registry hears of each change."""
@@ -91,6 +91,7 @@ class RunnerService:
             incarnation=self._incarnation,
             session_file=self._config.session_file,
             clock=self._clock,
+            jitter=SystemRandom().random,
         )
         for instance in self._instances.values():
             await instance.start()
@@ -99,6 +100,7 @@ class RunnerService:
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop: refuse new work, let running work finish, say good-bye, end the backends."""
+        self._control.end_tails()
         await self._drain(grace_seconds)
         if self._digests is not None:
             await stop_tasks([self._digests])
@@ -109,6 +111,20 @@ class RunnerService:
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None
+
+    def reopen_session(self) -> None:
+        """Open the session anew as soon as possible: the way to the registry has changed. Nothing before `start`."""
+        if self._session is not None:
+            self._session.reopen()
+
+    def _instance(self, model: ServedModel, limit: RequestLimit) -> Instance:
+        config = InstanceConfig(
+            model=model.name, slots=model.slots, restart=self._config.restart, hibernation=model.hibernation
+        )
+        return Instance(config, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit)
+
+    async def _run_recipe(self, recipe: Recipe, timeout_seconds: float) -> None:
+        await run_recipe(recipe, timeout_seconds=timeout_seconds, environment=self._config.environment)
 
     async def _drain(self, grace_seconds: float) -> None:
         self._report.draining = True

@@ -1,6 +1,7 @@
-"""gRPC translation for the runner: ticket in, frames out."""
+"""gRPC translation for the runner's data plane: ticket in, frames out."""
 
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from typing import Any
 
@@ -9,15 +10,12 @@ import structlog
 
 from runner_svc.backends.port import CallInfo
 from runner_svc.instance import Instance
-from runner_svc.report import RunnerReport
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
-    runner_service_pb2,
-    runner_service_pb2_grpc,
 )
 from weft.dispatch.frames import Frame
 from weft.dispatch.tickets import Permit, TicketGate
@@ -26,8 +24,6 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
-
-MAX_LOG_LINES = 1000
 
 log = structlog.get_logger("weft.runner")
 
@@ -47,13 +43,16 @@ class WorkDesk:
         host: str,
         gate: TicketGate,
         instances: Mapping[str, Instance],
+        remote_models: AbstractSet[str],
         clock: Clock,
     ) -> None:
+        """`remote_models`: serving them sends bytes off the premises."""
         self._runner = runner
         self._incarnation = incarnation
         self._host = host
         self._gate = gate
         self._instances = instances
+        self._remote_models = remote_models
         self._clock = clock
 
     def admit(self, ticket: Any) -> tuple[Permit, Instance]:
@@ -62,6 +61,8 @@ class WorkDesk:
         instance = self._instances.get(permit.model)
         if instance is None:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {permit.model}")
+        if permit.model in self._remote_models and not permit.allow_remote:
+            raise WeftError(Reason.TICKET_INVALID, "the ticket does not let this request leave the premises")
         return permit, instance
 
     def started(self, permit: Permit) -> event_pb2.InferenceEvent:
@@ -81,6 +82,7 @@ class WorkDesk:
         receipt.model = permit.model
         receipt.model_digest = instance.digest
         receipt.host = self._host
+        receipt.left_premises = permit.model in self._remote_models
 
 
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
@@ -141,25 +143,6 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             response.receipt.usage.CopyFrom(result.usage)
             self._desk.complete(response.receipt, permit, instance)
             return response
-        raise AssertionError("abort has raised")
-
-
-class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
-    """See RunnerService."""
-
-    def __init__(self, report: RunnerReport) -> None:
-        self._report = report
-
-    async def Describe(  # noqa: N802 - the rpc's name
-        self,
-        request: runner_service_pb2.DescribeRequest,
-        context: grpc.aio.ServicerContext[runner_service_pb2.DescribeRequest, runner_service_pb2.DescribeResponse],
-    ) -> runner_service_pb2.DescribeResponse:
-        """See RunnerService.Describe."""
-        async with answering(context):
-            if not 0 <= request.log_line_count <= MAX_LOG_LINES:
-                raise invalid_field("log_line_count", f"must be 0 to {MAX_LOG_LINES}")
-            return self._report.describe(request.log_line_count)
         raise AssertionError("abort has raised")
 
 

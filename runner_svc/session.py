@@ -1,16 +1,23 @@
 """The runner's session with the registry: opened, kept alive, opened again when it is lost."""
 
 import asyncio
+import math
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import grpc
 import structlog
+from google.protobuf.duration_pb2 import Duration
 
+from runner_svc.policy.back_off import retry_pause_seconds
+from runner_svc.policy.reporting import ReportTimes
 from runner_svc.report import RunnerReport
+from runner_svc.waiting import event_within
+from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.api.registry.v1 import runner_session_service_pb2_grpc
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -26,12 +33,17 @@ log = structlog.get_logger("weft.session")
 
 CALL_TIMEOUT_SECONDS = 5.0
 CLOSE_TIMEOUT_SECONDS = 1.0
-FIRST_RETRY_SECONDS = 0.1
-MAX_RETRY_SECONDS = 5.0
+DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30.0
+DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
+
+_LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
 
 class RunnerSession:
-    """Reports to the registry on every change and on every report interval; serves on while the registry is away."""
+    """Reports to the registry what changes, at once or at the report interval, and heartbeats in any case.
+
+    It does so too when the connection was lost. The runner serves on while the registry is away.
+    """
 
     def __init__(
         self,
@@ -42,7 +54,10 @@ class RunnerSession:
         incarnation: str,
         session_file: Path,
         clock: Clock,
+        jitter: Callable[[], float],
     ) -> None:
+        """`jitter` returns a number from 0 to 1 that spreads the retries of many runners."""
+        self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
         )
@@ -51,11 +66,16 @@ class RunnerSession:
         self._incarnation = incarnation
         self._session_file = session_file
         self._clock = clock
+        self._jitter = jitter
         self._session_id = ""
-        self._report_interval_seconds = MAX_RETRY_SECONDS
+        self._open_request_id = ""
+        self._times = _no_report_yet(DEFAULT_HEARTBEAT_INTERVAL_SECONDS, DEFAULT_REPORT_INTERVAL_SECONDS)
+        self._told: runner_pb2.Capability | None = None
+        """The last capability that the registry has acknowledged."""
         self._sequence = 0
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
 
     def note_change(self) -> None:
         """Something changed that routers should hear of at once."""
@@ -63,7 +83,14 @@ class RunnerSession:
 
     async def start(self) -> None:
         """Begin to report. Returns at once; the session opens as soon as the registry answers."""
-        self._task = start_task(self._run(), name="runner-session")
+        self._begin()
+
+    def reopen(self) -> None:
+        """Open the session anew at once, with the same id; whatever is under way or waits for a retry is given up."""
+        if self._running is not None:
+            self._running.cancel()
+            self._session_id = ""
+            self._begin()
 
     async def report_now(self) -> None:
         """Send one heartbeat, if the session is open; a registry that is away is not an error here."""
@@ -73,45 +100,63 @@ class RunnerSession:
 
     async def stop(self) -> None:
         """Say good-bye, so that nobody waits for us. Idempotent."""
-        task, self._task = self._task, None
-        if task is None:
+        if self._running is None:
             return
-        await stop_tasks([task])
+        self._running = None
+        await stop_tasks(self._tasks)
         if self._session_id:
             request = pb.CloseSessionRequest(session_id=self._session_id, incarnation=self._incarnation)
+            self._session_id = ""
             with suppress(grpc.aio.AioRpcError):
                 await self._stub.CloseSession(request, timeout=CLOSE_TIMEOUT_SECONDS)
 
+    def _begin(self) -> None:
+        self._running = start_task(self._run(), name="runner-session")
+        # A run that was given up is still unwinding, and `stop` waits for it too.
+        self._tasks.add(self._running)
+        self._running.add_done_callback(self._tasks.discard)
+
     async def _run(self) -> None:
-        pause = FIRST_RETRY_SECONDS
+        failures = 0
         while True:
             try:
                 if not self._session_id:
                     await self._open()
-                await self._heartbeat()
-                pause = FIRST_RETRY_SECONDS
-                await self._wait_for_change_or_interval()
+                await self._report_what_is_due()
+                failures = 0
+                await event_within(self._clock, self._times.pause_seconds(self._clock.monotonic()), self._changed)
             except WeftError as error:
                 self._note_failure(error)
-                await self._clock.sleep(pause)
-                pause = min(pause * 2, MAX_RETRY_SECONDS)
+                failures += 1
+                await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
 
     async def _open(self) -> None:
+        # The same id until there is an answer: if only the answer got lost, the registry returns the same session.
+        self._open_request_id = self._open_request_id or new_id("open")
         request = pb.OpenSessionRequest(
-            request_id=new_id("open"),
+            request_id=self._open_request_id,
             session_id=self._session_file.read_text("utf-8").strip() if self._session_file.exists() else "",
             runner=self._report.runner(),
             models=self._report.manifests(),
+            agents=self._report.agents(),
         )
         try:
             response = await self._stub.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+            failure = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+            if failure.reason not in _LOST_ON_THE_WAY:
+                self._open_request_id = ""
+            raise failure from error
+        self._open_request_id = ""
         self._gate.use_key(response.ticket_key)
         self._keep(response.session_id)
-        self._report_interval_seconds = response.report_interval.ToNanoseconds() / 1e9
+        self._times = _no_report_yet(
+            _seconds(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,
+            _seconds(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS,
+        )
+        self._told = None
         self._session_id = response.session_id
-        log.info("session open", session_id=response.session_id)
+        log.info("session open")  # not its id: that proves ownership
 
     def _keep(self, session_id: str) -> None:
         self._session_file.parent.mkdir(parents=True, exist_ok=True)
@@ -119,23 +164,31 @@ class RunnerSession:
         fresh.write_text(session_id + "\n", "utf-8")
         fresh.replace(self._session_file)
 
-    async def _heartbeat(self) -> None:
+    async def _report_what_is_due(self) -> None:
         self._changed.clear()
+        now = self._clock.monotonic()
+        self._times = replace(self._times, looked_at=now)
+        # A registry that restarted has forgotten the last report, and a lost connection is the sign of it.
+        is_connected = self._registry.get_state() is grpc.ChannelConnectivity.READY
+        if not is_connected or self._times.heartbeat_due(now) or self._report.capability() != self._told:
+            await self._heartbeat()
+
+    async def _heartbeat(self) -> None:
         self._sequence += 1
+        capability = self._report.capability()
         request = pb.HeartbeatRequest(
             session_id=self._session_id,
             incarnation=self._incarnation,
             sequence=self._sequence,
-            capability=self._report.capability(),
+            capability=capability,
         )
+        began = self._clock.monotonic()
         try:
             await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-
-    async def _wait_for_change_or_interval(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), self._report_interval_seconds)
+        self._told = capability
+        self._times = replace(self._times, heartbeat_at=began)
 
     def _note_failure(self, error: WeftError) -> None:
         if error.reason is Reason.SESSION_UNKNOWN:
@@ -145,3 +198,16 @@ class RunnerSession:
             log.warning("the registry is away, serving on")
         else:
             log.error("the registry refused", reason=error.reason.name, message=error.message)
+
+
+def _no_report_yet(heartbeat_interval_seconds: float, report_interval_seconds: float) -> ReportTimes:
+    return ReportTimes(
+        heartbeat_at=-math.inf,
+        looked_at=-math.inf,
+        heartbeat_interval_seconds=heartbeat_interval_seconds,
+        report_interval_seconds=report_interval_seconds,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.ToNanoseconds() / 1e9

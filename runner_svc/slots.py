@@ -9,11 +9,35 @@ from weft.kernel.reasons import Reason
 BUSY_RETRY_SECONDS = 1.0
 
 
-class SlotTable:
-    """The slots of one instance and who holds them."""
+class RequestLimit:
+    """How many requests a runner works on at once over all its instances."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, max_requests: int | None = None) -> None:
+        self._max_requests = max_requests
+        self._held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Count one request for the length of the block. Raises NO_SLOT_AVAILABLE at once when the limit is reached."""
+        if self._max_requests is not None and self._held >= self._max_requests:
+            raise WeftError(
+                Reason.NO_SLOT_AVAILABLE,
+                f"the runner works on {self._max_requests} requests already",
+                retry_after_seconds=BUSY_RETRY_SECONDS,
+            )
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+
+class SlotTable:
+    """The slots of one instance and who holds them; `limit` is shared with the runner's other instances."""
+
+    def __init__(self, total: int, limit: RequestLimit | None = None) -> None:
         self._total = total
+        self._limit = limit or RequestLimit()
         self._holders: list[str] = []
 
     @property
@@ -35,8 +59,9 @@ class SlotTable:
                 f"all {self._total} slots are taken",
                 retry_after_seconds=BUSY_RETRY_SECONDS,
             )
-        self._holders.append(request_id)
-        try:
-            yield
-        finally:
-            self._holders.remove(request_id)
+        with self._limit.hold():
+            self._holders.append(request_id)
+            try:
+                yield
+            finally:
+                self._holders.remove(request_id)

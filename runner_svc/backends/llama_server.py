@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import psutil
 
-from runner_svc.backends.openai_http import HttpTimeouts, OpenAiHttp
+from runner_svc.backends.openai_http import Endpoint, HttpTimeouts, OpenAiHttp
 from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
 from runner_svc.policy.load_stall import LoadSigns, LoadWatch
 from runner_svc.supervise.logs import LogRing
@@ -95,6 +95,11 @@ class LlamaServerBackend:
         """See Backend.process_id."""
         return self._process.pid
 
+    @property
+    def log(self) -> LogRing:
+        """See Backend.log."""
+        return self._log
+
     def log_lines(self, count: int) -> list[str]:
         """See Backend.log_lines."""
         return self._log.last(count)
@@ -117,7 +122,8 @@ class LlamaServerBackend:
                 on_line=hear,
             )
             port = await self._while_loading(listening)
-            self._http = OpenAiHttp(f"http://127.0.0.1:{port}", key, self._config.timeouts, self._explain_break)
+            endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", api_key=key)
+            self._http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break)
             await self._while_loading(self._until_healthy(self._http))
         except BaseException:
             await self.stop()
@@ -192,8 +198,9 @@ class LlamaServerBackend:
                 cpu_seconds = times.user + times.system
         return LoadSigns(asyncio.get_running_loop().time(), self._log.total_bytes, cpu_seconds)
 
-    async def _explain_break(self) -> WeftError | None:
+    async def _explain_break(self, reason: Reason) -> WeftError | None:
         """Why a connection broke, if it is because the process ended."""
+        del reason
         try:
             how = await asyncio.wait_for(self._process.wait(), DEATH_NOTICE_SECONDS)
         except TimeoutError:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import aiohttp
@@ -27,6 +27,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
 
 HEALTH = "/health"
+MODELS = "/v1/models"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
@@ -48,27 +49,38 @@ class HttpTimeouts:
     """Longest silence between two events once content has begun. Comments are bytes, not progress."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a server is and what it wants to hear."""
+
+    base_url: str = field(repr=False)
+    """Without a slash at its end, and without /v1."""
+    api_key: str = field(default="", repr=False)
+    """Empty: no Authorization header is sent."""
+    model: str = ""
+    """The server's own name of the model; empty: requests name none."""
+
+
+ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
+"""Asked why a connection broke, with what it looked like: the supervisor may know more ("the process was killed")."""
+
+
 class OpenAiHttp:
-    """One server behind one aiohttp session.
+    """One server behind one aiohttp session."""
 
-    `explain_break` is asked why a connection broke, since the supervisor may know more ("the process was killed").
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        api_key: str,
-        timeouts: HttpTimeouts,
-        explain_break: Callable[[], Awaitable[WeftError | None]],
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: HttpTimeouts, explain_break: ExplainBreak) -> None:
         self._timeouts = timeouts
         self._explain_break = explain_break
+        self._model = endpoint.model
+        paths = (HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
+        self._urls = {path: URL(endpoint.base_url + path) for path in paths}
+        self.chunks_received = 0
+        """Parts of answers so far: while they come the server is alive, whatever a probe says."""
         # The runner's slots bound the number of connections.
-        self._urls = {path: URL(base_url + path) for path in (HEALTH, CHAT, COMPLETIONS, EMBEDDINGS)}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
-            headers={"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
+            headers={"Content-Type": "application/json", **_authorization(endpoint.api_key)},
             auto_decompress=False,
         )
         self._encoder = msgspec.json.Encoder()
@@ -79,19 +91,23 @@ class OpenAiHttp:
 
     async def healthy(self, timeout_seconds: float) -> bool:
         """Whether GET /health says 200."""
+        return await self.status_of(HEALTH, timeout_seconds) == 200
+
+    async def status_of(self, path: str, timeout_seconds: float) -> int | None:
+        """The status that GET `path` (HEALTH or MODELS) is answered with; None: no answer."""
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-            async with self._session.get(self._urls[HEALTH], timeout=timeout) as response:
-                return response.status == 200
+            async with self._session.get(self._urls[path], timeout=timeout, allow_redirects=False) as response:
+                return response.status
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return None
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
         if isinstance(payload, chat_pb2.ChatPayload):
-            path, body = CHAT, chat_body(payload)
+            path, body = CHAT, chat_body(payload, self._model)
         else:
-            path, body = COMPLETIONS, completion_body(payload)
+            path, body = COMPLETIONS, completion_body(payload, self._model)
         reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
         decoder = SseDecoder()
         async with self._post(path, body, call) as response:
@@ -106,7 +122,7 @@ class OpenAiHttp:
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
-        async with self._post(EMBEDDINGS, embedding_body(payload), call) as response:
+        async with self._post(EMBEDDINGS, embedding_body(payload, self._model), call) as response:
             _require_content_type(response, "application/json")
             raw = await _read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
         try:
@@ -147,7 +163,7 @@ class OpenAiHttp:
         # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
         for last_try in (False, True):
             try:
-                posting = self._session.post(self._urls[path], data=data, headers=headers)
+                posting = self._session.post(self._urls[path], data=data, headers=headers, allow_redirects=False)
                 if self._timeouts.headers_seconds is None:
                     return await posting
                 async with asyncio.timeout(self._timeouts.headers_seconds):
@@ -180,12 +196,13 @@ class OpenAiHttp:
                     raise
                 if not chunk:
                     return
+                self.chunks_received += 1
                 if b"data:" in chunk:
                     guard.event_seen()
                 yield chunk
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
-        return await self._explain_break() or WeftError(reason, message)
+        return await self._explain_break(reason) or WeftError(reason, message)
 
 
 class _StallGuard:
@@ -238,6 +255,10 @@ class _EmbeddingReply(msgspec.Struct):
     usage: _EmbeddingUsage
 
 
+def _authorization(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 def _require_content_type(response: aiohttp.ClientResponse, expected: str) -> None:
     if response.content_type != expected:
         raise WeftError(
@@ -273,4 +294,4 @@ def _refusal(status: int, body: bytes) -> WeftError:
         return WeftError(Reason.BACKEND_NOT_READY, text)
     if status in (401, 403):
         return WeftError(Reason.BACKEND_ERROR, text)
-    return WeftError(Reason.BACKEND_REJECTED if status < 500 else Reason.BACKEND_ERROR, text)
+    return WeftError(Reason.BACKEND_REJECTED if 400 <= status < 500 else Reason.BACKEND_ERROR, text)

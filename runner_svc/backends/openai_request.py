@@ -34,9 +34,9 @@ _SCALARS = (
 )
 
 
-def chat_body(payload: chat_pb2.ChatPayload) -> Json:
-    """The body of POST /v1/chat/completions; always a stream with usage."""
-    body = _stream_body(payload.sampling)
+def chat_body(payload: chat_pb2.ChatPayload, model: str = "") -> Json:
+    """The body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out."""
+    body = _stream_body(payload.sampling, model)
     body["messages"] = [_message(message) for message in payload.messages]
     if payload.HasField("choice_count"):
         body["n"] = payload.choice_count
@@ -58,9 +58,9 @@ def chat_body(payload: chat_pb2.ChatPayload) -> Json:
     return body
 
 
-def completion_body(payload: completion_pb2.CompletionPayload) -> Json:
+def completion_body(payload: completion_pb2.CompletionPayload, model: str = "") -> Json:
     """The body of POST /v1/completions; always a stream with usage. Raises INVALID_ARGUMENT for echo and suffix."""
-    body = _stream_body(payload.sampling)
+    body = _stream_body(payload.sampling, model)
     prompts = [_prompt(prompt) for prompt in payload.prompts]
     body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
     if payload.HasField("choice_count"):
@@ -75,9 +75,9 @@ def completion_body(payload: completion_pb2.CompletionPayload) -> Json:
     return body
 
 
-def embedding_body(payload: embedding_pb2.EmbeddingPayload) -> Json:
+def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> Json:
     """The body of POST /v1/embeddings."""
-    body: Json = {"input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
+    body: Json = {**_model(model), "input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
     if payload.HasField("dimensions"):
         body["dimensions"] = payload.dimensions
     return body
@@ -94,8 +94,13 @@ def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPa
     return prompts * choices_per_prompt(payload)
 
 
-def _stream_body(sampling: sampling_pb2.SamplingParams) -> Json:
-    body: Json = {"stream": True, "stream_options": {"include_usage": True}}
+def _model(name: str) -> Json:
+    # llama-server has one model and asks for no name; servers with many want theirs.
+    return {"model": name} if name else {}
+
+
+def _stream_body(sampling: sampling_pb2.SamplingParams, model: str) -> Json:
+    body: Json = {**_model(model), "stream": True, "stream_options": {"include_usage": True}}
     for name in _SCALARS:
         if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SCALARS
             body[name] = getattr(sampling, name)

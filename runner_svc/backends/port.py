@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.request import Operation
@@ -79,6 +80,11 @@ class Backend(Protocol):
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """Embed every input. Raises as `generate`; UNSUPPORTED_OPERATION when the engine gives no embeddings."""
+        ...
+
+    @property
+    def log(self) -> LogRing:
+        """The engine's output across restarts; stays empty where it is not ours to read."""
         ...
 
     def log_lines(self, count: int) -> list[str]:

@@ -13,3 +13,4 @@ class Phase(IntEnum):
     STOPPING = 5
     CRASH_LOOP = 6
     FAILED = 7
+    HIBERNATING = 8

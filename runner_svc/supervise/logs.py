@@ -1,9 +1,71 @@
-"""A bounded memory of what a process printed."""
+"""A bounded memory of what a process printed, and readers that follow it."""
 
+import asyncio
 from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 MAX_RING_BYTES = 256 * 1024
 MAX_LINE_BYTES = 8 * 1024
+MAX_FOLLOWERS = 32
+"""Readers of one log at once."""
+MAX_UNREAD_LINES = 1000
+MAX_UNREAD_BYTES = 256 * 1024
+"""What is kept for one reader that is slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBatch:
+    """Lines for a follower, oldest first."""
+
+    lines: tuple[str, ...]
+    lost_line_count: int = 0
+    """Lines before these that it was too slow for."""
+
+
+class LogFollower:
+    """One reader's own bounded share of a log; when it is too slow the oldest lines are lost, and counted."""
+
+    def __init__(self, first_lines: Iterable[str]) -> None:
+        self._unread: deque[str] = deque()
+        self._unread_bytes = 0
+        self._lost = 0
+        self._something = asyncio.Event()
+        self._closed = False
+        for line in first_lines:
+            self.offer(line)
+
+    def offer(self, line: str) -> None:
+        """Keep a line for the reader."""
+        self._unread.append(line)
+        self._unread_bytes += len(line)
+        while len(self._unread) > MAX_UNREAD_LINES or self._unread_bytes > MAX_UNREAD_BYTES:
+            self._unread_bytes -= len(self._unread.popleft())
+            self._lost += 1
+        self._something.set()
+
+    def take(self) -> LogBatch:
+        """What has come since the last time."""
+        batch = LogBatch(lines=tuple(self._unread), lost_line_count=self._lost)
+        self._unread.clear()
+        self._unread_bytes = self._lost = 0
+        self._something.clear()
+        return batch
+
+    async def wait(self) -> bool:
+        """Return once there is something to take; False when there will be nothing any more."""
+        if not self._closed:
+            await self._something.wait()
+        return not self._closed
+
+    def close(self) -> None:
+        """End the reader's wait for good."""
+        self._closed = True
+        self._something.set()
 
 
 class LogRing:
@@ -15,6 +77,7 @@ class LogRing:
         self._lines: deque[str] = deque()
         self._held_bytes = 0
         self._partial = b""
+        self._followers: list[LogFollower] = []
         self.total_bytes = 0
         """Every byte ever fed: output is a sign of life while a model loads."""
 
@@ -37,7 +100,26 @@ class LogRing:
         """The last `count` lines, oldest first."""
         return list(self._lines)[-count:] if count > 0 else []
 
+    @contextmanager
+    def follow(self, count: int) -> Iterator[LogFollower]:
+        """A reader of the last `count` lines and of all that come. Raises TOO_MANY_RESOURCES over MAX_FOLLOWERS."""
+        if len(self._followers) >= MAX_FOLLOWERS:
+            raise WeftError(Reason.TOO_MANY_RESOURCES, f"{MAX_FOLLOWERS} readers follow this log already")
+        follower = LogFollower(self.last(count))
+        self._followers.append(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.remove(follower)
+
+    def end_followers(self) -> None:
+        """Tell every reader that nothing more will come."""
+        for follower in self._followers:
+            follower.close()
+
     def _append(self, line: str) -> None:
+        for follower in self._followers:
+            follower.offer(line)
         self._lines.append(line)
         self._held_bytes += len(line)
         while self._held_bytes > self._max_bytes:

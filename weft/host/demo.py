@@ -44,7 +44,7 @@ def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
         return (demo_runner(),)
     for runner in config.runners:
         for model in runner.models:
-            if not model.path.expanduser().is_file():
+            if model.path is not None and not model.path.expanduser().is_file():
                 raise invalid_field(f"runners.{runner.name}.models.{model.name}.path", f"there is no file {model.path}")
     return config.runners
 

@@ -1,23 +1,41 @@
 """How a runner is set up and run. The only module that imports it: a runner host needs no web stack and no database."""
 
 import socket
+from collections.abc import Callable
 
 import runner_svc.service
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.openai_http import HttpTimeouts
-from runner_svc.config import RunnerConfig, ServedModel
+from runner_svc.config import RunnerConfig
 from runner_svc.policy.restart import RestartLimits
-from runner_svc.supervise.process import StopGraces
 from weft.host.config import ModelSection, RunnerSection, WeftConfig
-from weft.host.demo import configured_runners, default_threads, llama_command
+from weft.host.demo import configured_runners
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
+from weft.host.published_agents import published_agents
+from weft.host.served_models import served_model
 from weft.host.serving import Announce, registry_address, serve_until_stopped
 from weft.kernel.errors import invalid_field
 
+DEFAULT_DRAIN_SECONDS = 10.0
 
-def runner_config(section: RunnerSection, home: WeftHome, *, address: str, registry_address: str) -> RunnerConfig:
-    """A runner that others find at `address`, a gRPC target."""
+
+def runner_config(
+    section: RunnerSection,
+    home: WeftHome,
+    *,
+    address: str,
+    registry_address: str,
+    published: Callable[[ModelSection], bool] | None = None,
+    drain_seconds: float = DEFAULT_DRAIN_SECONDS,
+) -> RunnerConfig:
+    """A runner that others find at `address`, a gRPC target.
+
+    `published` says which of its models are served at all; None: those that do not say `publish: false`.
+    `drain_seconds` is how long an unload waits for running requests.
+    """
+    is_published = published or _not_withheld
+    models = tuple(model for model in section.models if is_published(model))
+    if not models:
+        raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
@@ -25,13 +43,15 @@ def runner_config(section: RunnerSection, home: WeftHome, *, address: str, regis
         address=address,
         registry_address=registry_address,
         session_file=home.state / "runners" / f"{section.name}.session",
-        models=tuple(_served(section, model) for model in section.models),
+        models=tuple(served_model(section, model, drain_seconds) for model in models),
         restart=RestartLimits(
             max_deaths=section.max_deaths,
             window_seconds=section.death_window_seconds,
             first_pause_seconds=section.first_pause_seconds,
             max_pause_seconds=section.max_pause_seconds,
         ),
+        agents=published_agents(section),
+        max_requests=section.max_requests,
     )
 
 
@@ -39,48 +59,26 @@ async def serve_runner(
     config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce, *, name: str | None
 ) -> None:
     """A runner until a signal comes; with its backends gone when this returns."""
-    section = _pick_runner(configured_runners(config), name)
+    section = pick_runner(configured_runners(config), name)
     host = GrpcHost()
     address = host.bind(listen or home.address(f"runner-{section.name}"))
-    built = runner_config(section, home, address=address, registry_address=registry_address(config, home))
+    built = runner_config(
+        section,
+        home,
+        address=address,
+        registry_address=registry_address(config, home),
+        drain_seconds=config.drain_seconds,
+    )
     service = runner_svc.service.build(built)
     await serve_until_stopped(host, service, config, lambda: announce(address))
 
 
-def _served(section: RunnerSection, model: ModelSection) -> ServedModel:
-    server = LlamaServerConfig(
-        command=llama_command(section.command),
-        model_path=model.path.expanduser(),
-        alias=model.name,
-        slots=model.slots,
-        context_tokens=model.context_tokens,
-        threads=model.threads or default_threads(),
-        embeddings=model.embeddings,
-        extra_arguments=model.extra_arguments,
-        load_stall_seconds=section.load_stall_seconds,
-        timeouts=HttpTimeouts(
-            connect_seconds=section.connect_timeout_seconds,
-            headers_seconds=section.headers_timeout_seconds,
-            idle_stream_seconds=section.idle_stream_timeout_seconds,
-        ),
-        graces=StopGraces(
-            first_term_seconds=section.first_term_seconds,
-            second_term_seconds=section.second_term_seconds,
-            kill_seconds=section.kill_seconds,
-        ),
-    )
-    return ServedModel(
-        name=model.name,
-        pool=model.pool or "",
-        make_backend=lambda: LlamaServerBackend(server),
-        operations=server.operations,
-        slots=model.slots,
-        context_tokens=model.context_tokens,
-        model_path=server.model_path,
-    )
+def _not_withheld(model: ModelSection) -> bool:
+    return model.publish is not False
 
 
-def _pick_runner(runners: tuple[RunnerSection, ...], name: str | None) -> RunnerSection:
+def pick_runner(runners: tuple[RunnerSection, ...], name: str | None) -> RunnerSection:
+    """The runner of this name, or the only one. Raises INVALID_ARGUMENT naming the choices."""
     names = ", ".join(runner.name for runner in runners)
     if name is None and len(runners) == 1:
         return runners[0]

@@ -1,71 +1,14 @@
 """An instance keeps its backend running, stepped on a fake clock."""
 
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
+from instance_stage import Stage
 
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
-from runner_svc.instance import MAX_DETAIL_CHARS, Instance, InstanceConfig
+from runner_svc.life import MAX_DETAIL_CHARS
 from runner_svc.policy.phase import Phase
-from runner_svc.policy.restart import RestartLimits
-from weft.api.common.v1 import embedding_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
-
-
-class StepBackend:
-    """A backend that loads and dies when the test says so."""
-
-    process_id = 7
-
-    def __init__(self) -> None:
-        self.loaded = asyncio.Event()
-        self.deaths: asyncio.Queue[str] = asyncio.Queue()
-        self.load_error: WeftError | None = None
-        self.starts = 0
-        self.stops = 0
-
-    async def start(self) -> BackendFacts:
-        self.starts += 1
-        await self.loaded.wait()
-        if self.load_error is not None:
-            raise self.load_error
-        return BackendFacts(operations=frozenset({Operation.CHAT}), context_tokens=512)
-
-    async def wait_exit(self) -> str:
-        return await self.deaths.get()
-
-    async def stop(self) -> None:
-        self.stops += 1
-
-    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        raise AssertionError("not in these tests")
-
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        raise AssertionError("not in these tests")
-
-    def log_lines(self, count: int) -> list[str]:
-        return ["last words"][:count]
-
-
-class Stage:
-    """An instance, its backend, its clock, and the phases that were told."""
-
-    def __init__(self, **limits: Any) -> None:
-        self.clock = FakeClock()
-        self.backend = StepBackend()
-        self.told: list[Phase] = []
-        config = InstanceConfig(model="m", slots=1, restart=RestartLimits(**limits))
-        self.instance = Instance(config, self.backend, self.clock, lambda: self.told.append(self.instance.phase))
-
-    async def settle(self) -> None:
-        for _ in range(20):
-            await asyncio.sleep(0)
 
 
 async def test_every_phase_of_a_life_is_told_at_once() -> None:
@@ -118,14 +61,12 @@ async def test_work_is_refused_with_the_reason_for_it(prepare: str, reason: Reas
     await stage.settle()
     if prepare == "draining":
         stage.instance.drain()
-    held = stage.instance.admit("r0") if prepare == "full" else None
-    if held is not None:
-        held.__enter__()
-    with pytest.raises(WeftError) as refused, stage.instance.admit("r1"):
-        pass
+    with ExitStack() as held:
+        for request in ("r1", "r2") if prepare == "full" else ():
+            held.enter_context(stage.instance.admit(request))
+        with pytest.raises(WeftError) as refused, stage.instance.admit("r3"):
+            pass
     assert refused.value.reason is reason
-    if held is not None:
-        held.__exit__(None, None, None)
     await stage.instance.stop()
 
 

@@ -1,11 +1,17 @@
-"""Restarting, load stalls and slots."""
+"""Restarting, load stalls, slots, sleeping, reporting, logs."""
+
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from runner_svc.policy.back_off import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.load_stall import LoadSigns, LoadWatch
+from runner_svc.policy.reporting import ReportTimes
 from runner_svc.policy.restart import RestartLimits, RestartPolicy
-from runner_svc.slots import SlotTable
-from runner_svc.supervise.logs import LogRing
+from runner_svc.policy.sleep import IdleSigns, SleepDecision, decide_sleep
+from runner_svc.slots import RequestLimit, SlotTable
+from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -72,3 +78,85 @@ def test_the_log_ring_keeps_the_last_lines_within_its_bound_and_cuts_long_ones()
 @pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL")])
 def test_an_exit_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+def test_the_instances_of_a_runner_share_its_limit() -> None:
+    limit = RequestLimit(2)
+    first, second = SlotTable(2, limit), SlotTable(2, limit)
+    with first.hold("r1"), second.hold("r2"):
+        with pytest.raises(WeftError) as refused, second.hold("r3"):
+            pass
+        assert refused.value.reason is Reason.NO_SLOT_AVAILABLE
+        assert second.holders == ("r2",)
+    with first.hold("r4"), first.hold("r5"):
+        assert first.holders == ("r4", "r5")
+
+
+@pytest.mark.parametrize(
+    ("signs", "after_seconds", "decision"),
+    [
+        ({}, None, SleepDecision(sleep=False)),
+        ({}, 60.0, SleepDecision(sleep=False, look_again_seconds=10.0)),
+        ({}, 50.0, SleepDecision(sleep=True)),
+        ({"busy": True}, 50.0, SleepDecision(sleep=False, look_again_seconds=50.0)),
+        ({"stays_awake": True}, 50.0, SleepDecision(sleep=False)),
+    ],
+)
+def test_only_what_was_idle_for_long_enough_sleeps(
+    signs: dict[str, Any], after_seconds: float | None, decision: SleepDecision
+) -> None:
+    known: dict[str, Any] = {"now": 150.0, "idle_since": 100.0, "busy": False, "stays_awake": False, **signs}
+    facts = IdleSigns(**known)
+    assert decide_sleep(facts, after_seconds) == decision
+
+
+def test_pauses_between_retries_grow_to_a_limit_and_are_spread() -> None:
+    assert [retry_pause_seconds(failures, 1.0) for failures in (1, 2, 3)] == [0.1, 0.2, 0.4]
+    assert retry_pause_seconds(10**9, 1.0) == MAX_PAUSE_SECONDS
+    assert retry_pause_seconds(10**9, 0.0) == MAX_PAUSE_SECONDS / 2
+
+
+def test_a_heartbeat_is_due_whatever_was_looked_at_meanwhile() -> None:
+    times = ReportTimes(heartbeat_at=0.0, looked_at=28.0, heartbeat_interval_seconds=30.0, report_interval_seconds=5.0)
+    assert times.pause_seconds(28.0) == 2.0
+    assert not times.heartbeat_due(29.9)
+    assert times.heartbeat_due(30.0)
+    assert times.pause_seconds(100.0) == 0.0
+
+
+async def test_a_follower_gets_the_last_lines_and_then_the_new_ones() -> None:
+    ring = LogRing()
+    ring.feed(b"one\ntwo\nthree\n")
+    with ring.follow(2) as follower:
+        assert follower.take().lines == ("two", "three")
+        ring.feed(b"fo")
+        ring.feed(b"ur\n")
+        assert await follower.wait()
+        assert follower.take().lines == ("four",)
+        ring.end_followers()
+        assert not await follower.wait()
+
+
+def test_a_follower_that_is_too_slow_loses_the_oldest_lines_and_is_told_how_many() -> None:
+    ring = LogRing()
+    with ring.follow(0) as slow, ring.follow(0) as quick:
+        for number in range(MAX_UNREAD_LINES + 7):
+            ring.note(f"line {number}")
+            if number == 0:
+                assert quick.take().lines == ("line 0",)
+        batch = slow.take()
+        assert (batch.lines[0], len(batch.lines), batch.lost_line_count) == ("line 7", MAX_UNREAD_LINES, 7)
+        assert quick.take().lost_line_count == 6
+        assert slow.take().lost_line_count == 0
+
+
+def test_a_log_has_a_bounded_number_of_followers() -> None:
+    ring = LogRing()
+    with ExitStack() as following:
+        for _ in range(MAX_FOLLOWERS):
+            following.enter_context(ring.follow(0))
+        with pytest.raises(WeftError) as refused, ring.follow(0):
+            pass
+        assert refused.value.reason is Reason.TOO_MANY_RESOURCES
+    with ring.follow(0):
+        pass

@@ -3,6 +3,9 @@
 class TestMyPlacement(PlacementConformance):
     @asynccontextmanager
     async def placement(self, slots: int) -> AsyncGenerator[PlacementPort]: ...
+
+    @asynccontextmanager
+    async def sleeping_placement(self, wake_error: WeftError | None) -> AsyncGenerator[PlacementPort]: ...
 """
 # ruff: noqa: D102 (test names are sentences)
 
@@ -10,23 +13,29 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from weft.dispatch.port import Grant, Placement, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.dispatch.port import Grant, LoadingModel, Placement, PlacementPort, PlacementRequest, WaitingInQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
-__all__ = ["POOL", "PlacementConformance"]
+__all__ = ["MEMBER", "POOL", "PlacementConformance"]
 
 POOL = "pool"
 """The pool the implementation under test knows: one model on each of the runners "a" and "b"."""
+MEMBER = "m-a"
+"""The name of the model on the runner "a"."""
 NOTICE_SECONDS = 5.0
 
 
 class PlacementConformance:
-    """Inherit, override `placement`, and let pytest collect the subclass."""
+    """Inherit, override both methods that raise NotImplementedError, and let pytest collect the subclass."""
 
     def placement(self, slots: int) -> AbstractAsyncContextManager[PlacementPort]:
         """A port over a fresh scheduler with queue depth 1 per runner; each runner has so many slots."""
+        raise NotImplementedError
+
+    def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[PlacementPort]:
+        """A port whose pool sleeps. Every wake ends at once: with the error, or with the whole pool ready."""
         raise NotImplementedError
 
     async def test_a_free_slot_is_granted_with_all_that_a_dispatcher_needs(self) -> None:
@@ -111,6 +120,28 @@ class PlacementConformance:
             async with port.place(_request("again", attempts_used=1)) as again:
                 assert (await _grant(again)).attempt == 2
 
+    async def test_the_name_of_a_member_stands_for_its_pool(self) -> None:
+        async with (
+            self.placement(slots=1) as port,
+            port.place(_request("r1", model=MEMBER)) as one,
+            port.place(_request("r2", model=MEMBER)) as two,
+        ):
+            assert {(await _grant(one)).runner, (await _grant(two)).runner} == {"a", "b"}
+
+    async def test_a_sleeping_pool_says_that_it_wakes_and_then_grants(self) -> None:
+        async with self.sleeping_placement(None) as port, port.place(_request("r1")) as place:
+            word = await _next(place)
+            assert isinstance(word, LoadingModel)
+            assert word.stage.startswith("waking ")
+            assert isinstance(await _last_word(place), Grant)
+
+    async def test_a_failed_wake_is_refused_with_its_error(self) -> None:
+        error = WeftError(Reason.WAKE_FAILED, "the machine is locked away")
+        async with self.sleeping_placement(error) as port, port.place(_request("r1")) as place:
+            refusal = await _refusal(place)
+            assert refusal.reason is Reason.WAKE_FAILED
+            assert error.message in refusal.message
+
     async def test_reports_after_the_end_are_harmless(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
             grant = await _grant(place)
@@ -138,7 +169,7 @@ async def _next(place: Placement) -> object:
 
 async def _last_word(place: Placement) -> object:
     """The first decision that is not about waiting: a transport may still deliver an older word."""
-    while isinstance(word := await _next(place), WaitingInQueue):
+    while isinstance(word := await _next(place), (WaitingInQueue, LoadingModel)):
         pass
     return word
 

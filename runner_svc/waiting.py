@@ -1,0 +1,74 @@
+"""Waiting with an end, on a clock that tests can step; and one outcome that many wait for."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+
+_Result = TypeVar("_Result")
+
+
+async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of `work`. Raises TimeoutError, with the work cancelled and ended, when it takes longer."""
+    working = asyncio.create_task(work)
+    timer = asyncio.create_task(clock.sleep(seconds))
+    try:
+        await asyncio.wait({working, timer}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise TimeoutError
+    finally:
+        await end_tasks(working, timer)
+
+
+async def event_within(clock: Clock, seconds: float | None, event: asyncio.Event) -> bool:
+    """Whether `event` was set within that time; None: wait for as long as it takes."""
+    if seconds is None:
+        return await event.wait()
+    try:
+        return await within(clock, seconds, event.wait())
+    except TimeoutError:
+        return event.is_set()
+
+
+async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel tasks and wait until they have ended; what they raise is dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(slots=True)
+class _Round:
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    error: WeftError | None = None
+
+
+class SharedOutcome:
+    """What the next attempt at something comes to. Whoever waits shares it; whoever comes later waits for another."""
+
+    def __init__(self) -> None:
+        self._round = _Round()
+
+    async def wait(self) -> None:
+        """Return when the attempt succeeds; raise its error when it fails. A waiter that is cancelled leaves alone."""
+        current = self._round
+        await current.done.wait()
+        if current.error is not None:
+            error = current.error
+            # One exception raised in many tasks would collect all their traces.
+            raise WeftError(
+                error.reason,
+                error.message,
+                metadata=error.metadata,
+                retry_after_seconds=error.retry_after_seconds,
+            )
+
+    def settle(self, error: WeftError | None = None) -> None:
+        """End the attempt: None is success."""
+        current, self._round = self._round, _Round()
+        current.error = error
+        current.done.set()

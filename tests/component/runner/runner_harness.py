@@ -1,0 +1,295 @@
+"""A runner on a real gRPC server beside a registry that only takes notes, and servers of somebody else."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from grpc_status import rpc_status
+
+from runner_svc.config import RunnerConfig, ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.service import RunnerService, build
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
+from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
+from weft.api.runner.v1 import (
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    runner_service_pb2,
+    runner_service_pb2_grpc,
+    ticket_pb2,
+)
+from weft.dispatch.tickets import sign
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, error_to_status, new_server, open_channel
+from weft.testing.fake_backend.process import run_fake_backend
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
+    from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
+
+State = runner_pb2.InstanceState
+TICKET_KEY = b"k" * 32
+POLL_SECONDS = 0.01
+WAIT_SECONDS = 20.0
+
+
+class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
+    """Takes every call down; fails the next ones as the test says."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.opened: list[session_pb.OpenSessionRequest] = []
+        self.beats: list[session_pb.HeartbeatRequest] = []
+        self.beat_times: list[float] = []
+        self.closed = 0
+        self.failures: list[WeftError] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._server: grpc.aio.Server | None = None
+
+    async def serve(self, address: str) -> None:
+        self._server = new_server()
+        runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(address)
+        await self._server.start()
+
+    async def end(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    @property
+    def capability(self) -> runner_pb2.Capability:
+        """The last one that was reported."""
+        return self.beats[-1].capability if self.beats else runner_pb2.Capability()
+
+    async def OpenSession(  # noqa: N802 - the rpc's name
+        self, request: Any, context: Any
+    ) -> session_pb.OpenSessionResponse:
+        self.opened.append(request)
+        await self._trouble(context)
+        return session_pb.OpenSessionResponse(
+            session_id=request.session_id or "session-1",
+            ticket_key=TICKET_KEY,
+            heartbeat_interval=Duration(seconds=30),
+            report_interval=Duration(seconds=5),
+        )
+
+    async def Heartbeat(  # noqa: N802 - the rpc's name
+        self, request: Any, context: Any
+    ) -> session_pb.HeartbeatResponse:
+        self.beats.append(request)
+        self.beat_times.append(self._clock.monotonic())
+        await self._trouble(context)
+        return session_pb.HeartbeatResponse()
+
+    async def CloseSession(  # noqa: N802 - the rpc's name
+        self, request: Any, context: Any
+    ) -> session_pb.CloseSessionResponse:
+        self.closed += 1
+        return session_pb.CloseSessionResponse()
+
+    async def _trouble(self, context: Any) -> None:
+        await self.answers.wait()
+        if self.failures:
+            await context.abort_with_status(rpc_status.to_status(error_to_status(self.failures.pop(0))))
+
+
+@dataclass
+class RunningRunner:
+    """The runner under test and everything to ask it with."""
+
+    service: RunnerService
+    registry: NotingRegistry
+    control: "RunnerServiceAsyncStub"
+    generation: "GenerationServiceAsyncStub"
+    tickets: int = field(default=0)
+
+    async def until(self, phase: Phase, model: str = "m") -> State:
+        """The state of `model` once the registry has heard that it is in `phase`."""
+        return await self.until_state(lambda state: state.phase == phase.value, model)
+
+    async def until_state(self, condition: Callable[[State], bool], model: str = "m") -> State:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            states = {state.model: state for state in self.registry.capability.instances}
+            if model in states and condition(states[model]):
+                return states[model]
+            assert time.monotonic() < deadline, f"still {states}"
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def until_opened(self, count: int) -> None:
+        """Wait for that many sessions to have been opened."""
+        await self._until(lambda: len(self.registry.opened) >= count)
+
+    async def until_idle(self, model: str) -> None:
+        """Wait until no request holds a slot of `model`."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while any(
+            instance.active_request_ids
+            for instance in (await self.control.Describe(runner_service_pb2.DescribeRequest())).instances
+            if instance.model == model
+        ):
+            assert time.monotonic() < deadline, "a request holds on to its slot"
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to that"
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def wake(self, model: str = "m") -> None:
+        await self.control.Wake(runner_service_pb2.WakeRequest(model=model))
+
+    async def load(self, model: str = "m") -> None:
+        await self.control.Load(runner_service_pb2.LoadRequest(model=model))
+
+    async def unload(self, model: str = "m") -> None:
+        await self.control.Unload(runner_service_pb2.UnloadRequest(model=model))
+
+    def generate(self, *, model: str = "m", max_tokens: int = 8, allow_remote: bool = False) -> Any:
+        """A running call of Generate with a good ticket."""
+        self.tickets += 1
+        incarnation = self.registry.opened[-1].runner.incarnation
+        claims = ticket_pb2.TicketClaims(
+            request_id=f"req-{self.tickets}",
+            ticket_id=f"ticket-{self.tickets}",
+            model=model,
+            runner="r1",
+            runner_incarnation=incarnation,
+            attempt=1,
+            allow_remote=allow_remote,
+        )
+        claims.expire_time.FromSeconds(int(time.time()) + 30)
+        raw = claims.SerializeToString()
+        message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count.")])
+        request = generation_service_pb2.GenerateRequest(
+            ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)),
+            chat=chat_pb2.ChatPayload(
+                messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0)
+            ),
+        )
+        return self.generation.Generate(request)
+
+
+@asynccontextmanager
+async def noting_registry(folder: Path, clock: Clock) -> AsyncIterator[tuple[NotingRegistry, str]]:
+    """A registry that takes notes, and its address."""
+    registry, address = NotingRegistry(clock), f"unix:{folder}/registry.sock"
+    await registry.serve(address)
+    try:
+        yield registry, address
+    finally:
+        registry.answers.set()
+        await registry.end()
+
+
+@asynccontextmanager
+async def running_runner(folder: Path, models: Sequence[ServedModel], **settings: Any) -> AsyncIterator[RunningRunner]:
+    """A started runner "r1"."""
+    async with noting_registry(folder, SystemClock()) as (registry, registry_address):
+        address = f"unix:{folder}/runner.sock"
+        config = RunnerConfig(
+            name="r1",
+            host="h",
+            address=address,
+            registry_address=registry_address,
+            session_file=folder / "r1.session",
+            models=tuple(models),
+            **settings,
+        )
+        service, server = build(config), new_server()
+        service.register(server)
+        server.add_insecure_port(address)
+        await server.start()
+        await service.start()
+        channel = open_channel(address)
+        try:
+            yield RunningRunner(
+                service=service,
+                registry=registry,
+                control=cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel)),
+                generation=cast(
+                    "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
+                ),
+            )
+        finally:
+            await channel.close(grace=None)
+            await service.stop(0.0)
+            await server.stop(None)
+
+
+class OtherServer:
+    """A server that weft did not start, on a port that stays the same: begun and ended by whoever likes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.starts = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    async def begin(self, *flags: str, **switches: Any) -> None:
+        self.starts += 1
+        begun = asyncio.Event()
+        self._ending.clear()
+        self._task = asyncio.create_task(self._serve(begun, flags, switches))
+        await begun.wait()
+
+    async def end(self) -> None:
+        self._ending.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def _serve(self, begun: asyncio.Event, flags: Sequence[str], switches: dict[str, Any]) -> None:
+        async with run_fake_backend("--port", str(self._port), "--embeddings", *flags, **switches):
+            begun.set()
+            await self._ending.wait()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def refusal(call: Any) -> WeftError:
+    """The error that a call ends with."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error_from_call(error, Reason.WORKER_LOST)
+    raise AssertionError("a refusal was expected")
+
+
+async def events_of(call: Any) -> list[Any]:
+    """Every event of a Generate call that is still to come."""
+    events: list[Any] = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        events += response.events
+    return events
+
+
+@asynccontextmanager
+async def ending(task: "asyncio.Task[Any]") -> AsyncIterator[None]:
+    """Cancel a task with the block."""
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            await task

@@ -1,0 +1,90 @@
+"""The runner's control plane over gRPC, and its limit over all models."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_harness import ending, events_of, refusal, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.process import StopGraces
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+
+def _model(name: str = "m", **switches: Any) -> ServedModel:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias=name,
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    return ServedModel(name=name, make_backend=lambda: LlamaServerBackend(config))
+
+
+async def test_a_model_that_is_not_served_here_is_not_found(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        tail = runner.control.TailLogs(pb.TailLogsRequest(model="other"))
+        for call in (runner.wake("other"), runner.load("other"), runner.unload("other"), tail.read()):
+            assert (await refusal(call)).reason is Reason.MODEL_NOT_FOUND
+
+
+async def test_the_last_lines_of_a_log_come_first_and_then_the_new_ones(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        once = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000))
+        lines = [line for response in [batch async for batch in once] for line in response.lines]
+        assert any("listening on" in line for line in lines)
+        following: Any = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1, follow=True))
+        assert list((await following.read()).lines) == lines[-1:]
+        await runner.unload()
+        await runner.load()
+        async with asyncio.timeout(10.0):
+            while not any("listening on" in line for line in (await following.read()).lines):
+                pass
+        following.cancel()
+
+
+@pytest.mark.parametrize("count", [-1, 1001])
+async def test_a_line_count_out_of_range_is_named(count: int, tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        error = await refusal(runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=count)).read())
+        assert error.metadata["field"] == "line_count"
+
+
+async def test_a_stop_ends_the_readers_of_logs(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        following = runner.control.TailLogs(pb.TailLogsRequest(model="m", follow=True))
+        reading = asyncio.create_task(following.read())
+        async with ending(reading), asyncio.timeout(10.0):
+            await asyncio.sleep(0.1)
+            await runner.service.stop(0.0)
+            await reading
+
+
+async def test_the_limit_on_requests_holds_over_all_models(tmp_path: Path) -> None:
+    slow = {"answer_tokens": 0, "tokens_per_second": 20}
+    async with running_runner(tmp_path, [_model("a", **slow), _model("b", **slow)], max_requests=1) as runner:
+        await runner.until(Phase.READY, "a")
+        await runner.until(Phase.READY, "b")
+        assert runner.registry.capability.max_requests == 1
+        first = runner.generate(model="a", max_tokens=2000)
+        await first.read()
+        refused = await refusal(events_of(runner.generate(model="b")))
+        assert refused.reason is Reason.NO_SLOT_AVAILABLE
+        first.cancel()
+        await runner.until_idle("a")
+        assert await events_of(runner.generate(model="b", max_tokens=3))
+
+
+async def test_the_session_can_be_opened_anew_from_outside(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        runner.service.reopen_session()
+        await runner.until_opened(2)
+        assert runner.registry.opened[1].session_id == "session-1"

@@ -1,0 +1,216 @@
+"""What the registry hears from a runner, and when, on a fake clock."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from runner_harness import NotingRegistry, noting_registry
+
+from runner_svc.config import PublishedAgent, RunnerConfig
+from runner_svc.report import RunnerReport
+from runner_svc.session import RunnerSession
+from weft.dispatch.tickets import TicketGate
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import open_channel
+from weft.testing.fake_clock import FakeClock
+
+
+class Stage:
+    """A session on a fake clock, and the registry it talks to."""
+
+    def __init__(
+        self, session: RunnerSession, report: RunnerReport, registry: NotingRegistry, clock: FakeClock
+    ) -> None:
+        self.session = session
+        self.report = report
+        self.registry = registry
+        self.clock = clock
+        self.began = clock.monotonic()
+
+    async def until_beats(self, count: int) -> None:
+        await self.until(lambda: len(self.registry.beats) >= count)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10.0
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to that"
+            await asyncio.sleep(0.001)
+
+    async def pass_time(self, seconds: int) -> None:
+        """Let time go by in steps; after each, the session has done its work and sleeps again."""
+        for _ in range(seconds):
+            await self.clock.advance(1.0, sleepers=1)
+
+    @property
+    def beat_seconds(self) -> list[float]:
+        return [at - self.began for at in self.registry.beat_times]
+
+
+@asynccontextmanager
+async def _session(folder: Path) -> AsyncIterator[Stage]:
+    clock = FakeClock()
+    async with noting_registry(folder, clock) as (registry, address):
+        config = RunnerConfig(
+            name="r1",
+            host="h",
+            address="unix:/r1",
+            registry_address=address,
+            session_file=folder / "r1.session",
+            models=(),
+            agents=(PublishedAgent(name="coder", pool="p"),),
+        )
+        report = RunnerReport(config, "life-1", [])
+        channel = open_channel(address)
+        session = RunnerSession(
+            registry=channel,
+            report=report,
+            gate=TicketGate(runner="r1", incarnation="life-1"),
+            incarnation="life-1",
+            session_file=config.session_file,
+            clock=clock,
+            jitter=lambda: 1.0,
+        )
+        stage = Stage(session, report, registry, clock)
+        await session.start()
+        try:
+            yield stage
+        finally:
+            await session.stop()
+            await channel.close(grace=None)
+
+
+async def test_a_quiet_runner_is_heard_of_at_every_heartbeat_interval_only(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        await stage.pass_time(65)
+        assert stage.beat_seconds == [0.0, 30.0, 60.0]
+        assert [beat.sequence for beat in stage.registry.beats] == [1, 2, 3]
+        assert [agent.name for agent in stage.registry.opened[0].agents] == ["coder"]
+
+
+async def test_a_capability_that_differs_is_reported_at_the_next_report_interval(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        await stage.pass_time(7)
+        stage.report.draining = True
+        await stage.pass_time(2)
+        assert stage.beat_seconds == [0.0]
+        await stage.pass_time(1)
+        assert stage.beat_seconds == [0.0, 10.0]
+        assert stage.registry.capability.draining
+        await stage.pass_time(29)
+        assert stage.beat_seconds == [0.0, 10.0], "the report was a heartbeat too"
+        await stage.pass_time(1)
+        assert stage.beat_seconds == [0.0, 10.0, 40.0]
+
+
+async def test_a_change_is_reported_at_once_and_no_change_is_not(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        await stage.clock.wait_for_sleepers(1)
+        stage.report.draining = True
+        stage.session.note_change()
+        await stage.until_beats(2)
+        stage.session.note_change()
+        await stage.pass_time(20)
+        assert stage.beat_seconds == [0.0, 0.0]
+
+
+async def test_an_unacknowledged_report_is_sent_again_after_a_pause(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        await stage.clock.wait_for_sleepers(1)
+        stage.registry.failures = [WeftError(Reason.INTERNAL, "oops")] * 2
+        stage.report.draining = True
+        stage.session.note_change()
+        await stage.until_beats(2)
+        await stage.clock.wait_for_sleepers(1)
+        await stage.clock.advance(0.1)
+        await stage.until_beats(3)
+        await stage.clock.wait_for_sleepers(1)
+        await stage.clock.advance(0.2)
+        await stage.until_beats(4)
+        assert [round(at, 3) for at in stage.beat_seconds] == [0.0, 0.0, 0.1, 0.3]
+        assert all(beat.capability.draining for beat in stage.registry.beats[1:])
+
+
+async def test_an_unknown_session_is_opened_again_with_its_id(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        stage.registry.failures = [WeftError(Reason.SESSION_UNKNOWN, "who?")]
+        await stage.session.report_now()
+        stage.registry.failures = [WeftError(Reason.SESSION_UNKNOWN, "who?")]
+        stage.report.draining = True
+        stage.session.note_change()
+        await stage.until_beats(3)
+        await stage.clock.wait_for_sleepers(1)
+        await stage.clock.advance(0.1)
+        await stage.until_beats(4)
+        assert [request.session_id for request in stage.registry.opened] == ["", "session-1"]
+
+
+async def test_a_registry_that_restarted_hears_of_the_runner_at_the_next_report_interval(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        await stage.pass_time(6)
+        await stage.registry.end()
+        await stage.registry.serve(f"unix:{tmp_path}/registry.sock")
+        await stage.pass_time(4)
+        await stage.until_beats(2)
+        assert stage.beat_seconds == [0.0, 10.0]
+
+
+async def test_reopen_gives_up_what_hangs_and_opens_the_same_session_at_once(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        stage.registry.answers.clear()
+        stage.report.draining = True
+        stage.session.note_change()
+        await stage.until_beats(2)
+        stage.session.reopen()
+        await stage.until(lambda: len(stage.registry.opened) == 2)
+        stage.registry.answers.set()
+        await stage.until_beats(3)
+        assert stage.registry.opened[1].session_id == "session-1"
+        assert stage.clock.monotonic() == stage.began, "it waited"
+
+
+async def test_reopen_does_not_wait_for_a_retry(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        stage.registry.failures = [WeftError(Reason.SERVICE_UNAVAILABLE, "away")]
+        stage.report.draining = True
+        stage.session.note_change()
+        await stage.until_beats(2)
+        await stage.clock.wait_for_sleepers(1)
+        stage.session.reopen()
+        await stage.until_beats(3)
+        assert len(stage.registry.opened) == 2
+
+
+async def test_an_opening_whose_answer_got_lost_is_repeated_under_the_same_request_id(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        stage.registry.answers.clear()
+        await stage.until(lambda: len(stage.registry.opened) == 1)
+        stage.session.reopen()
+        await stage.until(lambda: len(stage.registry.opened) == 2)
+        stage.registry.answers.set()
+        await stage.until_beats(1)
+        first, second = stage.registry.opened
+        assert first.request_id == second.request_id
+        stage.session.reopen()
+        await stage.until(lambda: len(stage.registry.opened) == 3)
+        assert stage.registry.opened[2].request_id != first.request_id
+
+
+async def test_a_stop_says_good_bye_once(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        await stage.until_beats(1)
+        stage.session.reopen()
+        await stage.until_beats(2)
+        await stage.session.stop()
+        await stage.session.stop()
+        assert stage.registry.closed == 1

@@ -1,0 +1,320 @@
+"""Models that sleep and wake, with real servers behind a real runner."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+from runner_harness import OtherServer, RunningRunner, events_of, free_port, refusal, running_runner
+from test_run_recipe import controller
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import CallInfo
+from runner_svc.config import ServedModel
+from runner_svc.hibernation import HibernationSettings, SleepSettings
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import chat_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft.testing.fake_backend.state import FakeState
+from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe
+
+KEY = "sk-upstream-0123456789"
+KEY_VARIABLE = "WEFT_TEST_UPSTREAM_KEY"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[OtherServer]:
+    other = OtherServer(free_port())
+    try:
+        yield other
+    finally:
+        await other.end()
+
+
+def _attached(server: OtherServer, recipe: Recipe | None, *, remote: bool = False, **settings: Any) -> ServedModel:
+    config = AttachedServerConfig(
+        url=server.url,
+        upstream_model="upstream-name",
+        api_key_env=KEY_VARIABLE,
+        environment={KEY_VARIABLE: KEY},
+        probe_interval_seconds=0.05,
+        probe_failures=2,
+    )
+    return ServedModel(
+        name="m",
+        make_backend=lambda: AttachedServer(config),
+        remote=remote,
+        hibernation=HibernationSettings(attached=True, recipe=recipe, **{"max_wait_seconds": 15.0, **settings}),
+    )
+
+
+def _supervised(**settings: Any) -> ServedModel:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**settings.pop("switches", {}))),
+        model_path=Path(__file__),
+        alias="m",
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    return ServedModel(
+        name="m", make_backend=lambda: LlamaServerBackend(config), hibernation=HibernationSettings(**settings)
+    )
+
+
+def _python(code: str) -> CommandRecipe:
+    return CommandRecipe(argv=(sys.executable, "-I", "-S", "-c", code))
+
+
+@asynccontextmanager
+async def _http_recipe(
+    server: OtherServer, answers: list[int], gate: asyncio.Event | None = None
+) -> AsyncIterator[HttpRecipe]:
+    """A controller that begins the server with every answer of 200; `answers` holds what comes before.
+
+    It answers nothing until `gate` is set.
+    """
+
+    async def answer(request: web.Request) -> web.Response:
+        if gate is not None:
+            await gate.wait()
+        status = answers.pop(0) if answers else 200
+        if request.headers.get("Authorization") != "Bearer controller-secret":
+            status = 401
+        if status == 200:
+            await server.begin("--api-key", KEY)
+        return web.Response(status=status)
+
+    async with controller(answer) as url:
+        yield HttpRecipe(url=url, headers={"Authorization": "Bearer ${WEFT_WAKE_SECRET}"})
+
+
+async def _state_of(server: OtherServer) -> FakeState:
+    async with FakeControl(server.url.removesuffix("/v1")) as control:
+        return await control.state()
+
+
+def _told(runner: RunningRunner, *more: object) -> str:
+    """Everything that the mesh has heard."""
+    return "\n".join(map(str, (*runner.registry.opened, *runner.registry.beats, *more)))
+
+
+ENVIRONMENT: Mapping[str, str] = {**os.environ, "WEFT_WAKE_SECRET": "controller-secret"}
+
+
+async def test_a_command_starts_the_server_and_requests_are_served(tmp_path: Path) -> None:
+    port, pid_file = free_port(), tmp_path / "pid"
+    command = fake_backend_command("--port", str(port), "--api-key", KEY)
+    quiet = "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    starts_it = (
+        "import subprocess\n"
+        f"server = subprocess.Popen({command!r}, {quiet})\n"
+        f"open({str(pid_file)!r}, 'w').write(str(server.pid))\n"
+        "server.returncode = 0"
+    )
+    try:
+        async with running_runner(tmp_path, [_attached(OtherServer(port), _python(starts_it))]) as runner:
+            assert (await runner.until(Phase.HIBERNATING)).detail == "the server does not answer"
+            await runner.wake()
+            await runner.until(Phase.READY)
+            events = await events_of(runner.generate())
+            assert events[-1].finished.receipt.usage.completion_tokens > 0
+    finally:
+        psutil.Process(int(pid_file.read_text())).kill()
+
+
+async def test_twenty_wakes_at_once_are_one_request_to_the_controller(tmp_path: Path, server: OtherServer) -> None:
+    async with (
+        _http_recipe(server, []) as recipe,
+        running_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
+    ):
+        await runner.until(Phase.HIBERNATING)
+        await asyncio.gather(*(runner.wake() for _ in range(20)))
+        assert server.starts == 1
+        await runner.wake()
+        assert server.starts == 1
+        assert (await events_of(runner.generate()))[-1].HasField("finished")
+        body = (await _state_of(server)).last_request_body
+        assert body["model"] == "upstream-name"
+
+
+async def test_a_failed_wake_reaches_every_caller_and_the_next_one_succeeds(
+    tmp_path: Path, server: OtherServer
+) -> None:
+    gate = asyncio.Event()
+    async with (
+        _http_recipe(server, [500], gate) as recipe,
+        running_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
+    ):
+        await runner.until(Phase.HIBERNATING)
+        wakes = [asyncio.create_task(refusal(runner.wake())) for _ in range(5)]
+        for _ in range(20):  # the calls before these have arrived by then
+            await runner.control.Describe(runner_service_pb2.DescribeRequest())
+        gate.set()
+        errors = await asyncio.gather(*wakes)
+        assert {(error.reason, error.message) for error in errors} == {
+            (Reason.WAKE_FAILED, "the recipe's request was answered with status 500")
+        }
+        await runner.until_state(lambda state: state.detail == errors[0].message)
+        await runner.wake()
+        await runner.until(Phase.READY)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "max_wait_seconds", "message"),
+    [
+        (
+            _python("import sys; print('no power', file=sys.stderr); sys.exit(3)"),
+            15.0,
+            "the recipe's command ended with exit code 3: no power",
+        ),
+        (_python("import time; time.sleep(60)"), 1.0, "within 1 s"),
+        (_python(""), 1.0, "it was not up within 1 s: the server does not answer"),
+        (HttpRecipe(url="http://127.0.0.1:1/wake"), 15.0, "the recipe's request could not connect"),
+        (
+            HttpRecipe(url="http://127.0.0.1:1/wake", headers={"X": "${WEFT_WAKE_NOT_SET}"}),
+            15.0,
+            "the environment variable WEFT_WAKE_NOT_SET is not set where the recipe runs",
+        ),
+    ],
+)
+async def test_each_way_a_wake_can_fail_is_named(
+    recipe: Recipe, max_wait_seconds: float, message: str, tmp_path: Path, server: OtherServer
+) -> None:
+    async with running_runner(tmp_path, [_attached(server, recipe, max_wait_seconds=max_wait_seconds)]) as runner:
+        await runner.until(Phase.HIBERNATING)
+        error = await refusal(runner.wake())
+        assert error.reason is Reason.WAKE_FAILED
+        assert message in error.message
+        await runner.until_state(lambda state: state.phase == Phase.HIBERNATING.value and message in state.detail)
+
+
+async def test_a_server_that_goes_away_sleeps_and_its_running_request_is_told(
+    tmp_path: Path, server: OtherServer
+) -> None:
+    await server.begin("--api-key", KEY, answer_tokens=0, tokens_per_second=20)
+    async with running_runner(tmp_path, [_attached(server, _python(""))]) as runner:
+        await runner.until(Phase.READY)
+        call = runner.generate(max_tokens=2000)
+        await call.read()
+        await call.read()
+        await server.end()
+        error = await refusal(events_of(call))
+        assert error.reason is Reason.SERVER_DIED
+        state = await runner.until(Phase.HIBERNATING)
+        assert state.detail == "the server stopped answering"
+
+
+async def test_neither_url_nor_key_of_a_server_is_ever_told(tmp_path: Path, server: OtherServer) -> None:
+    port = server.url.rpartition(":")[2].removesuffix("/v1")
+    await server.begin("--api-key", KEY, status=500, status_body=f"no way to http://127.0.0.1:{port}/v1 with {KEY}")
+    async with (
+        _http_recipe(server, [500]) as recipe,
+        running_runner(tmp_path, [_attached(server, recipe)], environment=ENVIRONMENT) as runner,
+    ):
+        await runner.until(Phase.READY)
+        upstream = await refusal(events_of(runner.generate()))
+        assert upstream.reason is Reason.BACKEND_ERROR
+        await server.end()
+        gone = await refusal(events_of(runner.generate()))
+        assert gone.reason is Reason.CONNECT_FAILED
+        await runner.until(Phase.HIBERNATING)
+        failed = await refusal(runner.wake())
+        described = await runner.control.Describe(runner_service_pb2.DescribeRequest(log_line_count=1000))
+        told = _told(runner, upstream.message, gone.message, failed.message, described)
+        controller_port = recipe.url.rpartition(":")[2].partition("/")[0]
+    assert described.instances[0].process_id == 0
+    for secret in ("://127", "127.0.0.1", port, controller_port, KEY, "controller-secret", "wake-the-box"):
+        assert secret not in told
+    assert "[hidden]" in upstream.message
+
+
+async def test_a_key_that_is_not_there_is_named_by_its_variable(server: OtherServer) -> None:
+    config = AttachedServerConfig(url=server.url, upstream_model="m", api_key_env=KEY_VARIABLE, environment={})
+    with pytest.raises(WeftError) as failed:
+        await AttachedServer(config).start()
+    assert KEY_VARIABLE in failed.value.message
+
+
+async def test_a_wrong_key_says_so(tmp_path: Path, server: OtherServer) -> None:
+    await server.begin("--api-key", "another-key")
+    async with running_runner(tmp_path, [_attached(server, None, attach_retry_seconds=0.05)]) as runner:
+        state = await runner.until(Phase.FAILED)
+        assert state.detail == "the server refuses the key (status 401)"
+        await server.end()
+        await server.begin("--api-key", KEY)
+        await runner.until(Phase.READY)
+
+
+async def test_a_server_without_a_key_gets_no_authorization(server: OtherServer) -> None:
+    await server.begin()
+    backend = AttachedServer(AttachedServerConfig(url=server.url, upstream_model="m"))
+    await backend.start()
+    payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
+    try:
+        async for _ in backend.generate(payload, CallInfo(request_id="r", traceparent="")):
+            pass
+    finally:
+        await backend.stop()
+    assert "authorization" not in (await _state_of(server)).last_request_headers
+
+
+async def test_an_idle_process_of_ours_ends_and_the_next_wake_starts_another(tmp_path: Path) -> None:
+    model = _supervised(start_asleep=True, sleep=SleepSettings(after_seconds=0.3))
+    async with running_runner(tmp_path, [model]) as runner:
+        await runner.until(Phase.HIBERNATING)
+        children = psutil.Process().children()
+        await runner.wake()
+        assert await events_of(runner.generate())
+        await runner.until(Phase.HIBERNATING)
+        assert psutil.Process().children() == children
+        await runner.wake()
+        assert await events_of(runner.generate())
+
+
+async def test_an_unload_lets_a_running_stream_end(tmp_path: Path) -> None:
+    model = _supervised(switches={"answer_tokens": 20, "tokens_per_second": 20})
+    async with running_runner(tmp_path, [model]) as runner:
+        await runner.until(Phase.READY)
+        call = runner.generate(max_tokens=20)
+        await call.read()
+        unload = asyncio.create_task(runner.unload())
+        await runner.until_state(lambda state: state.detail == "going to sleep")
+        assert (await refusal(events_of(runner.generate()))).reason is Reason.BACKEND_NOT_READY
+        assert not unload.done()
+        events = await events_of(call)
+        assert events[-1].finished.receipt.usage.completion_tokens == 20
+        await unload
+        await runner.until(Phase.HIBERNATING)
+        await runner.load()
+        await runner.until(Phase.READY)
+
+
+async def test_a_sleep_action_is_carried_out_for_an_attached_server(tmp_path: Path, server: OtherServer) -> None:
+    slept = tmp_path / "slept"
+    action = _python(f"open({str(slept)!r}, 'a').write('x')")
+    await server.begin("--api-key", KEY)
+    model = _attached(server, _python(""), sleep=SleepSettings(after_seconds=0.2, action=action))
+    async with running_runner(tmp_path, [model]) as runner:
+        await runner.until(Phase.HIBERNATING)
+        assert slept.read_text() == "x"
+        await runner.wake()
+        assert (await events_of(runner.generate()))[-1].HasField("finished")
+
+
+async def test_bytes_leave_the_premises_only_with_a_ticket_that_lets_them(tmp_path: Path, server: OtherServer) -> None:
+    await server.begin("--api-key", KEY)
+    async with running_runner(tmp_path, [_attached(server, None, remote=True)]) as runner:
+        await runner.until(Phase.READY)
+        assert (await refusal(events_of(runner.generate()))).reason is Reason.TICKET_INVALID
+        events = await events_of(runner.generate(allow_remote=True))
+        assert events[-1].finished.receipt.left_premises

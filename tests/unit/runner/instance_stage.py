@@ -1,0 +1,100 @@
+"""An instance, its backend and its clock, all moved by the test."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
+from runner_svc.config import InstanceConfig
+from runner_svc.hibernation import HibernationSettings
+from runner_svc.instance import Instance
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.restart import RestartLimits
+from runner_svc.supervise.logs import LogRing
+from weft.api.common.v1 import embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.request import Operation
+from weft.testing.fake_clock import FakeClock
+from weft.wake.recipes import Recipe
+
+if TYPE_CHECKING:
+    from weft.kernel.errors import WeftError
+
+
+class StepBackend:
+    """A backend that loads and dies when the test says so."""
+
+    process_id = 7
+
+    def __init__(self) -> None:
+        self.log = LogRing()
+        self.loaded = asyncio.Event()
+        self.deaths: asyncio.Queue[str] = asyncio.Queue()
+        self.load_error: WeftError | None = None
+        self.starts = 0
+        self.stops = 0
+
+    async def start(self) -> BackendFacts:
+        self.starts += 1
+        await self.loaded.wait()
+        if self.load_error is not None:
+            raise self.load_error
+        return BackendFacts(operations=frozenset({Operation.CHAT}), context_tokens=512)
+
+    async def wait_exit(self) -> str:
+        return await self.deaths.get()
+
+    async def stop(self) -> None:
+        self.stops += 1
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        raise AssertionError("not in these tests")
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        raise AssertionError("not in these tests")
+
+    def log_lines(self, count: int) -> list[str]:
+        return ["last words"][:count]
+
+
+class RecipeBook:
+    """Carries recipes out as the test says, and remembers which."""
+
+    def __init__(self) -> None:
+        self.done: list[Recipe] = []
+        self.error: WeftError | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def run(self, recipe: Recipe, timeout_seconds: float) -> None:
+        self.done.append(recipe)
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Stage:
+    """An instance, its backend, its clock, and the phases that were told."""
+
+    def __init__(self, hibernation: HibernationSettings | None = None, **limits: Any) -> None:
+        self.clock = FakeClock()
+        self.backend = StepBackend()
+        self.recipes = RecipeBook()
+        self.told: list[Phase] = []
+        config = InstanceConfig(
+            model="m",
+            slots=2,
+            restart=RestartLimits(**limits),
+            hibernation=hibernation or HibernationSettings(),
+        )
+        self.instance = Instance(
+            config, self.backend, self.clock, lambda: self.told.append(self.instance.phase), self.recipes.run
+        )
+
+    @property
+    def state(self) -> tuple[Phase, str]:
+        return self.instance.phase, self.instance.detail
+
+    async def settle(self) -> None:
+        for _ in range(40):
+            await asyncio.sleep(0)

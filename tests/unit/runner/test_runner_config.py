@@ -1,0 +1,174 @@
+"""From a configuration section to a runner: engines, recipes, agents, and what is told about them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.config import RunnerConfig
+from runner_svc.report import RunnerReport
+from weft.api.registry.v1 import model_pb2
+from weft.host.config import RunnerSection
+from weft.host.home import WeftHome
+from weft.host.runner import runner_config
+from weft.kernel.errors import FieldError
+
+URL = "http://gpu-box.lan:8000/v1"
+WAKE_URL = "http://controller.lan:9090/wake"
+HTTP_WAKE = {"type": "http", "url": WAKE_URL, "headers": {"Authorization": "Bearer secret-token"}}
+WAKE_ON_LAN = {"type": "wake_on_lan", "by": "mesh", "mac_address": "00:11:22:33:44:55", "max_wait_seconds": 90.0}
+
+
+def _section(**fields: Any) -> RunnerSection:
+    model = {"name": "m1", "url": URL, **fields.pop("model", {})}
+    return RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model], **fields})
+
+
+def _supervised(**fields: Any) -> RunnerSection:
+    model = {"name": "m1", "path": "/models/m.gguf", **fields.pop("model", {})}
+    return RunnerSection.model_validate({"name": "r1", "command": ["server"], "models": [model], **fields})
+
+
+def _config(section: RunnerSection, tmp_path: Path, **keywords: Any) -> RunnerConfig:
+    return runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g", **keywords)
+
+
+def _report(config: RunnerConfig) -> RunnerReport:
+    return RunnerReport(config, "life-1", [])
+
+
+def _manifest(section: RunnerSection, tmp_path: Path) -> model_pb2.ModelManifest:
+    return _report(_config(section, tmp_path)).manifests()[0]
+
+
+def test_what_the_runner_does_to_wake_a_model_never_leaves_it(tmp_path: Path) -> None:
+    section = _section(model={"wake": HTTP_WAKE, "api_key_env": "UPSTREAM_KEY", "remote": True, "pool": "p"})
+    manifest = _manifest(section, tmp_path)
+    assert manifest.wake.by_runner
+    assert not manifest.wake.HasField("by_mesh")
+    assert manifest.wake.max_wait.seconds == 60
+    assert (manifest.remote, manifest.pool_name) == (True, "p")
+    config = _config(section, tmp_path)
+    for text in (str(manifest), repr(config)):
+        assert "lan" not in text
+        assert "secret-token" not in text
+
+
+def test_what_the_mesh_does_is_told_and_not_done_by_the_runner(tmp_path: Path) -> None:
+    section = _section(model={"wake": WAKE_ON_LAN})
+    wake = _manifest(section, tmp_path).wake
+    assert not wake.by_runner
+    assert wake.by_mesh.wake_on_lan.mac_address == "00:11:22:33:44:55"
+    assert wake.max_wait.seconds == 90
+    hibernation = _config(section, tmp_path).models[0].hibernation
+    assert hibernation.recipe is None
+    assert hibernation.woken_by_mesh
+
+
+def test_a_server_that_nobody_can_wake_says_nothing_about_waking(tmp_path: Path) -> None:
+    assert not _manifest(_section(), tmp_path).HasField("wake")
+
+
+def test_what_weft_starts_itself_it_can_always_start_again(tmp_path: Path) -> None:
+    wake = _manifest(_supervised(load_stall_seconds=240.0), tmp_path).wake
+    assert wake.by_runner
+    assert wake.max_wait.seconds == 240
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [(URL, "http://gpu-box.lan:8000"), ("http://h/v1/", "http://h"), ("https://h/api", "https://h/api")],
+)
+def test_a_base_url_may_end_with_v1_or_not(url: str, base: str) -> None:
+    assert AttachedServerConfig(url=url, upstream_model="m").base_url == base
+
+
+def test_an_attached_model_gets_a_backend_that_starts_nothing(tmp_path: Path) -> None:
+    assert isinstance(_config(_section(), tmp_path).models[0].make_backend(), AttachedServer)
+
+
+def test_models_that_are_not_published_are_not_served(tmp_path: Path) -> None:
+    models = [
+        {"name": "open", "url": URL},
+        {"name": "shared", "url": URL, "publish": True},
+        {"name": "private", "url": URL, "publish": False},
+    ]
+    section = _section(models=models)
+    assert [model.name for model in _config(section, tmp_path).models] == ["open", "shared"]
+    only_true = _config(section, tmp_path, published=lambda model: model.publish is True)
+    assert [model.name for model in only_true.models] == ["shared"]
+    with pytest.raises(FieldError) as refused:
+        _config(section, tmp_path, published=lambda _: False)
+    assert refused.value.field == "runners.r1.models"
+
+
+def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
+    agent = {
+        "name": "coder",
+        "model": "m1",
+        "description": "writes code",
+        "system_prompt": "Be terse.",
+        "default_params": {"temperature": 0.2, "max_tokens": 512, "stop": ["END"], "logit_bias": {"7": -1.5}},
+    }
+    pool_agent = {"name": "any", "pool": "p"}
+    coder, anyone = _report(_config(_section(agents=[agent, pool_agent]), tmp_path)).agents()
+    assert (coder.name, coder.model, coder.system_prompt) == ("coder", "m1", "Be terse.")
+    assert coder.default_params.temperature == 0.2
+    assert list(coder.default_params.stop) == ["END"]
+    assert dict(coder.default_params.logit_bias) == {7: -1.5}
+    assert not coder.default_params.HasField("top_p")
+    assert anyone.WhichOneof("target") == "pool"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temprature", 0.2),
+        ("temperature", "warm"),
+        ("temperature", True),
+        ("temperature", "NaN"),
+        ("top_p", float("nan")),
+        ("max_tokens", 1.5),
+        ("max_tokens", 2**40),
+        ("stop", "END"),
+        ("stop", [1]),
+        ("logit_bias", {"x": 1.0}),
+        ("logit_bias", {"1": float("inf")}),
+    ],
+)
+def test_a_default_parameter_that_is_none_is_named(name: str, value: Any, tmp_path: Path) -> None:
+    agents = [{"name": "a", "model": "m1"}, {"name": "b", "model": "m1", "default_params": {name: value}}]
+    with pytest.raises(FieldError) as refused:
+        _config(_section(agents=agents), tmp_path)
+    assert refused.value.field == f"runners.r1.agents[1].default_params.{name}"
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ({"url": "ftp://h/v1"}, "url"),
+        ({"url": "http://user:pw@h/v1"}, "url"),
+        ({"url": "http://h/v1?key=1"}, "url"),
+        ({"start_asleep": True}, "start_asleep"),
+        ({"wake": {**WAKE_ON_LAN, "mac_address": "00:11"}}, "wake.mac_address"),
+        ({"wake": {**WAKE_ON_LAN, "broadcast_address": "everybody"}}, "wake.broadcast_address"),
+        ({"wake": {"type": "http", "url": "controller.lan/wake"}}, "wake.url"),
+        ({"wake": {"type": "command", "argv": [""]}}, "wake.argv"),
+        ({"wake": {"type": "command", "argv": ["x", "y" * 5000]}}, "wake.argv"),
+        ({"sleep": {"type": "http", "after_seconds": 1.0, "url": "http://h/sleep"}}, "sleep"),
+        ({"wake": HTTP_WAKE, "sleep": {"type": "http", "after_seconds": 1.0, "url": "nowhere"}}, "sleep.url"),
+    ],
+)
+def test_a_wrong_field_of_a_model_is_named_and_its_value_is_not(
+    model: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FieldError) as refused:
+        _config(_section(model=model), tmp_path)
+    assert refused.value.field == f"runners.r1.models.m1.{field}"
+    assert "://" not in refused.value.message
+
+
+def test_the_limit_on_requests_is_reported(tmp_path: Path) -> None:
+    config = _config(_section(max_requests=3), tmp_path)
+    assert _report(config).capability().max_requests == 3

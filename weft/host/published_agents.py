@@ -1,0 +1,52 @@
+"""The agents of a configuration section as a runner publishes them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from runner_svc.config import PublishedAgent
+from weft.api.common.v1 import sampling_pb2
+from weft.host.config import AgentSection, RunnerSection
+from weft.kernel.errors import invalid_field
+
+
+def published_agents(section: RunnerSection) -> tuple[PublishedAgent, ...]:
+    """The agents of a runner. Raises INVALID_ARGUMENT naming a default parameter that is none."""
+    return tuple(
+        _agent(agent, f"runners.{section.name}.agents[{index}].default_params")
+        for index, agent in enumerate(section.agents)
+    )
+
+
+def _agent(agent: AgentSection, params_field: str) -> PublishedAgent:
+    return PublishedAgent(
+        name=agent.name,
+        model=agent.model or "",
+        pool=agent.pool or "",
+        description=agent.description,
+        system_prompt=agent.system_prompt,
+        default_params=_sampling(agent.default_params, params_field),
+    )
+
+
+def _sampling(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
+    sampling = sampling_pb2.SamplingParams()
+    # One by one, because the parser's own message does not say which of them was wrong.
+    for name, value in params.items():
+        field = f"{where}.{name}"
+        if name not in sampling.DESCRIPTOR.fields_by_name and name not in sampling.DESCRIPTOR.fields_by_camelcase_name:
+            raise invalid_field(field, f"is no parameter; known are {', '.join(sampling.DESCRIPTOR.fields_by_name)}")
+        if isinstance(value, bool):
+            raise invalid_field(field, "must be a number, not true or false")
+        try:
+            json_format.ParseDict({name: value}, sampling)
+        except json_format.ParseError:
+            raise invalid_field(field, "has a value of the wrong type or out of range") from None
+    for descriptor, value in sampling.ListFields():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise invalid_field(f"{where}.{descriptor.name}", "must be a finite number")
+    if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
+        raise invalid_field(f"{where}.logit_bias", "must hold finite numbers")
+    return sampling

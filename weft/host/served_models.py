@@ -1,0 +1,195 @@
+"""The models of a configuration section as a runner serves them: engine, sleep and wake."""
+
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from yarl import URL
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.openai_http import HttpTimeouts
+from runner_svc.config import ServedModel
+from runner_svc.hibernation import HibernationSettings, SleepSettings
+from runner_svc.supervise.process import StopGraces
+from weft.host.config import ModelSection, RunnerSection, SleepSection, WakeSection
+from weft.host.demo import default_threads, llama_command
+from weft.kernel.errors import invalid_field
+from weft.kernel.request import Operation
+from weft.wake.magic_packet import is_mac_address
+from weft.wake.recipes import (
+    DEFAULT_MAX_WAIT_SECONDS,
+    MAX_WAIT_SECONDS,
+    CommandRecipe,
+    HttpRecipe,
+    Recipe,
+    WakeOnLanRecipe,
+)
+
+MAX_ARGUMENT_CHARS = 4096
+
+
+def served_model(section: RunnerSection, model: ModelSection, drain_seconds: float) -> ServedModel:
+    """One model. Raises INVALID_ARGUMENT naming the field for what can only be seen with its neighbours."""
+    where = f"runners.{section.name}.models.{model.name}"
+    hibernation = _hibernation(section, model, drain_seconds, where)
+    by_mesh = model.wake is not None and model.wake.by == "mesh"
+    recipe = None if model.wake is None else _recipe(model.wake, f"{where}.wake")
+    serve = _attached if section.runtime == "openai_http" else _supervised
+    return serve(section, model, where, hibernation, recipe if by_mesh else None)
+
+
+def _supervised(
+    section: RunnerSection, model: ModelSection, where: str, hibernation: HibernationSettings, by_mesh: Recipe | None
+) -> ServedModel:
+    server = LlamaServerConfig(
+        command=llama_command(section.command),
+        model_path=_model_path(model, where),
+        alias=model.name,
+        slots=model.slots,
+        context_tokens=model.context_tokens,
+        threads=model.threads or default_threads(),
+        embeddings=model.embeddings,
+        extra_arguments=model.extra_arguments,
+        load_stall_seconds=section.load_stall_seconds,
+        timeouts=_timeouts(section),
+        graces=StopGraces(
+            first_term_seconds=section.first_term_seconds,
+            second_term_seconds=section.second_term_seconds,
+            kill_seconds=section.kill_seconds,
+        ),
+    )
+    return ServedModel(
+        name=model.name,
+        pool=model.pool or "",
+        make_backend=lambda: LlamaServerBackend(server),
+        operations=server.operations,
+        slots=model.slots,
+        context_tokens=model.context_tokens,
+        model_path=server.model_path,
+        remote=model.remote,
+        hibernation=hibernation,
+        wake_by_mesh=by_mesh,
+    )
+
+
+def _attached(
+    section: RunnerSection, model: ModelSection, where: str, hibernation: HibernationSettings, by_mesh: Recipe | None
+) -> ServedModel:
+    generation = {Operation.CHAT, Operation.COMPLETION}
+    operations = frozenset(generation | {Operation.EMBEDDING} if model.embeddings else generation)
+    server = AttachedServerConfig(
+        url=_http_url(model.url, f"{where}.url"),
+        upstream_model=model.upstream_model or model.name,
+        api_key_env=model.api_key_env,
+        operations=operations,
+        context_tokens=model.context_tokens,
+        probe_interval_seconds=section.probe_interval_seconds,
+        probe_failures=section.probe_failures,
+        load_stall_seconds=section.load_stall_seconds,
+        timeouts=_timeouts(section),
+    )
+    return ServedModel(
+        name=model.name,
+        pool=model.pool or "",
+        make_backend=lambda: AttachedServer(server),
+        operations=operations,
+        slots=model.slots,
+        context_tokens=model.context_tokens,
+        remote=model.remote,
+        hibernation=hibernation,
+        wake_by_mesh=by_mesh,
+    )
+
+
+def _hibernation(section: RunnerSection, model: ModelSection, drain_seconds: float, where: str) -> HibernationSettings:
+    attached = section.runtime == "openai_http"
+    if attached and model.start_asleep:
+        raise invalid_field(f"{where}.start_asleep", "weft did not start this server; give it a wake recipe instead")
+    wake = model.wake
+    if attached and model.sleep is not None and wake is None:
+        raise invalid_field(f"{where}.sleep", "nobody could wake this server again; give it a wake recipe as well")
+    by_runner = wake is not None and wake.by == "runner"
+    # A load is given up when it stalls and not by a clock, so a wake without a recipe may take as long as that.
+    limit = DEFAULT_MAX_WAIT_SECONDS if attached else min(section.load_stall_seconds, MAX_WAIT_SECONDS)
+    return HibernationSettings(
+        attached=attached,
+        start_asleep=model.start_asleep,
+        recipe=_recipe(wake, f"{where}.wake") if wake is not None and by_runner else None,
+        woken_by_mesh=wake is not None and not by_runner,
+        max_wait_seconds=limit if wake is None else wake.max_wait_seconds,
+        sleep=None if model.sleep is None else _sleep(model.sleep, f"{where}.sleep"),
+        drain_seconds=drain_seconds,
+        attach_retry_seconds=section.probe_interval_seconds,
+    )
+
+
+def _sleep(section: SleepSection, where: str) -> SleepSettings:
+    action: HttpRecipe | CommandRecipe | None = None
+    if section.type == "http":
+        action = _http_recipe(section, where)
+    elif section.type == "command":
+        action = _command_recipe(section, where)
+    return SleepSettings(after_seconds=section.after_seconds, action=action, max_wait_seconds=section.max_wait_seconds)
+
+
+def _recipe(section: WakeSection, where: str) -> Recipe:
+    if section.type == "http":
+        return _http_recipe(section, where)
+    if section.type == "command":
+        return _command_recipe(section, where)
+    mac_address = section.mac_address or ""
+    if not is_mac_address(mac_address):
+        raise invalid_field(f"{where}.mac_address", "must be six pairs of hex digits joined by ':' or '-'")
+    try:
+        IPv4Address(section.broadcast_address)
+    except ValueError:
+        raise invalid_field(f"{where}.broadcast_address", "must be an IPv4 address") from None
+    return WakeOnLanRecipe(mac_address=mac_address, broadcast_address=section.broadcast_address, port=section.port)
+
+
+def _http_recipe(section: WakeSection | SleepSection, where: str) -> HttpRecipe:
+    if section.url is None or not _is_http_url(section.url):
+        raise invalid_field(f"{where}.url", "must be an http or https URL with a host")
+    return HttpRecipe(url=section.url, method=section.method, headers=dict(section.headers))
+
+
+def _command_recipe(section: WakeSection | SleepSection, where: str) -> CommandRecipe:
+    if not section.argv or not section.argv[0]:
+        raise invalid_field(f"{where}.argv", "must begin with a program")
+    if any(len(argument) > MAX_ARGUMENT_CHARS or "\0" in argument for argument in section.argv):
+        raise invalid_field(f"{where}.argv", f"each must be at most {MAX_ARGUMENT_CHARS} characters, without NUL")
+    return CommandRecipe(argv=section.argv)
+
+
+def _http_url(text: str | None, field: str) -> str:
+    """A base URL. The message does not repeat it: it may hold what nobody else is to see."""
+    if text is None or not _is_http_url(text):
+        raise invalid_field(field, "must be an http or https URL with a host")
+    url = URL(text)
+    if url.user is not None or url.password is not None:
+        raise invalid_field(field, "must not hold credentials; name an environment variable in api_key_env")
+    if url.raw_query_string or url.raw_fragment:
+        raise invalid_field(field, "must end with its path, without a query and a fragment")
+    return text
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        url = URL(text)
+    except ValueError:
+        return False
+    return url.scheme in ("http", "https") and bool(url.host)
+
+
+def _model_path(model: ModelSection, where: str) -> Path:
+    if model.path is None:
+        raise invalid_field(f"{where}.path", "must name the model's file")
+    return model.path.expanduser()
+
+
+def _timeouts(section: RunnerSection) -> HttpTimeouts:
+    return HttpTimeouts(
+        connect_seconds=section.connect_timeout_seconds,
+        headers_seconds=section.headers_timeout_seconds,
+        idle_stream_seconds=section.idle_stream_timeout_seconds,
+    )
