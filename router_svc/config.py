@@ -1,9 +1,22 @@
 """How a router is set up."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router_svc.policy.scheduler import SchedulerLimits
+from router_svc.policy.limits import SchedulerLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """The relay of one router, for runners that dial out."""
+
+    address: str
+    """This router's own gRPC target: runners behind the relay are reached there."""
+    max_links: int = 1000
+    max_calls_per_link: int = 1024
+    open_timeout_seconds: float = 10.0
+    """Longest time from the first byte of a link until its runner has opened a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +29,9 @@ class RouterConfig:
     ticket_lifetime_seconds: float = TICKET_LIFETIME_SECONDS
     default_timeout_seconds: float = 600.0
     """Deadline of a public gRPC call that came without one."""
+    wake_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
+    """Kinds of `by: mesh` recipes it runs, of wake_on_lan, http and command. A command is a program on this host."""
+    wake_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment of those recipes: variables of an HTTP recipe's header values, the whole environment of a command."""
+    relay: RelayConfig | None = None
+    """None: runners cannot dial in here."""

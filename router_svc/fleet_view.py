@@ -4,46 +4,64 @@ from collections.abc import Iterator
 
 from router_svc.policy.candidates import Candidate, Readiness
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.wake.recipes import WakePlan
 
 _READINESS = {
     Phase.READY: Readiness.READY,
     Phase.IDLE: Readiness.LOADING,
     Phase.LOADING: Readiness.LOADING,
-    # A backend that stops is restarted, unless its runner drains.
+    # A backend that stops is restarted or goes to sleep, unless its runner drains.
     Phase.STOPPING: Readiness.LOADING,
+    Phase.HIBERNATING: Readiness.ASLEEP,
     Phase.DRAINING: Readiness.DOWN,
     Phase.CRASH_LOOP: Readiness.DOWN,
     Phase.FAILED: Readiness.DOWN,
 }
+_BY_RUNNER = WakePlan(by_runner=True)
 
 
 def candidates_of(view: FleetView) -> Iterator[Candidate]:
-    """Every model whose runner is known, ready or not."""
-    for model in view.models.values():
-        runner = view.runners.get(model.runner)
-        if runner is not None:
-            yield _candidate(model, runner, runner.instances.get(model.name))
+    """Every model, whether it takes requests or not."""
+    return (candidate_of(view, model) for model in view.models.values())
 
 
-def _candidate(model: ModelView, runner: RunnerView, instance: InstanceView | None) -> Candidate:
-    if not (runner.active and model.active):
-        readiness, detail = Readiness.DOWN, "not heard of"
-    elif runner.draining:
-        readiness, detail = Readiness.DOWN, "the runner is stopping"
-    elif instance is None:
-        readiness, detail = Readiness.LOADING, "no report yet"
-    else:
-        readiness, detail = _READINESS[instance.phase], instance.detail
+def candidate_of(view: FleetView, model: ModelView) -> Candidate:
+    """One model as it is now."""
+    runner = view.runners.get(model.runner)
+    instance = runner.instances.get(model.name) if runner is not None else None
+    readiness, detail = _readiness(model, runner, instance)
     return Candidate(
         model=model.name,
         pool=model.pool,
-        runner=runner.name,
-        incarnation=runner.incarnation,
+        runner=model.runner,
+        incarnation=runner.incarnation if runner is not None else "",
         readiness=readiness,
         slots=instance.slots_total if instance is not None else 0,
         slots_reported_used=instance.slots_used if instance is not None else 0,
         operations=model.operations,
         remote=model.remote,
+        runner_max_requests=runner.max_requests if runner is not None else 0,
+        max_wake_seconds=wake_plan(model).max_wait_seconds,
         load_progress=instance.load_progress if instance is not None else None,
         detail=detail,
     )
+
+
+def wake_plan(model: ModelView) -> WakePlan:
+    """How to wake it when it sleeps. A model that declares nothing sleeps only when told to; its runner wakes it."""
+    return model.wake or _BY_RUNNER
+
+
+def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceView | None) -> tuple[Readiness, str]:
+    if runner is None or not runner.active:
+        # Also while the registry has only told of the runner and not yet of its models.
+        if model.reachable and wake_plan(model).by_mesh is not None:
+            return Readiness.ASLEEP, "its host sleeps"
+        return Readiness.DOWN, "not heard of"
+    if not model.reachable:
+        return Readiness.DOWN, "not heard of"
+    if runner.draining:
+        return Readiness.DOWN, "the runner is stopping"
+    if instance is None:
+        return Readiness.LOADING, "no report yet"
+    return _READINESS[instance.phase], instance.detail

@@ -9,6 +9,7 @@ import grpc
 from router_svc.validation import check_chat, check_completion, check_embedding
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.dispatch.agents import require_model_name
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
@@ -18,7 +19,6 @@ from weft.kernel.names import (
     DEFAULT_TENANT,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
-    require_name,
     require_token,
 )
 from weft.kernel.request import Operation, Priority
@@ -95,7 +95,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         return RequestContext(
             request_id=request_id,
             tenant=require_token(metadata.get(TENANT) or DEFAULT_TENANT, TENANT, MAX_TENANT_CHARS),
-            model=require_name(request.model, "model"),
+            model=require_model_name(request.model, "model"),
             operation=operation,
             traceparent=traceparent_of(metadata),
             priority=Priority(request.options.priority or Priority.NORMAL),

@@ -3,15 +3,18 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
 
 import structlog
 
 from router_svc.fleet_view import candidates_of
 from router_svc.policy.candidates import Candidate, Fleet
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, RequestDecision, Waits, Wakes
+from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue import Arrival
-from router_svc.policy.scheduler import Scheduler, SchedulerLimits
+from router_svc.policy.scheduler import Scheduler
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import port
 from weft.dispatch.fleet import FleetView
@@ -59,11 +62,26 @@ class Mailbox:
         return decision
 
 
+WakeFinished = Callable[[WeftError | None], None]
+"""Told once, when a wake has ended; with the error when it failed."""
+
+
+class WakeStarter(Protocol):
+    """Who carries a wake out."""
+
+    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
+        """Start a wake; return at once, and call `finished` later, from the event loop."""
+        ...
+
+
 class SchedulingLoop:
     """Runs one Scheduler on one event loop. All methods are called from that loop, so there are no locks."""
 
-    def __init__(self, limits: SchedulerLimits, clock: Clock, ticket_lifetime_seconds: float) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, clock: Clock, waker: WakeStarter, *, ticket_lifetime_seconds: float
+    ) -> None:
         self._scheduler = Scheduler(limits)
+        self._waker = waker
         self._clock = clock
         self._ticket_lifetime_seconds = ticket_lifetime_seconds
         self._view: FleetView | None = None
@@ -122,6 +140,12 @@ class SchedulingLoop:
         if self._mailboxes.pop(key, None) is not None:
             self._deliver(self._scheduler.finish(key, self._clock.monotonic()))
 
+    def wake_finished(self, model: str, error: WeftError | None) -> None:
+        """A wake ended."""
+        if not self._closed:
+            said = error.message if error is not None else None
+            self._deliver(self._scheduler.wake_finished(model, said, self._clock.monotonic()))
+
     def close(self) -> None:
         """Refuse everybody who waits, and everybody who comes."""
         self._closed = True
@@ -132,24 +156,31 @@ class SchedulingLoop:
 
     def _deliver(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            mailbox = self._mailboxes.get(decision.key)
-            if mailbox is not None:
+            if isinstance(decision, Wakes):
+                self._begin_wake(decision)
+            elif (mailbox := self._mailboxes.get(decision.key)) is not None:
                 mailbox.put(self._word(decision, mailbox.request))
         if self._timer is None and self._scheduler.waiting and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def _begin_wake(self, wakes: Wakes) -> None:
+        if not self._closed:
+            self._waker.begin(wakes, partial(self.wake_finished, wakes.model))
 
     def _tick(self) -> None:
         self._timer = None
         self._deliver(self._scheduler.tick(self._clock.monotonic()))
 
-    def _word(self, decision: Decision, request: port.PlacementRequest) -> port.Decision | WeftError:
+    def _word(self, decision: RequestDecision, request: port.PlacementRequest) -> port.Decision | WeftError:
         match decision:
             case Placed():
                 return self._grant(decision.candidate, decision.attempt, request)
             case Waits():
                 return port.WaitingInQueue(position=decision.position, reason=decision.reason)
             case Loads():
-                return port.LoadingModel(stage=decision.stage, progress=decision.progress)
+                return port.LoadingModel(
+                    stage=decision.stage, progress=decision.progress, eta_seconds=decision.eta_seconds
+                )
             case Rejects():
                 log.info(
                     "rejected",

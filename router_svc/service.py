@@ -1,5 +1,7 @@
 """The router as a service: the scheduling loop, fed by the registry's Watch, behind two gRPC services."""
 
+from functools import partial
+
 import grpc
 
 from router_svc.config import RouterConfig
@@ -7,6 +9,8 @@ from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.placement_servicer import PlacementServicer
+from router_svc.relay import Relay
+from router_svc.waker import Waker
 from weft.api.router.v1 import (
     inference_service_pb2,
     inference_service_pb2_grpc,
@@ -14,10 +18,11 @@ from weft.api.router.v1 import (
     placement_service_pb2_grpc,
 )
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.fleet import FleetView, FleetWatcher
 from weft.dispatch.port import PlacementPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.rpc import ChannelPool, open_channel
+from weft.wake.run import run_recipe
 
 
 def build(config: RouterConfig, *, clock: Clock | None = None) -> "RouterService":
@@ -31,9 +36,14 @@ class RouterService:
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._loop = SchedulingLoop(config.limits, clock, config.ticket_lifetime_seconds)
-        self._placement = LocalPlacement(self._loop)
         self._channels = ChannelPool()
+        run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
+        self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
+        self._loop = SchedulingLoop(
+            config.limits, clock, self._waker, ticket_lifetime_seconds=config.ticket_lifetime_seconds
+        )
+        self._placement = LocalPlacement(self._loop)
+        self._relay = None if config.relay is None else Relay(config.relay, clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
 
@@ -41,6 +51,16 @@ class RouterService:
     def placement(self) -> PlacementPort:
         """The placement port for dispatchers in this very process."""
         return self._placement
+
+    @property
+    def view(self) -> FleetView:
+        """The newest view of the mesh; revision 0 before the registry's first snapshot."""
+        return FleetView() if self._fleet is None else self._fleet.view
+
+    @property
+    def relay(self) -> Relay | None:
+        """What takes the links of dial-out runners, where they may dial in."""
+        return self._relay
 
     @property
     def load(self) -> tuple[int, int]:
@@ -57,25 +77,34 @@ class RouterService:
 
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
-        dispatcher = Dispatcher(self._placement, self._channels, clock=self._clock)
+        dispatcher = Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self)
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(
             InferenceServicer(dispatcher, self._config.default_timeout_seconds), server
         )
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self._placement), server)
+        if self._relay is not None:
+            server.add_generic_rpc_handlers((self._relay.services(),))
 
     async def start(self) -> None:
         """See Service.start. Requests are placed from the registry's first snapshot on."""
         self._registry = open_channel(self._config.registry_address)
+        if self._relay is not None:
+            self._relay.start(self._registry)
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)
+        # The waker first: what the loop decides about a view is carried out in the same one.
+        self._fleet.subscribe(self._waker.update_view)
         self._fleet.subscribe(self._loop.update_view)
         await self._fleet.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
         """See Service.stop. Requests that wait are told, and placed again by their dispatchers elsewhere."""
         self._loop.close()
+        await self._waker.stop()
         if self._fleet is not None:
             await self._fleet.stop()
             self._fleet = None
+        if self._relay is not None:
+            await self._relay.stop()
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None

@@ -1,7 +1,8 @@
 """The mesh as the scheduler sees it: models on runners, grouped into pools."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from weft.kernel.request import Operation
@@ -15,6 +16,8 @@ class Readiness(Enum):
     READY = "ready"
     LOADING = "loading"
     """It will be ready without anybody's doing."""
+    ASLEEP = "asleep"
+    """It will be ready once it has been woken."""
     DOWN = "down"
 
 
@@ -24,8 +27,11 @@ class Candidate:
 
     model: str
     pool: str
+    """The effective pool; never empty."""
     runner: str
+    """Empty: none serves it yet."""
     incarnation: str
+    """Empty: no runner is known."""
     readiness: Readiness
     slots: int
     slots_reported_used: int = 0
@@ -33,6 +39,10 @@ class Candidate:
     operations: frozenset[Operation]
     remote: bool = False
     """Whether serving it sends bytes off the premises."""
+    runner_max_requests: int = 0
+    """Requests its runner works on at once over all its models; 0: as many as its slots."""
+    max_wake_seconds: float = 0.0
+    """Longest time that waking it takes; only of interest while it is asleep."""
     load_progress: float | None = None
     detail: str = ""
 
@@ -44,26 +54,37 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All candidates, found by the name of their pool or model."""
+    """All candidates by pool, and the pool of every model."""
 
-    by_name: Mapping[str, tuple[Candidate, ...]]
+    pools: Mapping[str, tuple[Candidate, ...]] = field(default_factory=dict)
+    pool_of_model: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(candidates: Iterable[Candidate]) -> "Fleet":
-        """Group candidates. A pool's name wins over the name of a single model."""
+        """Group candidates by their effective pools."""
         pools: dict[str, list[Candidate]] = {}
-        singles: dict[str, list[Candidate]] = {}
+        pool_of_model: dict[str, str] = {}
         for candidate in candidates:
             pools.setdefault(candidate.pool, []).append(candidate)
-            singles.setdefault(candidate.model, []).append(candidate)
-        return Fleet({name: tuple(found) for name, found in (singles | pools).items()})
+            pool_of_model[candidate.model] = candidate.pool
+        return Fleet({name: tuple(members) for name, members in pools.items()}, pool_of_model)
+
+    def pool_of(self, name: str) -> str:
+        """The pool that a name stands for: the one so called, or the one that the model so called is in.
+
+        A name that nothing has stands for itself.
+        """
+        return name if name in self.pools else self.pool_of_model.get(name, name)
 
     def members(self, name: str) -> tuple[Candidate, ...]:
         """Who answers for a pool or model of this name; empty when there is none."""
-        return self.by_name.get(name, ())
+        return self.pools.get(self.pool_of(name), ())
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return itertools.chain.from_iterable(self.pools.values())
 
     def some_names(self) -> str:
         """A few names to put into an error message."""
-        names = sorted(self.by_name)
+        names = sorted({*self.pools, *self.pool_of_model})
         more = ", ..." if len(names) > MAX_NAMES_IN_MESSAGE else ""
         return ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + more if names else "none"

@@ -1,4 +1,4 @@
-"""What a scheduler decides about a request."""
+"""What a scheduler decides: about a request, or that something be woken."""
 
 from dataclasses import dataclass
 
@@ -26,11 +26,13 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """It waits for a model to load."""
+    """It waits for a model to load or to wake."""
 
     key: int
     stage: str
     progress: float | None
+    """0 to 1; None: nobody knows."""
+    eta_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +45,16 @@ class Rejects:
     retry_after_seconds: float | None = None
 
 
-Decision = Placed | Waits | Loads | Rejects
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wakes:
+    """A sleeping model is to be woken, once for all who wait for it. Its end is told to the scheduler."""
+
+    model: str
+    runner: str
+    """Where it slept when that was decided; empty: no runner is known."""
+    max_wait_seconds: float
+    """When it must have ended, one way or the other."""
+
+
+RequestDecision = Placed | Waits | Loads | Rejects
+Decision = RequestDecision | Wakes

@@ -1,7 +1,7 @@
 """The order of waiting: by priority, then by arrival."""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from weft.kernel.request import Operation, Priority
@@ -52,6 +52,6 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def count_for(self, target: str) -> int:
-        """How many wait for one pool or model."""
-        return sum(waiting.target == target for waiting in self._waiting)
+    def count_where(self, wanted: Callable[[Arrival], bool]) -> int:
+        """How many of a kind wait."""
+        return sum(wanted(waiting) for waiting in self._waiting)

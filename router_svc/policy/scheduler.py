@@ -4,52 +4,43 @@ Every method takes `now` (seconds, monotonic) and returns what was decided. One 
 see router_svc/DESIGN.md for the life of a request.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from router_svc.policy import refusals, words
 from router_svc.policy.candidates import Candidate, Fleet, Readiness
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits
+from router_svc.policy.decisions import Decision, Placed, Rejects, RequestDecision
 from router_svc.policy.failover import FailureKind, classify
+from router_svc.policy.grants import CandidateKey, GrantBook
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.pauses import PauseBook
 from router_svc.policy.queue import Arrival, WaitingQueue
 from router_svc.policy.select import least_loaded
+from router_svc.policy.wakes import WakeBook
 from weft.kernel.reasons import Reason
-
-CandidateKey = tuple[str, str, str]
-
-MAX_DOUBLINGS = 16
-"""More change nothing and would only overflow in the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """Every bound of the scheduler."""
-
-    queue_depth_per_runner: int = 16
-    queue_timeout_seconds: float = 30.0
-    max_attempts: int = 3
-    """Attempts on runners that took the request and failed before any content."""
-    max_bounces: int = 8
-    """Attempts on runners that did not take it: the view of the mesh was behind."""
-    bounce_pause_seconds: float = 0.25
-    """How long a runner that bounced a request is left alone."""
-    busy_pause_seconds: float = 0.25
-    """How long a runner that was unexpectedly full is left alone; doubles each time in a row ..."""
-    max_busy_pause_seconds: float = 2.0
-    """... up to this. Such a request goes on waiting until the queue timeout."""
-    break_pause_seconds: float = 1.0
-    """How long a runner that broke is left alone, unless it reports ready as a new incarnation."""
-    full_retry_seconds: float = 5.0
-    """What a caller is told to wait when the queue is full."""
 
 
 @dataclass(slots=True)
 class _Request:
     arrival: Arrival
     attempt: int
+    queued_since: float
+    """From when on the queue timeout counts."""
     bounces: int = 0
     placed_on: Candidate | None = None
     broken_on: set[CandidateKey] = field(default_factory=set)
-    told: Decision | None = None
+    failed_wakes: set[str] = field(default_factory=set)
+    """Models whose wake failed while this request waited for it; it does not wake them again."""
+    awaited_wake: str | None = None
+    """The model whose wake it waits for."""
+    last_failure: Rejects | None = None
+    """What it is told when nothing is left to try."""
+    told: RequestDecision | None = None
+
+    def await_wake(self, model: str | None, now: float) -> None:
+        """Wait for this wake from now on, or for none. The queue timeout counts from the end of a wake."""
+        if self.awaited_wake is not None and model != self.awaited_wake:
+            self.queued_since = now
+        self.awaited_wake = model
 
 
 class Scheduler:
@@ -57,13 +48,12 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits | None = None) -> None:
         self._limits = limits or SchedulerLimits()
-        self._fleet = Fleet({})
+        self._fleet = Fleet()
         self._requests: dict[int, _Request] = {}
         self._queue = WaitingQueue()
-        self._in_flight: dict[CandidateKey, int] = {}
-        self._last_granted: dict[CandidateKey, float] = {}
-        self._paused_until: dict[CandidateKey, float] = {}
-        self._busy_in_a_row: dict[CandidateKey, int] = {}
+        self._grants = GrantBook()
+        self._pauses = PauseBook(self._limits)
+        self._wakes = WakeBook(self._limits.wake_settle_seconds)
 
     @property
     def waiting(self) -> int:
@@ -73,38 +63,31 @@ class Scheduler:
     @property
     def running(self) -> int:
         """How many requests hold a slot."""
-        return sum(self._in_flight.values())
+        return self._grants.total
 
     def update_fleet(self, fleet: Fleet, now: float) -> list[Decision]:
         """The mesh changed: serve whoever can be served now, refuse whoever waits in vain."""
         self._fleet = fleet
-        alive = {candidate.key for members in fleet.by_name.values() for candidate in members}
-        self._last_granted = {key: at for key, at in self._last_granted.items() if key in alive}
-        self._paused_until = {key: until for key, until in self._paused_until.items() if key in alive}
-        self._busy_in_a_row = {key: count for key, count in self._busy_in_a_row.items() if key in alive}
+        alive = [candidate.key for candidate in fleet]
+        self._grants.forget_others(alive)
+        self._pauses.forget_others(alive)
+        self._wakes.forget_others(fleet.pool_of_model)
         return self._serve(now)
 
     def submit(self, arrival: Arrival, now: float) -> list[Decision]:
         """A request arrived."""
-        refusal = self._refusal(arrival)
+        request = _Request(arrival, attempt=arrival.attempts_used, queued_since=arrival.arrived_at)
+        refusal = self._refusal(request)
         if refusal is not None:
             return [refusal]
-        request = _Request(arrival, attempt=arrival.attempts_used)
-        free = None if self._queue.count_for(arrival.target) else self._free_candidate(request, now)
+        waiting = self._waiting_for_the_same(arrival)
+        free = None if waiting else self._free_candidate(request, now)
         if free is not None:
             self._requests[arrival.key] = request
             return [self._place(request, free, now)]
-        members = self._eligible(request)
-        depth = self._limits.queue_depth_per_runner * len(members)
-        if self._queue.count_for(arrival.target) >= depth:
-            return [
-                Rejects(
-                    key=arrival.key,
-                    reason=Reason.QUEUE_FULL,
-                    message=f"the queue for {arrival.target} is full ({depth} requests wait)",
-                    retry_after_seconds=self._limits.full_retry_seconds,
-                )
-            ]
+        depth = self._limits.queue_depth_per_runner * len(self._eligible(request))
+        if waiting >= depth:
+            return [refusals.queue_full(arrival, depth, self._limits.full_retry_seconds)]
         self._requests[arrival.key] = request
         self._queue.add(arrival)
         return self._serve(now)
@@ -113,7 +96,7 @@ class Scheduler:
         """The answer has begun: its runner is not full."""
         request = self._requests.get(key)
         if request is not None and request.placed_on is not None:
-            self._busy_in_a_row.pop(request.placed_on.key, None)
+            self._pauses.note_content(request.placed_on)
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
         """An attempt failed before any content: place the request elsewhere, queue it again, or refuse it."""
@@ -123,23 +106,21 @@ class Scheduler:
         candidate = request.placed_on
         self._release(request)
         kind = classify(reason)
-        if kind is FailureKind.BUSY:
-            self._pause(candidate, now + self._busy_pause(candidate))
-        elif kind is FailureKind.BOUNCED:
+        self._pauses.note_failure(candidate, kind, now)
+        rejection = Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not repeated")
+        if kind is FailureKind.BOUNCED:
             request.bounces += 1
-            self._pause(candidate, now + self._limits.bounce_pause_seconds)
         elif kind is FailureKind.BROKE:
             request.broken_on.add(candidate.key)
-            self._pause(candidate, now + self._limits.break_pause_seconds)
+            request.last_failure = rejection
         if kind is FailureKind.FINAL or self._exhausted(request):
             del self._requests[key]
-            rejection = Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not repeated")
             return [rejection, *self._serve(now)]
         self._queue.add(request.arrival)
         return self._serve(now)
 
     def finish(self, key: int, now: float) -> list[Decision]:
-        """The request ended or its caller left: whatever it held is free."""
+        """The request ended or its caller left: whatever it held is free. A wake that it waited for goes on."""
         request = self._requests.pop(key, None)
         if request is None:
             return []
@@ -149,30 +130,30 @@ class Scheduler:
             self._release(request)
         return self._serve(now)
 
+    def wake_finished(self, model: str, error: str | None, now: float) -> list[Decision]:
+        """A wake ended: with an error, why; without, the fleet shows the model ready now or within the settle time."""
+        if error is None:
+            self._wakes.note_woken(model, now)
+            return self._serve(now)
+        failed = self._fail_wake(model, error, now)
+        return failed + self._serve(now)
+
     def tick(self, now: float) -> list[Decision]:
         """Time passed: refuse who waited too long, tell the others where they stand."""
         decisions: list[Decision] = []
         for arrival in self._queue:
-            expired = self._expiry(arrival, now)
+            expired = self._expiry(self._requests[arrival.key], now)
             if expired is not None:
                 decisions.append(self._drop(arrival, expired))
         return decisions + self._serve(now)
 
-    def _expiry(self, arrival: Arrival, now: float) -> Rejects | None:
+    def _expiry(self, request: _Request, now: float) -> Rejects | None:
+        arrival = request.arrival
         if arrival.deadline_at is not None and now >= arrival.deadline_at:
-            return Rejects(
-                key=arrival.key,
-                reason=Reason.DEADLINE_EXCEEDED,
-                message="the request's deadline passed while it waited",
-            )
-        waited = now - arrival.arrived_at
-        if waited >= self._limits.queue_timeout_seconds:
-            return Rejects(
-                key=arrival.key,
-                reason=Reason.QUEUE_TIMEOUT,
-                message=f"no slot for {arrival.target} came free in {waited:.0f} s",
-                retry_after_seconds=self._limits.full_retry_seconds,
-            )
+            return refusals.deadline_passed(arrival)
+        waited = now - request.queued_since
+        if request.awaited_wake is None and waited >= self._limits.queue_timeout_seconds:
+            return refusals.waited_too_long(arrival, waited, self._limits.full_retry_seconds)
         return None
 
     def _drop(self, arrival: Arrival, rejection: Rejects) -> Rejects:
@@ -180,13 +161,30 @@ class Scheduler:
         del self._requests[arrival.key]
         return rejection
 
+    def _fail_wake(self, model: str, error: str, now: float) -> list[Decision]:
+        """Refuse who waited for this wake and has nothing else left to try."""
+        self._wakes.note_failed(model)
+        decisions: list[Decision] = []
+        for arrival in self._queue:
+            request = self._requests[arrival.key]
+            if request.awaited_wake != model:
+                continue
+            request.await_wake(None, now)
+            request.failed_wakes.add(model)
+            request.last_failure = refusals.wake_failed(arrival, model, error)
+            if self._exhausted(request):
+                decisions.append(self._drop(arrival, request.last_failure))
+        return decisions
+
     def _serve(self, now: float) -> list[Decision]:
         """Place every waiting request that can be placed, in order, and tell the rest what changed for them."""
         decisions: list[Decision] = []
+        for model in self._wakes.settle(self._fleet, now):
+            decisions += self._fail_wake(model, "it woke but did not report ready", now)
         position = 0
         for arrival in self._queue:
             request = self._requests[arrival.key]
-            refusal = self._refusal(arrival)
+            refusal = self._refusal(request)
             if refusal is not None:
                 decisions.append(self._drop(arrival, refusal))
                 continue
@@ -196,113 +194,93 @@ class Scheduler:
                 decisions.append(self._place(request, free, now))
                 continue
             position += 1
-            told = self._waiting_word(request, position)
-            if told != request.told:
-                request.told = told
-                decisions.append(told)
+            decisions += self._wait(request, position, now)
         return decisions
 
+    def _wait(self, request: _Request, position: int, now: float) -> list[Decision]:
+        """Settle what a request waits for: a slot, a load, or a wake, which is begun if it must be."""
+        eligible = self._eligible(request)
+        ready = [candidate for candidate in eligible if candidate.readiness is Readiness.READY]
+        waking = [candidate for candidate in eligible if self._wakes.is_waking(candidate)]
+        loading = [c for c in eligible if c.readiness is Readiness.LOADING and c not in waking]
+        begun: list[Decision] = []
+        told: RequestDecision
+        if ready or loading:
+            request.await_wake(None, now)
+            arrival = request.arrival
+            told = words.waits_for_slot(arrival, position, ready) if ready else words.waits_for_load(arrival, loading)
+        else:
+            if not waking:
+                waking = [self._wakes.preferred(eligible, self._grants.on_runner)]
+                begun.append(self._wakes.begin(waking[0], now))
+            told = self._waits_for_wake(request, waking, now)
+        if told == request.told:
+            return begun
+        request.told = told
+        return [*begun, told]
+
+    def _waits_for_wake(self, request: _Request, waking: list[Candidate], now: float) -> RequestDecision:
+        awaited = next((candidate for candidate in waking if candidate.model == request.awaited_wake), waking[0])
+        request.await_wake(awaited.model, now)
+        return words.waits_for_wake(request.arrival, awaited, self._wakes.status(awaited.model, now))
+
     def _place(self, request: _Request, candidate: Candidate, now: float) -> Placed:
+        request.await_wake(None, now)
         request.placed_on = candidate
         request.told = None
         request.attempt += 1
-        self._in_flight[candidate.key] = self._in_flight.get(candidate.key, 0) + 1
-        self._last_granted[candidate.key] = now
+        self._grants.take(candidate, now)
         return Placed(key=request.arrival.key, candidate=candidate, attempt=request.attempt)
 
     def _release(self, request: _Request) -> None:
         candidate = request.placed_on
         assert candidate is not None, "only a placed request holds a slot"
         request.placed_on = None
-        left = self._in_flight[candidate.key] - 1
-        if left:
-            self._in_flight[candidate.key] = left
-        else:
-            del self._in_flight[candidate.key]
-
-    def _pause(self, candidate: Candidate, until: float) -> None:
-        self._paused_until[candidate.key] = until
-
-    def _busy_pause(self, candidate: Candidate) -> float:
-        in_a_row = self._busy_in_a_row.get(candidate.key, 0)
-        self._busy_in_a_row[candidate.key] = in_a_row + 1
-        doublings = min(in_a_row, MAX_DOUBLINGS)
-        return min(self._limits.busy_pause_seconds * 2.0**doublings, self._limits.max_busy_pause_seconds)
+        self._grants.release(candidate)
 
     def _free_candidate(self, request: _Request, now: float) -> Candidate | None:
         usable = (
             candidate
             for candidate in self._eligible(request)
-            if candidate.readiness is Readiness.READY and self._paused_until.get(candidate.key, now) <= now
+            if candidate.readiness is Readiness.READY
+            and self._pauses.over(candidate, now)
+            and self._grants.runner_has_room(candidate)
         )
-        return least_loaded(
-            usable,
-            in_flight=lambda candidate: self._in_flight.get(candidate.key, 0),
-            last_granted=lambda candidate: self._last_granted.get(candidate.key, float("-inf")),
-        )
+        return least_loaded(usable, in_flight=self._grants.in_flight, last_granted=self._grants.last_granted)
 
     def _eligible(self, request: _Request) -> list[Candidate]:
-        arrival = request.arrival
+        """Where it could run, now or later: neither down nor tried in vain."""
         return [
             candidate
-            for candidate in self._fleet.members(arrival.target)
-            if arrival.operation in candidate.operations
-            and (arrival.allow_remote or not candidate.remote)
-            and candidate.readiness is not Readiness.DOWN
+            for candidate in refusals.permitted(request.arrival, self._fleet)
+            if self._is_up(candidate)
             and candidate.key not in request.broken_on
+            and not (candidate.readiness is Readiness.ASLEEP and candidate.model in request.failed_wakes)
         ]
+
+    def _is_up(self, candidate: Candidate) -> bool:
+        """A host that wakes may look gone for a moment; its wake tells how it ends."""
+        return candidate.readiness is not Readiness.DOWN or self._wakes.is_waking(candidate)
 
     def _exhausted(self, request: _Request) -> bool:
         """Whether no further attempt may be made, or none could be."""
-        if len(request.broken_on) >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
+        failures = len(request.broken_on) + len(request.failed_wakes)
+        if failures >= self._limits.max_attempts or request.bounces > self._limits.max_bounces:
             return True
         return not self._eligible(request)
 
-    def _refusal(self, arrival: Arrival) -> Rejects | None:
-        """Why this request can never be placed as the mesh is now, if so."""
-        members = self._fleet.members(arrival.target)
-        if not members:
-            return Rejects(
-                key=arrival.key,
-                reason=Reason.MODEL_NOT_FOUND,
-                message=f"no model or pool is called {arrival.target}; there is: {self._fleet.some_names()}",
-            )
-        able = [candidate for candidate in members if arrival.operation in candidate.operations]
-        if not able:
-            return Rejects(
-                key=arrival.key,
-                reason=Reason.UNSUPPORTED_OPERATION,
-                message=f"{arrival.target} does not offer {arrival.operation.name.lower()}",
-            )
-        permitted = [candidate for candidate in able if arrival.allow_remote or not candidate.remote]
-        if not permitted:
-            return Rejects(
-                key=arrival.key,
-                reason=Reason.PERMISSION_DENIED,
-                message=f"{arrival.target} runs off the premises, and the request does not allow that",
-            )
-        return self._none_alive(arrival, permitted)
+    def _refusal(self, request: _Request) -> Rejects | None:
+        """Why this request cannot be placed, now or later, as the mesh is; None when it can."""
+        arrival = request.arrival
+        refusal = refusals.target_refusal(arrival, self._fleet)
+        if refusal is not None or self._eligible(request):
+            return refusal
+        members = refusals.permitted(arrival, self._fleet)
+        if request.last_failure is not None and any(self._is_up(member) for member in members):
+            return request.last_failure
+        return refusals.none_is_up(arrival, members, self._limits.full_retry_seconds)
 
-    def _none_alive(self, arrival: Arrival, permitted: Iterable[Candidate]) -> Rejects | None:
-        if any(candidate.readiness is not Readiness.DOWN for candidate in permitted):
-            return None
-        details = "; ".join(
-            sorted({f"{candidate.runner}: {candidate.detail}" for candidate in permitted if candidate.detail})
-        )
-        return Rejects(
-            key=arrival.key,
-            reason=Reason.NO_RUNNER_AVAILABLE,
-            message=f"no runner that serves {arrival.target} is up{f' ({details})' if details else ''}",
-            retry_after_seconds=self._limits.full_retry_seconds,
-        )
-
-    def _waiting_word(self, request: _Request, position: int) -> Waits | Loads:
-        key = request.arrival.key
-        eligible = self._eligible(request)
-        ready = [candidate for candidate in eligible if candidate.readiness is Readiness.READY]
-        loading = [candidate for candidate in eligible if candidate.readiness is Readiness.LOADING]
-        if not ready and loading:
-            progress = max((c.load_progress for c in loading if c.load_progress is not None), default=None)
-            return Loads(key=key, stage=f"{loading[0].model} loads on {loading[0].runner}", progress=progress)
-        slots = sum(candidate.slots for candidate in ready)
-        return Waits(key=key, position=position, reason=f"all {slots} slots of {request.arrival.target} are busy")
+    def _waiting_for_the_same(self, arrival: Arrival) -> int:
+        """How many wait for the pool that this request is for, by whichever name."""
+        pool = self._fleet.pool_of(arrival.target)
+        return self._queue.count_where(lambda waiting: self._fleet.pool_of(waiting.target) == pool)

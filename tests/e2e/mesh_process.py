@@ -19,6 +19,7 @@ import yaml
 
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.kernel.address import metadata_of
 from weft.kernel.rpc import open_channel
 from weft.testing.fake_backend.behaviour import Behaviour
 from weft.testing.fake_backend.process import FakeControl, fake_backend_command
@@ -90,7 +91,7 @@ class MeshProcess:
         async with open_channel(address) as channel:
             stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
             request = runner_service_pb2.DescribeRequest(log_line_count=log_lines)
-            response = await stub.Describe(request, timeout=5.0)
+            response = await stub.Describe(request, timeout=5.0, metadata=metadata_of(address))
             return response.instances[0]
 
     async def backend(self, runner: str) -> FakeControl:
@@ -123,11 +124,14 @@ class MeshProcess:
 
 
 @contextmanager
-def running_mesh(home: Path, *arguments: str) -> Iterator[MeshProcess]:
-    """`weft up --home <home>` until it is ready; ended with the block, and nothing of it may be left."""
+def running_mesh(home: Path, *arguments: str, within: tuple[str, ...] = ()) -> Iterator[MeshProcess]:
+    """`weft up --home <home>` until it is ready; ended with the block, and nothing of it may be left.
+
+    `within` is a command that it is started by.
+    """
     with (home.parent / f"{home.name}.out").open("wb") as output:
         process = subprocess.Popen(
-            [*WEFT, "up", "--home", str(home), *arguments],
+            [*within, *WEFT, "up", "--home", str(home), *arguments],
             env=user_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,

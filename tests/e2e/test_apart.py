@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import pytest
+from apart_mesh import Apart, running_apart
 from grpc.aio import AioRpcError
-from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, user_environment, write_config
+from mesh_process import POOL, eventually, fake_runner, run_weft, write_config
 
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.kernel.reasons import Reason
@@ -21,61 +21,11 @@ from weft.kernel.rpc import error_from_call, open_channel
 if TYPE_CHECKING:
     from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
 
-START_SECONDS = 30.0
-
-
-class Apart:
-    """Registry, router, gateway and runner, each a process under one home."""
-
-    def __init__(self, home: Path, config: Path) -> None:
-        self.home = home
-        self._config = config
-        self._processes: dict[str, subprocess.Popen[str]] = {}
-        self.url = ""
-
-    def start(self, service: str, *arguments: str) -> str:
-        """Start a service; where it says that it serves."""
-        process = subprocess.Popen(
-            [*WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
-            env=user_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._processes[service] = process
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert "serves at" in line, f"{service} did not start"
-        return line.split()[-1]
-
-    def end(self, service: str, number: signal.Signals) -> int:
-        """End a service and wait for it."""
-        process = self._processes.pop(service)
-        process.send_signal(number)
-        code = process.wait(START_SECONDS)
-        assert process.stdout is not None
-        process.stdout.close()
-        return code
-
-    def end_all(self) -> list[int]:
-        """End what still runs, gateway first."""
-        return [self.end(service, signal.SIGTERM) for service in reversed(list(self._processes))]
-
 
 @contextmanager
 def _apart(folder: Path, **switches: Any) -> Iterator[Apart]:
-    config = write_config(folder, fake_runner("a", **switches))
-    mesh = Apart(folder / "home", config)
-    try:
-        mesh.start("registry")
-        mesh.start("router")
-        mesh.start("runner")
-        mesh.url = mesh.start("gateway")
+    with running_apart(folder, write_config(folder, fake_runner("a", **switches))) as mesh:
         yield mesh
-    finally:
-        codes = mesh.end_all()
-    assert set(codes) == {0}
 
 
 @pytest.fixture

@@ -1,20 +1,40 @@
-"""`weft chat`: talk to a model, with timings."""
+"""`weft chat`: talk to a model, a pool or an agent, with timings."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.cli.chat_history import prompt_history
+from weft.cli.completion import complete_chat_target
 from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft.cli.output import safe_text
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
+from weft.client._address import mesh_address
+from weft.client.resources import Registry, connect_registry
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft.resources.documents import AgentDocument, Document, ModelDocument, PoolDocument
+from weft.resources.kinds import ResourceKind
 
+AGENT_PREFIX = "agent/"
 QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
+HELP = "/clear forgets the conversation, /history shows it, /quit leaves; Ctrl-C stops an answer, Ctrl-D leaves."
+RULE_CHARS = 57
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+_MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A model or a pool.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A model, a pool, or an agent (agent/NAME).", autocompletion=complete_chat_target
+        ),
+    ],
     message: Annotated[str | None, typer.Option("--message", "-m", help="Say this, print the answer, leave.")] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens per answer.")] = None,
@@ -22,7 +42,7 @@ def chat(
     timeout: Annotated[float, typer.Option(help="Deadline of one answer in seconds.")] = 600.0,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Chat with a model. The answer goes to stdout, everything else to stderr.
+    """Chat with a model, a pool or an agent. The answer goes to stdout, everything else to stderr.
 
     Example: weft chat smollm2-135m -m "Why is the sky blue?"
     """
@@ -33,18 +53,73 @@ def chat(
         options["temperature"] = temperature
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     with reporting(), connect(home=home) as mesh:
-        conversation = Conversation(mesh, model, history, options, timeout)
+        asked, header = resolve(name, home)
+        sys.stderr.write(header)
+        conversation = Conversation(mesh, asked, history, options, timeout)
         if message is not None:
             conversation.say(message)
-            return
-        if not sys.stdin.isatty():
+        elif not sys.stdin.isatty():
             conversation.say(sys.stdin.read())
-            return
-        _converse(conversation)
+        else:
+            with prompt_history(home):
+                converse(conversation)
 
 
-def _converse(conversation: "Conversation") -> None:
-    sys.stderr.write("Ctrl-C stops an answer, Ctrl-D leaves.\n")
+def resolve(name: str, home: Path) -> tuple[str, str]:
+    """What to ask the mesh for, and who that is in words; an agent's name is enough where nothing else has it.
+
+    Where the registry cannot be asked, `name` is taken as it is: the router knows.
+    """
+    require_name(name.removeprefix(AGENT_PREFIX), "NAME")
+    try:
+        mesh_address(home, "registry")
+        with connect_registry(home=home) as registry:
+            found = _find(registry, name)
+    except WeftError as error:
+        if error.reason in _MISSING:
+            raise WeftError(
+                Reason.MODEL_NOT_FOUND, f"there is no model, pool or agent {name}; `weft get models` lists models"
+            ) from error
+        return name, ""
+    return (f"{AGENT_PREFIX}{found.name}" if isinstance(found, AgentDocument) else name), header_of(found)
+
+
+def header_of(document: Document) -> str:
+    """Who answers, between two rules."""
+    rule = "─" * RULE_CHARS
+    return f"{rule}\n{_who(document)}\n{rule}\n"
+
+
+def _find(registry: Registry, name: str) -> Document:
+    if name.startswith(AGENT_PREFIX):
+        return registry.document(ResourceKind.AGENT, name.removeprefix(AGENT_PREFIX))
+    for kind in (ResourceKind.MODEL, ResourceKind.POOL):
+        try:
+            return registry.document(kind, name)
+        except WeftError as error:
+            if error.reason not in _MISSING:
+                raise
+    return registry.document(ResourceKind.AGENT, name)
+
+
+def _who(document: Document) -> str:
+    match document:
+        case ModelDocument(status=status) if status is not None:
+            pool = f" (pool {status.pool})" if document.pool_name else ""
+            return f"Model: {document.name}{pool}\nKind: {status.kind} Status: {status.state}"
+        case AgentDocument(status=status) if status is not None:
+            target = f"pool {document.pool}" if document.pool else f"model {document.model}"
+            about = f"\n{safe_text(document.description)}" if document.description else ""
+            return f"Agent: {document.name} → {target}\nKind: {status.kind} Status: {status.state}{about}"
+        case PoolDocument(status=status) if status is not None:
+            return f"Pool: {document.name}\nMembers: {status.size} ({status.active_count} active)"
+        case _:
+            return document.name
+
+
+def converse(conversation: "Conversation") -> None:
+    """Turn by turn until somebody leaves."""
+    sys.stderr.write(f"{HELP}\n")
     while True:
         try:
             text = input("> ").strip()
@@ -53,13 +128,31 @@ def _converse(conversation: "Conversation") -> None:
             return
         if text in QUIT_WORDS:
             return
-        if text:
-            try:
-                conversation.say(text)
-            except KeyboardInterrupt:
-                sys.stderr.write("\n[stopped]\n")
-            except WeftError as error:
-                sys.stderr.write(f"weft: {error.message}\n")
+        if text.startswith("/"):
+            _command(text, conversation)
+        elif text:
+            _turn(text, conversation)
+
+
+def _command(text: str, conversation: "Conversation") -> None:
+    match text:
+        case "/clear":
+            conversation.clear()
+            sys.stderr.write("forgotten\n")
+        case "/history":
+            for turn in conversation.turns():
+                sys.stderr.write(f"{turn['role']}: {turn['content']}\n")
+        case _:
+            sys.stderr.write(f"{HELP}\n")
+
+
+def _turn(text: str, conversation: "Conversation") -> None:
+    try:
+        conversation.say(text)
+    except KeyboardInterrupt:
+        sys.stderr.write("\n[stopped]\n")
+    except WeftError as error:
+        sys.stderr.write(f"weft: {error.message}\n")
 
 
 class Conversation:
@@ -73,7 +166,14 @@ class Conversation:
         self._history = history
         self._options = options
         self._timeout_seconds = timeout_seconds
-        self._console = Console(stderr=True, highlight=False)
+
+    def turns(self) -> list[Message]:
+        """What was said so far; an answer that was stopped is not in it."""
+        return list(self._history)
+
+    def clear(self) -> None:
+        """Forget what was said, but not the system prompt."""
+        self._history[:] = [turn for turn in self._history if turn["role"] == "system"]
 
     def say(self, text: str) -> None:
         """Say something and print the answer with its timings."""
@@ -91,13 +191,26 @@ class Conversation:
                 sys.stdout.write(event.delta.text)
                 sys.stdout.flush()
             case "queued":
-                self._console.print(f"[dim]queued, place {event.queued.position}: {event.queued.reason}[/dim]")
+                _aside(f"queued, place {event.queued.position}: {event.queued.reason}")
             case "loading":
-                self._console.print(f"[dim]loading: {event.loading.stage}[/dim]")
+                _aside(f"loading{_progress(event.loading)}: {event.loading.stage}")
             case "finished":
                 sys.stdout.write("\n")
                 sys.stdout.flush()
-                self._console.print(f"[dim]{timings(event.finished.receipt)}[/dim]")
+                _aside(timings(event.finished.receipt))
+
+
+def _progress(loading: event_pb2.Loading) -> str:
+    share = f" {loading.progress:.0%}" if loading.HasField("progress") else ""
+    left = f", {loading.eta.ToNanoseconds() / 1e9:.0f} s left" if loading.HasField("eta") else ""
+    return f"{share}{left}"
+
+
+def _aside(text: str) -> None:
+    """Something beside the answer, in the background where somebody watches."""
+    line = safe_text(text)
+    sys.stderr.write(f"{DIM}{line}{PLAIN}\n" if sys.stderr.isatty() else f"{line}\n")
+    sys.stderr.flush()
 
 
 def timings(receipt: receipt_pb2.Receipt) -> str:

@@ -135,7 +135,8 @@ def _socket_path(home: WeftHome) -> Finding:
 
 
 def _models(config: WeftConfig) -> str:
-    return ", ".join(f"{model.name} ({model.path})" for runner in configured_runners(config) for model in runner.models)
+    models = [model for runner in configured_runners(config) for model in runner.models]
+    return ", ".join(f"{model.name} ({model.path or 'a server that runs already'})" for model in models)
 
 
 def _server() -> str:

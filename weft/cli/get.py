@@ -1,160 +1,159 @@
-"""`weft get` and `weft ps`: what the mesh knows, and what runs."""
+"""`weft get`: what there is in the mesh."""
 
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-import grpc
 import typer
 
-from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
-from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
-from weft.cli.output import Column, print_resources, seconds_ago
-from weft.client import mesh_address
+from weft.cli.columns import columns_of, label
+from weft.cli.completion import complete_resource
+from weft.cli.follow import follow_resources
+from weft.cli.options import (
+    DEFAULT_HOME,
+    EXIT_OK,
+    HomeOption,
+    ResourceFormat,
+    ResourceOutputOption,
+    WatchOption,
+    reporting,
+)
+from weft.cli.output import TextTable, json_line, json_text, say
+from weft.cli.targets import Target, find, parse_targets
+from weft.client.resources import connect_registry
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.resources.documents import Document
+from weft.resources.kinds import ResourceKind
+from weft.resources.mesh_state import Key, MeshState
+from weft.resources.rendering import declared, plain, to_yaml, yaml_text
 
-CALL_TIMEOUT_SECONDS = 5.0
-PAGE_SIZE = 500
-
-app = typer.Typer(help="List resources of the mesh.", no_args_is_help=True)
-
-_MODEL_COLUMNS = (
-    Column("NAME", lambda model: model.manifest.name),
-    Column("POOL", lambda model: model.manifest.pool_name or "-"),
-    Column("STATUS", lambda model: _enum(model_pb2.Model.Status, model.status)),
-    Column("RUNNER", lambda model: model.runner),
-    Column("OPERATIONS", lambda model: ",".join(_operations(model))),
-    Column("CONTEXT", lambda model: str(model.manifest.context_tokens or "-")),
-)
-_RUNNER_COLUMNS = (
-    Column("NAME", lambda runner: runner.name),
-    Column("STATUS", lambda runner: _enum(runner_pb2.Runner.Status, runner.status)),
-    Column("HOST", lambda runner: runner.host),
-    Column("RUNTIME", lambda runner: runner.runtime),
-    Column("MODELS", lambda runner: ",".join(state.model for state in runner.capability.instances) or "-"),
-    Column("SLOTS", lambda runner: _slots(runner.capability.instances)),
-    Column("HEARTBEAT", lambda runner: f"{_age(runner.last_heartbeat_time)} ago"),
-)
-_PROCESS_COLUMNS = (
-    Column("MODEL", lambda row: row["model"]),
-    Column("RUNNER", lambda row: row["runner"]),
-    Column("HOST", lambda row: row["host"]),
-    Column("RUNTIME", lambda row: row["runtime"]),
-    Column("STATE", lambda row: row["state"]),
-    Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
-    Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
-    Column("PID", lambda row: str(row["pid"] or "-")),
-    Column("RESTARTS", lambda row: str(row["restarts"])),
-)
+ResourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KIND [NAME...]",
+        help="models, agents, runners or pools, and names; or KIND/NAME...",
+        autocompletion=complete_resource,
+    ),
+]
 
 
-@app.command("models")
-@app.command("model", hidden=True)
-def get_models(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the models of the mesh.
+def get(
+    resources: ResourcesArgument,
+    output: ResourceOutputOption = ResourceFormat.TABLE,
+    watch: WatchOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """List resources. As YAML they can be applied again.
 
-    Example: weft get models -o json
+    Example: weft get models -o wide
     """
-    with reporting(), _channel(home) as channel:
-        stub = registry_service_pb2_grpc.RegistryServiceStub(channel)
-        request = registry_service_pb2.ListModelsRequest(page_size=PAGE_SIZE)
-        models = list(_pages(stub.ListModels, request, "models"))
-        print_resources("ModelList", models, _MODEL_COLUMNS, output)
-
-
-@app.command("runners")
-@app.command("runner", hidden=True)
-def get_runners(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the runners of the mesh.
-
-    Example: weft get runners -o yaml
-    """
-    with reporting(), _channel(home) as channel:
-        print_resources("RunnerList", _runners(channel), _RUNNER_COLUMNS, output)
-
-
-def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show what runs: each model on each runner, with its process and its slots.
-
-    Example: weft ps
-    """
-    with reporting(), _channel(home) as channel:
-        rows = [row for runner in _runners(channel) for row in _processes(runner)]
-        print_resources("ProcessList", rows, _PROCESS_COLUMNS, output)
-
-
-def _channel(home: Any) -> grpc.Channel:
-    return grpc.insecure_channel(mesh_address(home, "registry"), options=CHANNEL_OPTIONS)
-
-
-def _runners(channel: grpc.Channel) -> list[runner_pb2.Runner]:
-    stub = registry_service_pb2_grpc.RegistryServiceStub(channel)
-    return list(_pages(stub.ListRunners, registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE), "runners"))
-
-
-def _pages(call: Callable[..., Any], request: Any, field: str) -> Iterator[Any]:
-    """Every item of every page."""
-    while True:
-        try:
-            response = call(request, timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.RpcError as error:
-            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
-        yield from getattr(response, field)
-        if not response.next_page_token:
+    with reporting(interrupted=EXIT_OK if watch else 130):
+        kind, targets = parse_targets(resources)
+        if watch:
+            ResourceWatch(kind, targets, output).run(home)
             return
-        request.page_token = response.next_page_token
+        with connect_registry(home=home) as registry:
+            found = [find(registry, target) for target in targets] if targets else registry.documents(kind)
+        single = len(targets) == 1
+        say(render(kind, found, output, single=single))
 
 
-def _processes(runner: runner_pb2.Runner) -> Iterator[dict[str, Any]]:
-    """One row per instance; the runner itself is asked for process ids, and may be unreachable."""
-    described = {instance.model: instance for instance in _describe(runner)}
-    for state in runner.capability.instances:
-        instance = described.get(state.model)
-        active = runner.status == runner_pb2.Runner.STATUS_ACTIVE
-        yield {
-            "model": state.model,
-            "runner": runner.name,
-            "host": runner.host,
-            "runtime": runner.runtime,
-            "state": _enum(runner_pb2.InstanceState.Phase, state.phase) if active else "gone",
-            "detail": state.detail,
-            "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
-            "slotsTotal": state.slots_total,
-            "contextTokens": state.context_tokens,
-            "pid": instance.process_id if instance is not None else 0,
-            "restarts": instance.restart_count if instance is not None else 0,
-        }
+def render(kind: ResourceKind, documents: list[Document], output: ResourceFormat, *, single: bool) -> str:
+    """Resources as text; `single` is one that was asked for by name, which is no list."""
+    match output:
+        case ResourceFormat.JSON if single:
+            return json_text(plain(documents[0]))
+        case ResourceFormat.JSON:
+            return json_text({"kind": kind.list_kind, "items": [plain(document) for document in documents]})
+        case ResourceFormat.YAML:
+            return to_yaml(documents) or f"# there are no {kind.plural}\n"
+        case ResourceFormat.NAME:
+            return "".join(f"{label(document)}\n" for document in documents)
+        case _:
+            return TextTable(columns_of(kind, wide=output is ResourceFormat.WIDE)).text(documents)
 
 
-def _describe(runner: runner_pb2.Runner) -> list[runner_service_pb2.InstanceDescription]:
-    if runner.status != runner_pb2.Runner.STATUS_ACTIVE:
-        return []
-    with grpc.insecure_channel(runner.address, options=CHANNEL_OPTIONS) as channel:
-        try:
-            stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
-            response = stub.Describe(runner_service_pb2.DescribeRequest(), timeout=CALL_TIMEOUT_SECONDS)
-        except grpc.RpcError:
-            return []
-        return list(response.instances)
+class ResourceWatch:
+    """Shows resources of one kind, then each one that changes."""
 
+    def __init__(self, kind: ResourceKind, targets: tuple[Target, ...], output: ResourceFormat) -> None:
+        self._kind = kind
+        self._names = frozenset(target.name for target in targets)
+        self._output = output
+        self._table = TextTable(columns_of(kind, wide=output is ResourceFormat.WIDE))
+        self._shown: dict[str, Any] = {}
 
-def _enum(enum: Any, number: int) -> str:
-    """The last word of an enum value's name, in lower case: PHASE_CRASH_LOOP is crash-loop."""
-    name: str = enum.Name(number)
-    return name.partition("_")[2].lower().replace("_", "-")
+    def run(self, home: Path) -> None:
+        """Until Ctrl-C."""
+        following = follow_resources(home)
+        state, _ = next(following)
+        self._begin(state)
+        for state, changed in following:
+            self.show(state, changed)
 
+    def _begin(self, state: MeshState) -> None:
+        documents = [document for document in state.documents(self._kind) if self._is_wanted(document.name)]
+        missing = self._names - {document.name for document in documents}
+        if missing:
+            raise WeftError(Reason.NOT_FOUND, f"there is no {self._kind.value}/{min(missing)}")
+        self._shown = {document.name: self._fingerprint(document) for document in documents}
+        if self._output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
+            say(self._table.text(documents))
+        else:
+            say("".join(self._row(document) for document in documents))
 
-def _operations(model: model_pb2.Model) -> list[str]:
-    prefix = "MODEL_OPERATION_"
-    return [model_pb2.ModelOperation.Name(op).removeprefix(prefix).lower() for op in model.manifest.operations]
+    def show(self, state: MeshState, changed: frozenset[Key]) -> None:
+        """Print those of `changed` that look different now."""
+        for name in sorted(name for kind, name in changed if kind is self._kind and self._is_wanted(name)):
+            document = state.document((self._kind, name))
+            if document is None:
+                if self._shown.pop(name, None) is not None:
+                    say(self._farewell(name))
+                continue
+            fingerprint = self._fingerprint(document)
+            if self._shown.get(name) != fingerprint:
+                self._shown[name] = fingerprint
+                say(self._row(document))
 
+    def _is_wanted(self, name: str) -> bool:
+        return not self._names or name in self._names
 
-def _slots(instances: Any) -> str:
-    return f"{sum(state.slots_used for state in instances)}/{sum(state.slots_total for state in instances)}"
+    def _fingerprint(self, document: Document) -> Any:
+        match self._output:
+            case ResourceFormat.JSON:
+                told = plain(document)
+                told["status"].pop("lastHeartbeatAt", None)
+                return told
+            case ResourceFormat.YAML:
+                return declared(document)
+            case ResourceFormat.NAME:
+                return document.status
+            case _:
+                return self._table.fingerprint(document)
 
+    def _row(self, document: Document) -> str:
+        match self._output:
+            case ResourceFormat.JSON:
+                return json_line(plain(document))
+            case ResourceFormat.YAML:
+                return "---\n" + yaml_text(declared(document))
+            case ResourceFormat.NAME:
+                return f"{label(document)}\n"
+            case _:
+                return self._table.line(self._table.cells(document))
 
-def _age(moment: Any) -> str:
-    then = moment.ToDatetime(tzinfo=UTC)
-    return seconds_ago((datetime.now(UTC) - then).total_seconds())
+    def _farewell(self, name: str) -> str:
+        match self._output:
+            case ResourceFormat.JSON:
+                return json_line({"kind": self._kind.value, "name": name, "deleted": True})
+            case ResourceFormat.YAML:
+                return f"# {self._kind.value}/{name} is deleted\n"
+            case ResourceFormat.NAME:
+                return f"{self._kind.value}/{name}\n"
+            case _:
+                return self._table.line(self._farewell_cells(name))
+
+    def _farewell_cells(self, name: str) -> list[str]:
+        titles = [column.title for column in columns_of(self._kind, wide=self._output is ResourceFormat.WIDE)]
+        told_in = titles.index("STATUS") if "STATUS" in titles else 1
+        return [name, *("deleted" if place == told_in else "-" for place in range(1, len(titles)))]

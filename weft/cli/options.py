@@ -1,7 +1,7 @@
 """Options that several commands share, and how an error ends a command."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -13,17 +13,44 @@ from weft.client import WeftError
 from weft.client._address import DEFAULT_HOME, HOME_VARIABLE
 from weft.kernel.reasons import Reason
 
+EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_NOT_FOUND = 3
+EXIT_CONFLICT = 4
+EXIT_TIMEOUT = 5
 EXIT_INTERRUPTED = 130
+
+EXIT_CODES: Mapping[Reason, int] = {
+    Reason.INVALID_ARGUMENT: EXIT_USAGE,
+    Reason.MALFORMED_REQUEST: EXIT_USAGE,
+    Reason.REQUEST_TOO_LARGE: EXIT_USAGE,
+    Reason.CONTEXT_LENGTH_EXCEEDED: EXIT_USAGE,
+    Reason.NOT_FOUND: EXIT_NOT_FOUND,
+    Reason.MODEL_NOT_FOUND: EXIT_NOT_FOUND,
+    Reason.ALREADY_EXISTS: EXIT_CONFLICT,
+    Reason.RESOURCE_IN_USE: EXIT_CONFLICT,
+    Reason.DEADLINE_EXCEEDED: EXIT_TIMEOUT,
+}
+"""How a command ends for a reason; EXIT_FAILED for those that are not here. docs/cli.md shows the same table."""
 
 
 class OutputFormat(StrEnum):
-    """How a read command prints."""
+    """How a command that shows rows of its own prints them."""
 
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+
+
+class ResourceFormat(StrEnum):
+    """How a command that shows resources prints them."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
 
 
 HomeOption = Annotated[
@@ -37,24 +64,39 @@ ConfigOption = Annotated[
     typer.Option("--config", "-c", help="Configuration file; weft.local.yaml beside it is merged over it."),
 ]
 OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print.")]
+ResourceOutputOption = Annotated[ResourceFormat, typer.Option("--output", "-o", help="How to print.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Go on with every change until Ctrl-C.")]
 
 __all__ = ["DEFAULT_HOME", "ConfigOption", "HomeOption", "OutputFormat", "OutputOption", "reporting"]
 
-_USAGE_REASONS = frozenset({Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST})
+
+def exit_code(error: WeftError) -> int:
+    """How a command ends for `error`."""
+    return EXIT_CODES.get(error.reason, EXIT_FAILED)
+
+
+def note(text: str) -> None:
+    """Tell the user something beside the output."""
+    sys.stderr.write(f"weft: {text}\n")
+    sys.stderr.flush()
 
 
 @contextmanager
-def reporting() -> Iterator[None]:
-    """End the command with one clear line and an exit code: 2 for a wrong call, 1 for a failure, 130 for Ctrl-C."""
+def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED) -> Iterator[None]:
+    """End the command with one clear line and the exit code of its reason.
+
+    `failed` stands for EXIT_FAILED where a command gives that a meaning of its own, `interrupted` for Ctrl-C.
+    """
     try:
         yield
     except WeftError as error:
-        sys.stderr.write(f"weft: {error.message}\n")
-        raise typer.Exit(EXIT_USAGE if error.reason in _USAGE_REASONS else EXIT_FAILED) from error
+        note(error.message)
+        code = exit_code(error)
+        raise typer.Exit(failed if code == EXIT_FAILED else code) from error
     except KeyboardInterrupt:
         sys.stderr.write("\n")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(interrupted) from None
     except BrokenPipeError:
         # The reader of our output left (`weft get models | head -1`); that is not a failure.
         sys.stderr.close()
-        raise typer.Exit(0) from None
+        raise typer.Exit(EXIT_OK) from None

@@ -1,7 +1,8 @@
 """Placing a request and running it: the one place where router, runner and edge meet.
 
 `port` holds the placement port and its values, `remote` the port over gRPC, `dispatcher` the code that gets a grant,
-calls the runner itself, fails over before the first content, and writes the receipt. `tickets` is the permit that a
+calls the runner itself, fails over before the first content, and writes the receipt. `fleet` is what is known of the
+mesh, `agents` what a request for `agent/<name>` becomes. `tickets` is the permit that a
 router signs and a runner checks.
 """
 

@@ -18,10 +18,13 @@ from weft.api.runner.v1 import (
     generation_service_pb2_grpc,
     ticket_pb2,
 )
+from weft.dispatch.agents import require_chat, resolve
+from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.journey import Journey, RequestContext, log_receipt
 from weft.dispatch.port import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
 from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -39,6 +42,11 @@ class _Tools:
     channels: ChannelPool
     clock: Clock
     steady: SteadyConfig
+    fleet: FleetSource | None
+
+    def view(self) -> FleetView:
+        """What is known of the mesh; of no mesh, that there is nothing in it."""
+        return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
 
 class Dispatcher:
@@ -51,8 +59,10 @@ class Dispatcher:
         *,
         clock: Clock | None = None,
         steady: SteadyConfig | None = None,
+        fleet: FleetSource | None = None,
     ) -> None:
-        self._tools = _Tools(placement, channels, clock or SystemClock(), steady or SteadyConfig())
+        """`fleet` knows the agents; without one there are none."""
+        self._tools = _Tools(placement, channels, clock or SystemClock(), steady or SteadyConfig(), fleet)
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> "GenerationCall":
         """A chat or text completion. Nothing happens until its frames are read."""
@@ -97,8 +107,9 @@ class _Call:
             return None
         return max(0.0, timeout - (self._tools.clock.monotonic() - self._journey.arrived))
 
-    def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
+    def _metadata(self, grant: Grant) -> tuple[tuple[str, str], ...]:
+        about = (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
+        return about + metadata_of(grant.address)
 
     async def _fail_attempt(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
         self._journey.note_attempt_failed(error.reason)
@@ -135,6 +146,7 @@ class GenerationCall(_Call):
         before it. Leaving the iterator (aclose, cancel) cancels the runner's work.
         """
         try:
+            self._resolve_agent()
             async with self._place() as placement:
                 async with aclosing(self._attempts(placement)) as frames:
                     async for frame in frames:
@@ -145,6 +157,16 @@ class GenerationCall(_Call):
             raise
         finally:
             self._close_left()
+
+    def _resolve_agent(self) -> None:
+        """From here on the request is its agent's model's, in every attempt."""
+        if isinstance(self._payload, chat_pb2.ChatPayload):
+            found = resolve(self._tools.view(), self._context, self._payload)
+            if found is not None:
+                self._context = self._journey.context = found.context
+                self._payload = found.payload
+        else:
+            require_chat(self._context)
 
     async def _attempts(self, placement: SteadyPlacement) -> AsyncGenerator[Frame]:
         last_error: WeftError | None = None
@@ -210,7 +232,7 @@ class GenerationCall(_Call):
             request.chat.CopyFrom(self._payload)
         else:
             request.completion.CopyFrom(self._payload)
-        return stub.Generate(request, timeout=self._seconds_left(), metadata=self._metadata())
+        return stub.Generate(request, timeout=self._seconds_left(), metadata=self._metadata(grant))
 
 
 class EmbeddingCall(_Call):
@@ -223,6 +245,7 @@ class EmbeddingCall(_Call):
     async def result(self) -> list[embedding_pb2.Embedding]:
         """The vectors in input order. Raises the WeftError that ended the request."""
         try:
+            require_chat(self._context)
             async with self._place() as placement:
                 response = await self._attempts(placement)
                 self._close(Reason.UNSPECIFIED, response.receipt)
@@ -257,7 +280,7 @@ class EmbeddingCall(_Call):
         stub = cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(channel))
         request = embedding_service_pb2.EmbedRequest(ticket=_ticket(grant), payload=self._payload)
         try:
-            return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata())
+            return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata(grant))
         except grpc.aio.AioRpcError as error:
             raise _runner_error(error) from error
 

@@ -20,12 +20,15 @@ class RequestContext:
     request_id: str
     tenant: str
     model: str
+    """A model or a pool, by name; or `agent/` and an agent's name, until a dispatcher has resolved it."""
     operation: Operation
     traceparent: str
     priority: Priority = Priority.NORMAL
     allow_remote: bool = False
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
+    agent: str = ""
+    """The agent that was asked for, once resolved; empty: none."""
 
 
 @dataclass(slots=True)
@@ -112,6 +115,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         trace_id=trace_id_of(context.traceparent),
         tenant=context.tenant,
         model=receipt.model,
+        agent=context.agent or None,
         operation=context.operation.name.lower(),
         outcome=receipt_pb2.Outcome.Name(receipt.outcome).removeprefix("OUTCOME_").lower(),
         reason=Reason(receipt.reason).name.lower() if receipt.reason else None,

@@ -1,7 +1,11 @@
 """How a gateway is set up and run. The only module besides `up` that imports it."""
 
+import grpc
+
 import gateway.service
 from gateway.config import GatewayConfig
+from gateway.registry_client import RegistryClient
+from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.remote import RemotePlacement
@@ -26,7 +30,18 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
         sse_keepalive_seconds=section.sse_keepalive_seconds,
         headers_within_seconds=section.headers_within_seconds,
         write_timeout_seconds=section.write_timeout_seconds,
+        registry_timeout_seconds=section.registry_timeout_seconds,
+        max_event_watches=section.max_event_watches,
     )
+
+
+def build_gateway(
+    config: WeftConfig, dispatcher: Dispatcher, fleet: FleetWatcher, registry: grpc.aio.Channel
+) -> GatewayService:
+    """A gateway over a dispatcher and the registry at the end of a channel; not started yet."""
+    edge = gateway_config(config)
+    client = RegistryClient(registry, fleet, timeout_seconds=edge.registry_timeout_seconds)
+    return gateway.service.build(edge, dispatcher=dispatcher, fleet=fleet, registry=client)
 
 
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
@@ -37,8 +52,8 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     channels = ChannelPool()
     fleet = FleetWatcher(registry, clock)
     steady = SteadyConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
-    dispatcher = Dispatcher(RemotePlacement(router), channels, clock=clock, steady=steady)
-    service = gateway.service.build(gateway_config(config), dispatcher=dispatcher, fleet=fleet)
+    dispatcher = Dispatcher(RemotePlacement(router), channels, clock=clock, steady=steady, fleet=fleet)
+    service = build_gateway(config, dispatcher, fleet, registry)
     try:
         await fleet.start()
         await service.start()

@@ -1,6 +1,9 @@
 """A gRPC server with services, health and reflection on it."""
 
 from collections.abc import Sequence
+from ipaddress import ip_address
+
+import grpc
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -11,27 +14,46 @@ CLOSE_SECONDS = 1.0
 """What is left of calls after the services have drained."""
 
 
+def is_local(address: str) -> bool:
+    """Whether only this machine can connect to a gRPC address."""
+    return address.startswith(("unix:", "127.", "localhost:", "[::1]:"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and nothing else."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class GrpcHost:
     """Binds first, so that a service may know its own address before it is built; then carries services."""
 
-    def __init__(self) -> None:
-        self._server = new_server()
+    def __init__(self, server: grpc.aio.Server | None = None) -> None:
+        """`server` has options of its own; None: those of the mesh."""
+        self._server = server or new_server()
         self._health = Health()
         self._services: Sequence[Service] = ()
         self._serving = False
 
-    def bind(self, address: str) -> str:
-        """Listen at a gRPC address and return the target others use. Loopback and Unix sockets only.
+    def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
+        """Listen at a gRPC address and return the target others use. Without TLS loopback and Unix sockets only.
 
-        Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when it is not loopback.
+        Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when it is not loopback and needs TLS.
         """
-        if not address.startswith(("unix:", "127.", "localhost:", "[::1]:")):
+        if credentials is None and not is_local(address):
             raise invalid_field(
                 "address",
                 f"{address} is not on this machine; binding elsewhere needs keys and TLS, which are not there yet",
             )
         try:
-            port = self._server.add_insecure_port(address)
+            if credentials is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use") from error
         return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

@@ -1,6 +1,6 @@
 """What the `serve` commands share: where services find each other, and the life of one of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from weft.host.config import WeftConfig
 from weft.host.garbage import settle_garbage_collector
@@ -27,11 +27,13 @@ async def serve_until_stopped(
     service: Service,
     config: WeftConfig,
     started: Callable[[], None],
+    *,
+    beside: Sequence[Service] = (),
 ) -> None:
-    """Run one service on a bound server until a signal comes, then drain it."""
+    """Run one service on a bound server until a signal comes, then drain it; those beside it end before it does."""
     stop = stop_requested()
     try:
-        await host.start([service])
+        await host.start([service, *beside])
         settle_garbage_collector()
         started()
         await stop.wait()

@@ -7,19 +7,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import gateway.service
 import registry_svc.service
 import router_svc.service
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
 from weft.host.children import RunnerChild
-from weft.host.config import WeftConfig
+from weft.host.config import WeftConfig, published_models
 from weft.host.demo import configured_runners
 from weft.host.garbage import settle_garbage_collector
-from weft.host.gateway import gateway_config
+from weft.host.gateway import build_gateway
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.registry import registry_config
+from weft.host.relay import RelayEndpoint, relay_doors
 from weft.host.router import router_config
 from weft.host.stage import ShowProgress, Stage
 from weft.kernel.clock import SystemClock
@@ -44,11 +44,13 @@ class UpHost:
         self.url = ""
         """Base URL of the HTTP edge, once it is started."""
         self.grpc_address = ""
+        self.relay: RelayEndpoint | None = None
+        """Where runners join, once it is started and if they can."""
 
     @property
     def models(self) -> list[str]:
         """The models it is configured to serve, first one first."""
-        return [model.name for runner in self._runners for model in runner.models]
+        return [model.name for runner in self._runners for model in published_models(runner)]
 
     @property
     def stage_count(self) -> int:
@@ -83,10 +85,12 @@ class UpHost:
         self.grpc_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
             host.bind(f"127.0.0.1:{self._config.grpc_port}")
-        router = router_svc.service.build(router_config(self._config, self.grpc_address))
+        router = router_svc.service.build(router_config(self._config, self.grpc_address, self.grpc_address))
         registry = registry_svc.service.build(registry_config(self._config, self._home))
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
-        await host.start([registry, router])
+        doors = relay_doors(self._config.relay, self._home, router.relay)
+        await host.start([registry, router, *doors])
+        self.relay = doors[0].endpoint if doors else None
 
         channel, channels = open_channel(self.grpc_address), ChannelPool()
         fleet = FleetWatcher(channel, self._clock)
@@ -96,8 +100,8 @@ class UpHost:
         await fleet.start()
         await fleet.wait_ready()
 
-        dispatcher = Dispatcher(router.placement, channels, clock=self._clock)
-        edge = gateway.service.build(gateway_config(self._config), dispatcher=dispatcher, fleet=fleet)
+        dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=fleet)
+        edge = build_gateway(self._config, dispatcher, fleet, channel)
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(edge.stop, self._config.drain_seconds)
         await edge.start()
@@ -118,28 +122,31 @@ class UpHost:
         await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
 
     async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
-        waiting = {model.name: runner.name for runner in self._runners for model in runner.models}
+        waiting = {model.name: runner.name for runner in self._runners for model in published_models(runner)}
         for model, runner in waiting.items():
             show(Stage(name=model, detail=f"loading on {runner}"))
         while waiting:
             for model, runner in list(waiting.items()):
-                if self._is_ready(fleet.view, model, runner):
+                phase = self._settled_phase(fleet.view, model, runner)
+                if phase is not None:
                     del waiting[model]
-                    show(Stage(name=model, detail=f"ready on {runner}", done=True))
+                    how = "asleep" if phase is Phase.HIBERNATING else "ready"
+                    show(Stage(name=model, detail=f"{how} on {runner}", done=True))
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
-    def _is_ready(self, view: FleetView, model: str, runner_name: str) -> bool:
+    def _settled_phase(self, view: FleetView, model: str, runner_name: str) -> Phase | None:
+        """Where a model is once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
         runner = view.runners.get(runner_name)
         instance = runner.instances.get(model) if runner is not None and runner.active else None
         if instance is None:
-            return False
+            return None
         if instance.phase in (Phase.CRASH_LOOP, Phase.FAILED):
             raise WeftError(
                 Reason.LOAD_STALLED,
                 f"{model} does not start on {runner_name}: {instance.detail}; "
                 f"see {self._home.logs / f'runner-{runner_name}.log'}",
             )
-        return instance.phase is Phase.READY
+        return instance.phase if instance.phase in (Phase.READY, Phase.HIBERNATING) else None
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -3,9 +3,10 @@
 from typing import Any
 
 from router_svc.policy.candidates import Candidate, Fleet, Readiness
-from router_svc.policy.decisions import Decision, Placed, Rejects
+from router_svc.policy.decisions import Decision, Placed, Rejects, Wakes
+from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue import Arrival
-from router_svc.policy.scheduler import Scheduler, SchedulerLimits
+from router_svc.policy.scheduler import Scheduler
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -22,6 +23,11 @@ def candidate(runner: str = "a", model: str = "m", **changes: Any) -> Candidate:
         **changes,
     }
     return Candidate(**fields)
+
+
+def asleep(runner: str = "a", model: str = "m", **changes: Any) -> Candidate:
+    fields: dict[str, Any] = {"readiness": Readiness.ASLEEP, "max_wake_seconds": 60.0, **changes}
+    return candidate(runner, model, **fields)
 
 
 def arrival(key: int, target: str = "m", **changes: Any) -> Arrival:
@@ -43,3 +49,8 @@ def placed(decisions: list[Decision]) -> dict[int, str]:
 def rejected(decisions: list[Decision]) -> dict[int, Reason]:
     """Who was refused, and why."""
     return {decision.key: decision.reason for decision in decisions if isinstance(decision, Rejects)}
+
+
+def woken(decisions: list[Decision]) -> list[str]:
+    """Which models are to be woken."""
+    return [decision.model for decision in decisions if isinstance(decision, Wakes)]

@@ -200,10 +200,52 @@ def test_a_new_incarnation_starts_with_a_clean_record() -> None:
     assert placed(mesh.submit(arrival(2, "p"), 0.2)) == {2: "a"}
 
 
-def test_the_name_of_a_single_member_reaches_that_member_alone() -> None:
+def test_the_name_of_a_member_stands_for_its_pool() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
-    assert placed(mesh.submit(arrival(1, "m-b"), 0.0)) == {1: "b"}
-    assert placed(mesh.submit(arrival(2, "m-b"), 0.0)) == {}
+    assert {placed(mesh.submit(arrival(key, "m-b"), 0.0))[key] for key in (1, 2)} == {"a", "b"}
+
+
+def test_a_pool_called_like_a_model_of_another_pool_is_the_pool() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="q"), candidate("b", pool="q", model="m-b"))
+    assert placed(mesh.submit(arrival(1, "q"), 0.0)) == {1: "b"}
+    assert placed(mesh.submit(arrival(2, "q"), 0.0)) == {}
+
+
+@pytest.mark.parametrize(("first", "then"), [("p", "m-a"), ("m-a", "p")])
+def test_requests_for_one_pool_share_its_queue_whatever_they_call_it(first: str, then: str) -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), queue_depth_per_runner=1)
+    mesh.submit(arrival(1, first), 0.0)
+    mesh.submit(arrival(2, first), 0.0)
+    assert rejected(mesh.submit(arrival(3, then), 0.0)) == {3: Reason.QUEUE_FULL}
+
+
+def test_a_runner_never_works_on_more_requests_than_it_takes_over_all_its_models() -> None:
+    members = [candidate("a", model=model, slots=4, runner_max_requests=3) for model in ("m", "n")]
+    mesh = scheduler(*members)
+    assert [len(placed(mesh.submit(arrival(key, "mn"[key % 2]), 0.0))) for key in range(1, 6)] == [1, 1, 1, 0, 0]
+    assert placed(mesh.finish(1, 1.0)) == {4: "a"}
+    assert Waits(key=6, position=2, reason="all 3 slots of m are busy") in mesh.submit(arrival(6), 1.0)
+
+
+def test_the_limit_of_a_runner_counts_per_incarnation() -> None:
+    mesh = scheduler(candidate("a", slots=4, runner_max_requests=1))
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    back = candidate("a", slots=4, runner_max_requests=1, incarnation="2")
+    assert placed(mesh.update_fleet(Fleet.of([back]), 1.0)) == {2: "a"}
+
+
+def test_who_broke_everywhere_that_is_left_is_told_so_when_the_last_hope_goes() -> None:
+    mesh = scheduler(
+        candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", readiness=Readiness.LOADING)
+    )
+    mesh.submit(arrival(1, "p"), 0.0)
+    mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)
+    gone = [
+        candidate("a", pool="p", model="m-a"),
+        candidate("b", pool="p", model="m-b", readiness=Readiness.DOWN),
+    ]
+    assert rejected(mesh.update_fleet(Fleet.of(gone), 0.2)) == {1: Reason.SERVER_DIED}
 
 
 def test_a_model_named_like_a_pool_belongs_to_the_pool() -> None:

@@ -1,0 +1,251 @@
+"""The router's end of dial-out runners: links by runner name, and the runner's services over them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import structlog
+
+from router_svc.config import RelayConfig
+from router_svc.relay_sessions import LinkSession, SessionCalls
+from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
+from weft.api.router.v1 import relay_service_pb2
+from weft.kernel.address import RUNNER_KEY
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, error_from_call
+from weft.kernel.service import stop_tasks
+from weft.link.codec import forwardable
+from weft.link.forward import Context, RawServices, finish, forward_to_link
+from weft.link.frames import Side
+from weft.link.link import Link
+from weft.link.multiplexer import LinkLimits
+from weft.link.transport import ACCEPTED_KEY, AttachTransport
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceAsyncStub
+
+log = structlog.get_logger("weft.relay")
+
+TOKEN_CHECK_SECONDS = 5.0
+MAX_TOKEN_CHARS = 512
+MAX_RUNNER_CALLS = 16
+"""Calls that one runner may have open to the registry at once."""
+RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
+RELAYED_SERVICES = (
+    "weft.api.runner.v1.GenerationService",
+    "weft.api.runner.v1.EmbeddingService",
+    "weft.api.runner.v1.RunnerService",
+)
+_WORK_METHODS = frozenset(
+    {"/weft.api.runner.v1.GenerationService/Generate", "/weft.api.runner.v1.EmbeddingService/Embed"}
+)
+
+AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
+AttachContext = grpc.aio.ServicerContext[relay_service_pb2.AttachRequest, relay_service_pb2.AttachResponse]
+
+
+class RelayLink:
+    """One standing link and the session that its runner opened over it."""
+
+    def __init__(self, config: RelayConfig, session: LinkSession, calls: SessionCalls) -> None:
+        limits = LinkLimits(max_own_calls=config.max_calls_per_link, max_peer_calls=MAX_RUNNER_CALLS)
+        self.session = session
+        self.link = Link(Side.ROUTER, limits, lambda call: calls.answer(call, session))
+        self.ended = asyncio.Event()
+        self._working = 0
+
+    async def serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Hand a call on to the runner. Raises NO_SLOT_AVAILABLE when it works on as much as it said it can."""
+        if method not in _WORK_METHODS:
+            await self._forward(method, requests, context)
+            return
+        limit = self.session.max_requests
+        if 0 < limit <= self._working:
+            raise WeftError(
+                Reason.NO_SLOT_AVAILABLE, f"{self.session.runner} works on {limit} requests, which is its limit"
+            )
+        self._working += 1
+        try:
+            await self._forward(method, requests, context)
+        finally:
+            self._working -= 1
+
+    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        metadata = forwardable(cast("Any", context.invocation_metadata()))
+        onward = tuple(entry for entry in metadata if entry[0] != RUNNER_KEY)
+        await finish(context, await forward_to_link(self.link, method, onward, requests, context))
+
+
+class Relay:
+    """Takes links and serves the runners behind them. Life cycle: `start`, `stop`."""
+
+    def __init__(self, config: RelayConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._links: dict[str, RelayLink] = {}
+        self._attached = 0
+        self._standing: dict[LinkSession, RelayLink] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._calls: SessionCalls | None = None
+        self._tokens: JoinTokenServiceAsyncStub | None = None
+        self._stopping = False
+
+    def start(self, registry: grpc.aio.Channel) -> None:
+        """Take links from now on."""
+        self._calls = SessionCalls(registry, self._config.address, self._bind)
+        self._tokens = cast("JoinTokenServiceAsyncStub", join_token_service_pb2_grpc.JoinTokenServiceStub(registry))
+        self._stopping = False
+
+    async def stop(self) -> None:
+        """End every link. Idempotent."""
+        self._stopping = True
+        standing = list(self._standing.values())
+        for each in standing:
+            each.link.stop(WeftError(Reason.SHUTTING_DOWN, "the router is shutting down"))
+        for each in standing:
+            await each.ended.wait()
+        if self._calls is not None:
+            await self._calls.settle()
+        await asyncio.gather(*self._closing)
+
+    def services(self) -> RawServices:
+        """The runners' services, for the router's own gRPC server."""
+        return RawServices(RELAYED_SERVICES, self._serve)
+
+    async def attach(self, context: AttachContext) -> None:
+        """Carry one link from the first byte to the last. Raises what ended it, see RelayService.Attach."""
+        calls = self._require_room()
+        self._attached += 1
+        try:
+            await self._check_token(context)
+            self._require_running()
+            standing = RelayLink(self._config, LinkSession(), calls)
+            await self._carry(standing, context)
+        finally:
+            self._attached -= 1
+
+    async def _carry(self, standing: RelayLink, context: AttachContext) -> None:
+        await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        self._standing[standing.session] = standing
+        opening = asyncio.create_task(self._require_session(standing))
+        try:
+            await standing.link.run(AttachTransport(context, relay_service_pb2.AttachResponse))
+        finally:
+            del self._standing[standing.session]
+            self._unbind(standing)
+            standing.ended.set()
+            await stop_tasks([opening])
+
+    def _require_room(self) -> SessionCalls:
+        self._require_running()
+        assert self._calls is not None, "a link before the relay was started"
+        if self._attached >= self._config.max_links:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES, f"{self._config.max_links} runners are joined here, which is the limit"
+            )
+        return self._calls
+
+    def _require_running(self) -> None:
+        if self._stopping or self._calls is None:
+            raise WeftError(Reason.SHUTTING_DOWN, "the router is shutting down")
+
+    async def _check_token(self, context: AttachContext) -> None:
+        given = dict(cast("Any", context.invocation_metadata()) or ()).get("authorization", "")
+        scheme, _, token = str(given).partition(" ")
+        if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_CHARS:
+            raise WeftError(Reason.UNAUTHENTICATED, "a join token is needed; make one with `weft runner token create`")
+        assert self._tokens is not None, "a link before the relay was started"
+        try:
+            request = join_token_service_pb2.CheckJoinTokenRequest(token=token)
+            await self._tokens.CheckJoinToken(request, timeout=TOKEN_CHECK_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _check_error(error_from_call(error, Reason.SERVICE_UNAVAILABLE)) from None
+
+    async def _require_session(self, standing: RelayLink) -> None:
+        """End a link whose runner does not open its session in time."""
+        opened = asyncio.create_task(standing.session.opened.wait())
+        late = asyncio.create_task(self._clock.sleep(self._config.open_timeout_seconds))
+        try:
+            await asyncio.wait({opened, late}, return_when=asyncio.FIRST_COMPLETED)
+            if not standing.session.opened.is_set():
+                seconds = self._config.open_timeout_seconds
+                message = f"the runner opened no session within {seconds:g} s"
+                standing.link.stop(standing.session.refusal or WeftError(Reason.DEADLINE_EXCEEDED, message))
+        finally:
+            await stop_tasks(cast("Any", [opened, late]))
+
+    def _bind(self, session: LinkSession) -> None:
+        standing = self._standing.get(session)
+        if standing is None:
+            # The link was lost while the registry opened the session.
+            self._start_good_bye(session)
+            return
+        older = self._links.get(session.runner)
+        self._links[session.runner] = standing
+        log.info("runner joined", runner=session.runner)
+        if older is not None and older is not standing:
+            older.link.stop(WeftError(Reason.WORKER_LOST, "a newer link of the same runner has replaced this one"))
+
+    def _unbind(self, standing: RelayLink) -> None:
+        session = standing.session
+        if self._links.get(session.runner) is not standing:
+            return
+        del self._links[session.runner]
+        log.warning("link lost", runner=session.runner)
+        self._start_good_bye(session)
+
+    def _start_good_bye(self, session: LinkSession) -> None:
+        if session.session_id and self._calls is not None:
+            closing = asyncio.create_task(self._say_good_bye(self._calls, session))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _say_good_bye(self, calls: SessionCalls, session: LinkSession) -> None:
+        """Have the mesh know at once that the runner is gone, unless it is back already."""
+        async with calls.turn(session.runner):
+            if session.runner not in self._links:
+                with suppress(WeftError):
+                    await calls.close(session)
+
+    async def _serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        async with answering(context):
+            standing = await self._find(context)
+            await standing.serve(method, requests, context)
+
+    async def _find(self, context: Context) -> RelayLink:
+        runner = str(dict(cast("Any", context.invocation_metadata()) or ()).get(RUNNER_KEY, ""))
+        if not runner:
+            raise invalid_field(f"metadata {RUNNER_KEY}", "must name the runner, as its address says")
+        standing = self._links.get(runner)
+        if standing is None and self._calls is not None:
+            # The mesh may hear of a new session a moment before its link is known here.
+            async with self._calls.turn(runner):
+                standing = self._links.get(runner)
+        if standing is None:
+            raise WeftError(Reason.WORKER_LOST, "there is no link to this runner", metadata={"runner": runner[:128]})
+        return standing
+
+
+def add_relay_to_server(relay: Relay, server: grpc.aio.Server) -> None:
+    """Offer RelayService on a server. By hand: the generated base class knows no handler that reads and writes."""
+
+    async def attach(requests: AttachRequests, context: AttachContext) -> None:  # noqa: ARG001 - read by the context
+        async with answering(context):
+            await relay.attach(context)
+
+    handler: Any = grpc.stream_stream_rpc_method_handler(
+        attach,
+        request_deserializer=relay_service_pb2.AttachRequest.FromString,
+        response_serializer=relay_service_pb2.AttachResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(RELAY_SERVICE, {"Attach": handler}),))
+
+
+def _check_error(error: WeftError) -> WeftError:
+    if error.reason is Reason.UNAUTHENTICATED:
+        return WeftError(Reason.UNAUTHENTICATED, "the join token is not good; make another: weft runner token create")
+    return WeftError(Reason.SERVICE_UNAVAILABLE, "the token cannot be checked now, because the registry is away")

@@ -1,0 +1,156 @@
+"""Session calls of dial-out runners: allowed ones go on to the registry, as this runner's and nobody else's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+from weakref import WeakValueDictionary
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_session_service_pb2_grpc
+from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.kernel.address import relayed_address
+from weft.kernel.errors import WeftError
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft.link.frames import CallStatus
+from weft.link.link import LinkCall
+from weft.link.statuses import status_of
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
+    from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
+
+CALL_TIMEOUT_SECONDS = 5.0
+_PREFIX = "/weft.api.registry.v1.RunnerSessionService/"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LinkSession:
+    """The session that was opened over one link."""
+
+    runner: str = ""
+    session_id: str = ""
+    incarnation: str = ""
+    max_requests: int = 0
+    """Requests the runner works on at once; 0: no limit of its own."""
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: WeftError | None = None
+    """Why the last attempt to open it failed."""
+
+
+class SessionCalls:
+    """Answers what runners call over their links."""
+
+    def __init__(self, registry: grpc.aio.Channel, address: str, note_open: Callable[[LinkSession], None]) -> None:
+        """`address` is the router's own gRPC target; `note_open` hears of each session before its runner does."""
+        self._address = address
+        self._note_open = note_open
+        self._sessions = cast(
+            "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
+        )
+        self._registry = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
+        self._openings: set[asyncio.Task[Message]] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._methods: dict[str, Callable[[LinkSession, bytes], Awaitable[Message]]] = {
+            f"{_PREFIX}OpenSession": self._open,
+            f"{_PREFIX}Heartbeat": self._heartbeat,
+            f"{_PREFIX}CloseSession": self._close,
+        }
+
+    def turn(self, runner: str) -> asyncio.Lock:
+        """Held while a runner's session is opened or closed: a late good-bye must not meet the session after it."""
+        lock = self._turns.get(runner)
+        if lock is None:
+            lock = self._turns[runner] = asyncio.Lock()
+        return lock
+
+    async def answer(self, call: LinkCall, session: LinkSession) -> CallStatus:
+        """Answer one call of a runner. See weft.link.link.Answer."""
+        method = self._methods.get(call.method)
+        if method is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only session calls may be made")
+        request = await call.read()
+        if request is None:
+            raise WeftError(Reason.MALFORMED_REQUEST, "the call had no request")
+        try:
+            response = await method(session, request)
+        except DecodeError:
+            raise WeftError(Reason.MALFORMED_REQUEST, "the request cannot be read") from None
+        except grpc.aio.AioRpcError as error:
+            return status_of(error_from_call(error, Reason.SERVICE_UNAVAILABLE))
+        await call.send(response.SerializeToString())
+        return CallStatus()
+
+    async def settle(self) -> None:
+        """Return once no session is being opened any more."""
+        await asyncio.gather(*self._openings, return_exceptions=True)
+
+    async def close(self, session: LinkSession) -> None:
+        """Say good-bye for a runner whose link is gone, unless it is reached elsewhere by now. Raises WeftError."""
+        try:
+            request = registry_service_pb2.GetRunnerRequest(name=session.runner)
+            known = (await self._registry.GetRunner(request, timeout=CALL_TIMEOUT_SECONDS)).runner
+            if known.address == relayed_address(self._address, session.runner):
+                await self._sessions.CloseSession(_good_bye(session), timeout=CALL_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+    async def _open(self, session: LinkSession, data: bytes) -> Message:
+        request = pb.OpenSessionRequest.FromString(data)
+        name = require_name(request.runner.name, "runner.name")
+        if session.runner and session.runner != name:
+            raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
+        # Where it listens is the runner's own affair: the mesh reaches it here.
+        request.runner.address = relayed_address(self._address, name)
+        request.runner.dial_out = True
+        # A link that is lost meanwhile does not end this: the registry may have opened the session and must be told.
+        opening = asyncio.create_task(self._open_in_turn(session, request))
+        self._openings.add(opening)
+        opening.add_done_callback(self._forget_opening)
+        return await asyncio.shield(opening)
+
+    def _forget_opening(self, opening: asyncio.Task[Message]) -> None:
+        self._openings.discard(opening)
+        if not opening.cancelled():
+            # Nobody may be left who waits for it; asyncio would complain of an error that was not looked at.
+            opening.exception()
+
+    async def _open_in_turn(self, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
+        async with self.turn(request.runner.name):
+            try:
+                response = await self._sessions.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                session.refusal = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+                raise
+            session.runner, session.session_id = request.runner.name, response.session_id
+            session.incarnation = request.runner.incarnation
+            session.max_requests = request.runner.capability.max_requests
+            session.opened.set()
+            self._note_open(session)
+        return response
+
+    async def _heartbeat(self, session: LinkSession, data: bytes) -> Message:
+        request = pb.HeartbeatRequest.FromString(data)
+        _require_own(session, request.session_id)
+        session.max_requests = request.capability.max_requests
+        return await self._sessions.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
+
+    async def _close(self, session: LinkSession, data: bytes) -> Message:
+        request = pb.CloseSessionRequest.FromString(data)
+        _require_own(session, request.session_id)
+        response = await self._sessions.CloseSession(request, timeout=CALL_TIMEOUT_SECONDS)
+        session.session_id = ""
+        return response
+
+
+def _require_own(session: LinkSession, session_id: str) -> None:
+    if not session.session_id or session_id != session.session_id:
+        raise WeftError(Reason.PERMISSION_DENIED, "this is not the session that was opened over this link")
+
+
+def _good_bye(session: LinkSession) -> pb.CloseSessionRequest:
+    return pb.CloseSessionRequest(session_id=session.session_id, incarnation=session.incarnation)

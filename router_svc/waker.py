@@ -1,0 +1,219 @@
+"""Carries wakes out: runs a mesh's recipe, asks a runner, and watches the fleet until the model takes requests."""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, cast
+
+import grpc
+import structlog
+
+from router_svc.fleet_view import candidate_of, wake_plan
+from router_svc.loop import WakeFinished
+from router_svc.policy.candidates import Readiness
+from router_svc.policy.decisions import Wakes
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.dispatch.fleet import FleetView
+from weft.kernel.address import metadata_of
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.service import start_task, stop_tasks
+from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
+
+log = structlog.get_logger("weft.waker")
+
+CALL_MARGIN_SECONDS = 5.0
+"""How much later than the wake itself a call to a runner ends, so that the wake's own bound is the one that is hit."""
+LOST_RUNNER_RETRY_SECONDS = 1.0
+"""Pause before a runner is asked again that the fleet still shows but whose host has only been told to wake."""
+MAX_ERROR_CHARS = 500
+"""What is passed on of an error: every request that waits gets a copy."""
+
+
+class RecipeRunner(Protocol):
+    """Who carries a recipe out."""
+
+    async def __call__(self, recipe: Recipe, *, timeout_seconds: float) -> None:
+        """Return once the recipe's action succeeded. Raises WAKE_FAILED with the cause, free of secrets."""
+        ...
+
+
+class _Step(Enum):
+    DONE = "done"
+    WAIT = "wait"
+    RUN_RECIPE = "run_recipe"
+    ASK_RUNNER = "ask_runner"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """What one wake has done so far."""
+
+    model: str
+    max_wait_seconds: float
+    ends_at: float
+    """On the router's monotonic clock."""
+    recipe_ran: bool = False
+    runner_was_lost: bool = False
+    woken_incarnations: set[str] = field(default_factory=set)
+    """Runners that said that it is awake; the fleet shows it with their next report."""
+
+
+class Waker:
+    """One background task per model that wakes. See router_svc.loop.WakeStarter."""
+
+    def __init__(
+        self, run_recipe: RecipeRunner, channels: ChannelPool, clock: Clock, allowed_recipes: frozenset[str]
+    ) -> None:
+        self._run_recipe = run_recipe
+        self._channels = channels
+        self._clock = clock
+        self._allowed_recipes = allowed_recipes
+        self._view = FleetView()
+        self._view_changed = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def update_view(self, view: FleetView) -> None:
+        """The registry told something new."""
+        self._view = view
+        self._view_changed.set()
+        self._view_changed = asyncio.Event()
+
+    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
+        """See WakeStarter.begin."""
+        assert wakes.model not in self._tasks, "a model is woken once at a time"
+        self._tasks[wakes.model] = start_task(self._wake(wakes, finished), name=f"wake-{wakes.model}")
+
+    async def stop(self) -> None:
+        """End every wake where it is; nobody is told."""
+        await stop_tasks(self._tasks.values())
+        self._tasks.clear()
+
+    async def _wake(self, wakes: Wakes, finished: WakeFinished) -> None:
+        log.info("waking", model=wakes.model, runner=wakes.runner, max_wait_seconds=wakes.max_wait_seconds)
+        error: WeftError | None = None
+        try:
+            await self._within_bound(wakes)
+        except WeftError as failed:
+            error = _as_wake_failure(failed)
+            log.warning("wake failed", model=wakes.model, runner=wakes.runner, error=error.message)
+        except Exception:
+            error = WeftError(Reason.WAKE_FAILED, "an internal error; the router's log has the details")
+            log.exception("wake failed unexpectedly", model=wakes.model, runner=wakes.runner)
+        else:
+            log.info("woke", model=wakes.model, runner=wakes.runner)
+        # Before anybody is told: the next request may begin the next wake at once.
+        del self._tasks[wakes.model]
+        finished(error)
+
+    async def _within_bound(self, wakes: Wakes) -> None:
+        ends_at = self._clock.monotonic() + wakes.max_wait_seconds
+        attempt = _Attempt(model=wakes.model, max_wait_seconds=wakes.max_wait_seconds, ends_at=ends_at)
+        working = asyncio.create_task(self._bring_up(attempt))
+        expiring = asyncio.create_task(self._clock.sleep(wakes.max_wait_seconds))
+        try:
+            await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise _not_in_time(wakes.max_wait_seconds)
+            working.result()
+        finally:
+            await stop_tasks(task for task in (working, expiring) if not task.done())
+
+    async def _bring_up(self, attempt: _Attempt) -> None:
+        while (step := _next_step(self._view, attempt)) is not _Step.DONE:
+            match step:
+                case _Step.RUN_RECIPE:
+                    await self._carry_out_recipe(attempt)
+                case _Step.ASK_RUNNER:
+                    await self._ask_runner(attempt)
+                case _Step.WAIT:
+                    await self._view_changed.wait()
+
+    async def _carry_out_recipe(self, attempt: _Attempt) -> None:
+        recipe = wake_plan(self._view.models[attempt.model]).by_mesh
+        assert recipe is not None, "only a model with a recipe gets this step"
+        kind = _kind_of(recipe)
+        if kind not in self._allowed_recipes:
+            raise WeftError(
+                Reason.WAKE_FAILED,
+                f"router.wake_recipes does not allow recipes of type {kind}; add {kind} to it on the router's host, "
+                "or let the model's runner wake it (by: runner)",
+            )
+        await self._run_recipe(recipe, timeout_seconds=self._seconds_left(attempt))
+        attempt.recipe_ran = True
+
+    async def _ask_runner(self, attempt: _Attempt) -> None:
+        model = self._view.models[attempt.model]
+        runner = self._view.runners[model.runner]
+        channel = await self._channels.get(runner.address)
+        stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
+        try:
+            await stub.Wake(
+                runner_service_pb2.WakeRequest(model=attempt.model),
+                timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
+                metadata=metadata_of(runner.address),
+            )
+        except grpc.aio.AioRpcError as error:
+            failure = error_from_call(error, Reason.WORKER_LOST)
+            if failure.reason is not Reason.WORKER_LOST or wake_plan(model).by_mesh is None:
+                raise failure from error
+            # Its host fell asleep and the registry has not noticed, or it is on its way back.
+            attempt.runner_was_lost = True
+            if attempt.recipe_ran:
+                await self._clock.sleep(LOST_RUNNER_RETRY_SECONDS)
+            return
+        attempt.woken_incarnations.add(runner.incarnation)
+
+    def _seconds_left(self, attempt: _Attempt) -> float:
+        return max(0.0, attempt.ends_at - self._clock.monotonic())
+
+
+def _next_step(view: FleetView, attempt: _Attempt) -> _Step:
+    """What to do as the fleet is now. Raises WAKE_FAILED when it cannot come up any more."""
+    model = view.models.get(attempt.model)
+    if model is None:
+        raise WeftError(Reason.WAKE_FAILED, "it is not in the mesh any more")
+    candidate = candidate_of(view, model)
+    if candidate.readiness is Readiness.READY:
+        return _Step.DONE
+    if candidate.readiness is Readiness.LOADING:
+        return _Step.WAIT
+    runner = view.runners.get(model.runner)
+    runner_is_up = runner is not None and runner.active and model.reachable
+    if runner_is_up and candidate.readiness is Readiness.DOWN:
+        raise WeftError(Reason.WAKE_FAILED, candidate.detail or "its backend cannot be started")
+    plan = wake_plan(model)
+    recipe_is_due = plan.by_mesh is not None and not attempt.recipe_ran
+    if runner_is_up and plan.by_runner and not (attempt.runner_was_lost and recipe_is_due):
+        return _Step.WAIT if candidate.incarnation in attempt.woken_incarnations else _Step.ASK_RUNNER
+    if recipe_is_due:
+        return _Step.RUN_RECIPE
+    if plan.by_mesh is None:
+        raise WeftError(Reason.WAKE_FAILED, "its runner is gone")
+    return _Step.WAIT
+
+
+def _kind_of(recipe: Recipe) -> str:
+    match recipe:
+        case WakeOnLanRecipe():
+            return "wake_on_lan"
+        case HttpRecipe():
+            return "http"
+        case CommandRecipe():
+            return "command"
+
+
+def _not_in_time(seconds: float) -> WeftError:
+    return WeftError(
+        Reason.WAKE_FAILED,
+        f"it did not take requests within {seconds:.0f} s; a larger max_wait_seconds in its wake recipe waits longer",
+    )
+
+
+def _as_wake_failure(error: WeftError) -> WeftError:
+    return WeftError(Reason.WAKE_FAILED, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)

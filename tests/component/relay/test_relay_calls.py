@@ -1,0 +1,244 @@
+"""Calls over a link: streaming, flow control, cancel, errors, capacity."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from relay_harness import (
+    RUNNER,
+    Laptop,
+    Mesh,
+    counting,
+    frame,
+    prompt,
+    running_laptop,
+    running_mesh_side,
+    soon,
+    text_of,
+)
+
+from weft.api.runner.v1 import embedding_service_pb2, runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+LARGE_BYTES = 20 * 1024 * 1024
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+    async with running_mesh_side(tmp_path) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def laptop(mesh: Mesh) -> AsyncIterator[Laptop]:
+    async with running_laptop(mesh) as laptop:
+        await laptop.open()
+        yield laptop
+
+
+async def _refused(call: Any) -> WeftError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await soon(call)
+    return error_from_call(caught.value, Reason.INTERNAL)
+
+
+async def _text(call: Any) -> str:
+    texts = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        texts.append(text_of(response))
+    return "".join(texts)
+
+
+@pytest.mark.usefixtures("laptop")
+async def test_a_stream_comes_through_whole(mesh: Mesh) -> None:
+    assert await soon(_text(mesh.stream())) == "tok0 tok1 tok2 "
+
+
+@pytest.mark.usefixtures("laptop")
+async def test_a_unary_call_comes_through(mesh: Mesh) -> None:
+    described = await mesh.runner.Describe(runner_service_pb2.DescribeRequest(), metadata=mesh.metadata)
+    assert described.runner.name == RUNNER
+
+
+async def test_each_token_comes_when_it_is_made(mesh: Mesh, laptop: Laptop) -> None:
+    asked: asyncio.Queue[None] = asyncio.Queue()
+
+    async def one_by_one(_request: Any, _context: Any) -> AsyncIterator[Any]:
+        for number in range(5):
+            await asked.get()
+            yield frame(f"tok{number}")
+
+    laptop.script.generate = one_by_one
+    call = mesh.stream()
+    for number in range(5):
+        asked.put_nowait(None)
+        # The next token is not made before this one was read, so that nothing can be held back.
+        assert text_of(await soon(call.read())) == f"tok{number}"
+
+
+async def test_a_slow_reader_stalls_its_own_backend_and_nobody_else(mesh: Mesh, laptop: Laptop) -> None:
+    made = 0
+
+    async def flood(request: Any, _context: Any) -> AsyncIterator[Any]:
+        nonlocal made
+        if request.completion.suffix == "quick":
+            yield frame("quick")
+            return
+        while True:
+            made += 1
+            yield frame("x" * 10_000)
+
+    laptop.script.generate = flood
+    slow = mesh.stream("slow")
+    await soon(slow.read())
+    before = -1
+    while made != before:
+        before = made
+        for _ in range(20):
+            assert await soon(_text(mesh.stream("quick"))) == "quick"
+    assert made * 10_000 < 2 * 1024 * 1024, "the flood was kept instead of being held back"
+    slow.cancel()
+    assert await soon(laptop.script.cancelled.get()) == "slow"
+
+
+async def test_a_cancel_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
+    async def endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
+        yield frame("begun")
+        await asyncio.Event().wait()
+
+    laptop.script.generate = endless
+    call = mesh.stream("endless")
+    await soon(call.read())
+    call.cancel()
+    assert await soon(laptop.script.cancelled.get()) == "endless"
+
+
+async def test_a_deadline_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
+    left: list[float] = []
+
+    async def endless(_request: Any, context: Any) -> AsyncIterator[Any]:
+        left.append(context.time_remaining())
+        yield frame("begun")
+        await asyncio.Event().wait()
+
+    laptop.script.generate = endless
+    call = mesh.stream("endless", timeout=1.0)
+    error = await _refused(_text(call))
+    assert error.reason is Reason.DEADLINE_EXCEEDED
+    assert 0 < left[0] < 2.0
+    assert await soon(laptop.script.cancelled.get()) == "endless"
+
+
+async def test_a_hundred_streams_at_once(mesh: Mesh, laptop: Laptop) -> None:
+    laptop.script.generate = counting(50)
+    texts = await soon(asyncio.gather(*(_text(mesh.stream(str(number))) for number in range(100))))
+    assert set(texts) == {"".join(f"tok{number} " for number in range(50))}
+
+
+async def test_a_message_of_twenty_mebibytes_goes_both_ways(mesh: Mesh, laptop: Laptop) -> None:
+    async def echo(request: Any, _context: Any) -> AsyncIterator[Any]:
+        yield frame(request.completion.suffix)
+
+    laptop.script.generate = echo
+    assert len(await soon(_text(mesh.stream("x" * LARGE_BYTES)))) == LARGE_BYTES
+
+
+@pytest.mark.usefixtures("laptop")
+async def test_an_embedding_comes_through(mesh: Mesh) -> None:
+    request = embedding_service_pb2.EmbedRequest()
+    request.payload.inputs.add(text="four")
+    response = await mesh.embedding.Embed(request, metadata=mesh.metadata)
+    assert len(response.embeddings[0].values) == 4
+
+
+async def test_an_error_comes_through_with_its_details(mesh: Mesh, laptop: Laptop) -> None:
+    async def fail(_request: Any, context: Any) -> AsyncIterator[Any]:
+        yield frame("begun")
+        context.set_trailing_metadata((("x-receipt-bin", b"\x00\x01"),))
+        raise WeftError(Reason.SERVER_DIED, "it died", metadata={"model": "m"}, retry_after_seconds=2.0)
+
+    laptop.script.generate = fail
+    call = mesh.stream()
+    error = await _refused(_text(call))
+    assert (error.reason, error.message, error.metadata) == (Reason.SERVER_DIED, "it died", {"model": "m"})
+    assert error.retry_after_seconds == 2.0
+    assert dict(await call.trailing_metadata())["x-receipt-bin"] == b"\x00\x01"
+
+
+async def test_metadata_reaches_the_runner_without_what_is_the_relays(mesh: Mesh, laptop: Laptop) -> None:
+    call = mesh.generation.Generate(prompt(), metadata=(*mesh.metadata, ("traceparent", "00-ab"), ("x-bin", b"\xff")))
+    await soon(_text(call))
+    seen = laptop.script.metadata
+    assert (seen["traceparent"], seen["x-bin"]) == ("00-ab", b"\xff")
+    assert "weft-runner" not in seen
+
+
+@pytest.mark.usefixtures("laptop")
+async def test_a_call_without_a_runners_name_is_refused(mesh: Mesh) -> None:
+    error = await _refused(mesh.generation.Generate(prompt()).read())
+    assert error.reason is Reason.INVALID_ARGUMENT
+
+
+async def test_a_runner_without_a_link_is_lost(mesh: Mesh) -> None:
+    error = await _refused(mesh.stream().read())
+    assert error.reason is Reason.WORKER_LOST
+
+
+async def test_a_runner_gets_no_more_work_than_it_said_it_can_do(mesh: Mesh) -> None:
+    go_on = asyncio.Event()
+
+    async def hold(_request: Any, _context: Any) -> AsyncIterator[Any]:
+        yield frame("begun")
+        await go_on.wait()
+
+    async with running_laptop(mesh) as laptop:
+        laptop.script.generate = hold
+        session = await laptop.open(max_requests=2)
+        calls = [mesh.stream() for _ in range(2)]
+        for call in calls:
+            await soon(call.read())
+        assert (await _refused(mesh.stream().read())).reason is Reason.NO_SLOT_AVAILABLE
+        # What is no work is not counted.
+        await mesh.runner.Describe(runner_service_pb2.DescribeRequest(), metadata=mesh.metadata)
+        await laptop.beat(session, max_requests=3)
+        third = mesh.stream()
+        await soon(third.read())
+        go_on.set()
+        for call in (*calls, third):
+            await soon(_text(call))
+        await soon(mesh.stream().read())
+
+
+async def test_a_link_carries_no_more_calls_than_it_may(tmp_path: Path) -> None:
+    async def hold(_request: Any, _context: Any) -> AsyncIterator[Any]:
+        yield frame("begun")
+        await asyncio.Event().wait()
+
+    async with running_mesh_side(tmp_path, max_calls_per_link=2) as mesh, running_laptop(mesh) as laptop:
+        laptop.script.generate = hold
+        await laptop.open()
+        calls = [mesh.stream() for _ in range(2)]
+        for call in calls:
+            await soon(call.read())
+        assert (await _refused(mesh.stream().read())).reason is Reason.NO_SLOT_AVAILABLE
+        calls[0].cancel()
+        await soon(laptop.script.cancelled.get())
+        await soon(mesh.stream().read())
+
+
+@pytest.mark.usefixtures("laptop")
+async def test_the_mesh_cannot_call_anything_else_on_the_runner(mesh: Mesh) -> None:
+    standing = mesh.relay._links[RUNNER]
+    call = standing.link.call("/weft.api.registry.v1.RunnerSessionService/CloseSession")
+    call.half_close()
+    assert await soon(call.read()) is None
+    assert call.status is not None
+    assert call.status.code == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    with suppress(WeftError):
+        call.close()

@@ -1,0 +1,354 @@
+"""The life of links: joining, loss, replacement, and peers that do not keep the rules."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from relay_harness import (
+    RUNNER,
+    TOKEN,
+    Mesh,
+    counting,
+    eventually,
+    frame,
+    running_laptop,
+    running_mesh_side,
+    soon,
+)
+
+from runner_svc.dial_out import LinkState
+from weft.api.registry.v1 import runner_session_service_pb2
+from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.router.v1 import relay_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+from weft.link.frames import MAX_PART_BYTES
+from weft.link.transport import MAX_LINK_MESSAGE_BYTES
+
+OPEN = "/weft.api.registry.v1.RunnerSessionService/OpenSession"
+HEARTBEAT = "/weft.api.registry.v1.RunnerSessionService/Heartbeat"
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+    async with running_mesh_side(tmp_path) as mesh:
+        yield mesh
+
+
+async def _endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
+    yield frame("begun")
+    await asyncio.Event().wait()
+
+
+async def _end_of(call: Any) -> WeftError:
+    """The error of a call, past what it still gives."""
+
+    async def read_on() -> None:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await soon(read_on())
+    return error_from_call(caught.value, Reason.INTERNAL)
+
+
+class RawLink:
+    """A peer that sends what it likes."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str = TOKEN) -> None:
+        stub = relay_service_pb2_grpc.RelayServiceStub(channel)
+        self.call: Any = cast("Any", stub.Attach)(metadata=(("authorization", f"Bearer {token}"),))
+
+    async def send(self, *frames: pb.LinkFrame) -> None:
+        await self.call.write(pb.AttachRequest(frames=frames))
+
+    async def ask(self, call_id: int, method: str, message: Any) -> pb.CallEnd:
+        """A whole unary call; how it ended."""
+        await self.send(
+            pb.LinkFrame(call_id=call_id, start=pb.CallStart(method=method, initial_credit=65_536)),
+            pb.LinkFrame(call_id=call_id, part=pb.MessagePart(data=message.SerializeToString())),
+            pb.LinkFrame(call_id=call_id, half_close=pb.HalfClose()),
+        )
+        while True:
+            response = await soon(self.call.read())
+            for answer in response.frames:
+                if answer.HasField("end"):
+                    return cast("pb.CallEnd", answer.end)
+
+
+async def test_the_mesh_learns_the_relays_address_and_not_the_runners(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        await laptop.open()
+        runner = mesh.registry.opened[0].runner
+        assert runner.address == f"{mesh.address}#runner={RUNNER}"
+        assert runner.dial_out
+        await soon(laptop.until(LinkState.JOINED))
+
+
+async def test_a_cut_link_ends_its_calls_at_once_and_the_mesh_hears_of_it(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        laptop.script.generate = _endless
+        session = await laptop.open()
+        calls = [mesh.stream() for _ in range(3)]
+        for call in calls:
+            await soon(call.read())
+        laptop.dial_out._task.cancel()  # type: ignore[union-attr]
+        for call in calls:
+            assert (await _end_of(call)).reason is Reason.WORKER_LOST
+        assert await soon(mesh.registry.closed.get()) == session
+        assert (await _end_of(mesh.stream())).reason is Reason.WORKER_LOST
+        for _ in calls:
+            await soon(laptop.script.cancelled.get())
+
+
+async def test_a_runner_whose_link_was_lost_comes_back(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        session = await laptop.open()
+        mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
+        news = await laptop.until(LinkState.LOST)
+        assert news.retry_seconds is not None
+        assert await soon(mesh.registry.closed.get()) == session
+        assert await laptop.open(session) == session
+        laptop.script.generate = counting(1)
+        assert await soon(mesh.stream().read()) is not grpc.aio.EOF
+
+
+async def test_on_a_fresh_link_the_session_must_be_opened_again(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        session = await laptop.open()
+        await laptop.beat(session)
+        mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
+        await soon(laptop.fresh.wait())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await laptop.beat(session)
+        assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.SESSION_UNKNOWN
+        await laptop.open(session)
+        await laptop.beat(session)
+
+
+async def test_a_newer_link_of_a_runner_replaces_the_older_one(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as older, running_laptop(mesh, folder="newer") as newer:
+        older.script.generate = _endless
+        session = await older.open()
+        call = mesh.stream()
+        await soon(call.read())
+        await newer.open(session)
+        assert (await _end_of(call)).reason is Reason.WORKER_LOST
+        newer.script.generate = counting(1)
+        assert await soon(mesh.stream().read()) is not grpc.aio.EOF
+        # The older one's end says nothing about the runner, which is here.
+        assert mesh.registry.closed.empty()
+
+
+async def test_a_late_good_bye_does_not_meet_the_session_after_it(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        session = await laptop.open()
+        mesh.registry.may_answer.clear()
+        mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
+        opening = asyncio.create_task(laptop.open(session))
+        await soon(laptop.until(LinkState.LOST))
+        # The fresh link stands, and the good-bye of the old one still waits for the registry.
+        await eventually(lambda: len(mesh.relay._standing) == 1 and mesh.relay._closing)
+        mesh.registry.may_answer.set()
+        assert await soon(opening) == session
+        assert mesh.registry.told == ["open", "close", "open"]
+
+
+async def test_a_session_that_outlives_its_link_is_closed(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        mesh.registry.may_answer.clear()
+        opening = asyncio.create_task(laptop.open())
+        await eventually(lambda: mesh.registry.opened)
+        laptop.dial_out._task.cancel()  # type: ignore[union-attr]
+        await eventually(lambda: not mesh.relay._standing)
+        mesh.registry.may_answer.set()
+        assert await soon(mesh.registry.closed.get()) == "session-1"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await soon(opening)
+
+
+async def test_a_call_that_comes_before_its_link_is_known_waits_for_it(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        mesh.registry.may_answer.clear()
+        opening = asyncio.create_task(laptop.open())
+        await eventually(lambda: mesh.registry.opened)
+        call = mesh.stream()
+        reading = asyncio.create_task(call.read())
+        mesh.registry.may_answer.set()
+        await soon(opening)
+        assert await soon(reading) is not grpc.aio.EOF
+
+
+async def test_a_runner_that_is_reached_elsewhere_by_now_is_not_closed(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        await laptop.open()
+        mesh.registry.runners[RUNNER].address = f"dns:///other-router:7071#runner={RUNNER}"
+    await mesh.relay.stop()
+    assert mesh.registry.closed.empty()
+
+
+async def test_a_good_bye_of_the_runner_is_not_said_twice(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        session = await laptop.open()
+        request = runner_session_service_pb2.CloseSessionRequest(session_id=session, incarnation="life-1")
+        await laptop.sessions.CloseSession(request)
+        assert await soon(mesh.registry.closed.get()) == session
+    await mesh.relay.stop()
+    assert mesh.registry.closed.empty()
+
+
+@pytest.mark.parametrize("token", ["wjt_abc_wrong", "x"])
+async def test_a_wrong_token_is_refused_for_good(mesh: Mesh, token: str) -> None:
+    async with running_laptop(mesh, token=token) as laptop:
+        error = await soon(laptop.dial_out.given_up())
+        assert error.reason is Reason.UNAUTHENTICATED
+        assert "weft runner token create" in error.message
+        assert token not in error.message
+        assert not mesh.registry.opened
+
+
+async def test_a_revoked_token_does_not_cut_a_link_but_opens_no_other(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        await laptop.open()
+        mesh.registry.good_tokens.clear()
+        assert await soon(mesh.stream().read()) is not grpc.aio.EOF
+        mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
+        assert (await soon(laptop.dial_out.given_up())).reason is Reason.UNAUTHENTICATED
+
+
+async def test_while_the_registry_is_away_the_runner_dials_on(mesh: Mesh) -> None:
+    mesh.registry.is_away = True
+    async with running_laptop(mesh) as laptop:
+        assert "registry is away" in (await laptop.until(LinkState.LOST)).detail
+        mesh.registry.is_away = False
+        await laptop.open()
+
+
+async def test_there_is_no_link_without_a_token(mesh: Mesh) -> None:
+    async with open_channel(mesh.target) as channel:
+        call: Any = relay_service_pb2_grpc.RelayServiceStub(channel).Attach(iter(()))
+        assert (await _end_of(call)).reason is Reason.UNAUTHENTICATED
+
+
+async def test_a_router_without_a_relay_is_not_dialed_for_ever(mesh: Mesh) -> None:
+    async with running_laptop(mesh, target=mesh.address) as laptop:
+        error = await soon(laptop.dial_out.given_up())
+        assert error.reason is Reason.UNSUPPORTED_OPERATION
+        assert "no relay" in error.message
+
+
+async def test_what_the_registry_refuses_is_told_to_the_runner(mesh: Mesh) -> None:
+    mesh.registry.refuse_open = WeftError(Reason.ALREADY_EXISTS, "laptop belongs to another runner")
+    async with running_laptop(mesh) as laptop:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await laptop.open()
+        assert (await laptop.until(LinkState.REFUSED)).detail == "laptop belongs to another runner"
+        assert RUNNER not in mesh.relay._links
+
+
+async def test_a_link_without_a_session_is_ended(tmp_path: Path) -> None:
+    async with running_mesh_side(tmp_path, open_timeout_seconds=0.05) as mesh, open_channel(mesh.target) as channel:
+        error = await _end_of(RawLink(channel).call)
+        assert error.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_there_are_no_more_links_than_there_may_be(tmp_path: Path) -> None:
+    async with running_mesh_side(tmp_path, max_links=1) as mesh, running_laptop(mesh) as laptop:
+        await laptop.open()
+        async with open_channel(mesh.target) as channel:
+            assert (await _end_of(RawLink(channel).call)).reason is Reason.TOO_MANY_RESOURCES
+
+
+async def test_a_session_of_somebody_else_cannot_be_spoken_for(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
+        session = await laptop.open()
+        other = RawLink(channel)
+        heartbeat = runner_session_service_pb2.HeartbeatRequest(session_id=session, incarnation="life-1", sequence=9)
+        end = await other.ask(1, HEARTBEAT, heartbeat)
+        assert end.code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        opening = runner_session_service_pb2.OpenSessionRequest()
+        opening.runner.name = "other"
+        assert (await other.ask(3, OPEN, opening)).code == 0
+        assert (await other.ask(5, HEARTBEAT, heartbeat)).code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        close = runner_session_service_pb2.CloseSessionRequest(session_id=session, incarnation="life-1")
+        end = await other.ask(7, HEARTBEAT.replace("Heartbeat", "CloseSession"), close)
+        assert end.code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        opening.runner.name = RUNNER
+        assert (await other.ask(9, OPEN, opening)).code == grpc.StatusCode.PERMISSION_DENIED.value[0]
+        assert not mesh.registry.heartbeats
+        assert mesh.registry.closed.empty()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/weft.api.registry.v1.JoinTokenService/CreateJoinToken",
+        "/weft.api.registry.v1.RegistryService/ListRunners",
+        "/weft.api.registry.v1.RunnerSessionService/OpenSessionX",
+    ],
+)
+async def test_over_a_link_only_session_calls_are_taken(mesh: Mesh, method: str) -> None:
+    async with open_channel(mesh.target) as channel:
+        end = await RawLink(channel).ask(1, method, runner_session_service_pb2.OpenSessionRequest())
+        assert end.code == grpc.StatusCode.UNIMPLEMENTED.value[0]
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a" * 10_240, "läptop", "a\nb", "x#runner=y"])
+async def test_a_hostile_name_is_refused_and_the_registry_never_asked(mesh: Mesh, name: str) -> None:
+    opening = runner_session_service_pb2.OpenSessionRequest()
+    opening.runner.name = name
+    async with open_channel(mesh.target) as channel:
+        end = await RawLink(channel).ask(1, OPEN, opening)
+        assert end.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert end.message.startswith("runner.name")
+        assert not mesh.registry.opened
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [pb.LinkFrame(call_id=1, part=pb.MessagePart(data=b"x" * (MAX_PART_BYTES + 1)))],
+        [pb.LinkFrame(call_id=1)],
+        [pb.LinkFrame(call_id=2, start=pb.CallStart(method=OPEN))],
+        [pb.LinkFrame(call_id=number, start=pb.CallStart(method=OPEN)) for number in range(1, 35, 2)],
+        [pb.LinkFrame(call_id=7, cancel=pb.CallCancel())],
+    ],
+    ids=["oversize part", "no kind", "router's id", "flood of calls", "unknown call"],
+)
+async def test_a_peer_that_breaks_the_rules_loses_its_link(mesh: Mesh, frames: list[pb.LinkFrame]) -> None:
+    async with open_channel(mesh.target) as channel:
+        link = RawLink(channel)
+        await link.send(*frames)
+        assert (await _end_of(link.call)).reason is Reason.MALFORMED_REQUEST
+
+
+async def test_a_frame_larger_than_any_ends_the_link(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop, open_channel(mesh.target) as channel:
+        await laptop.open()
+        link = RawLink(channel)
+        await link.send(pb.LinkFrame(call_id=1, part=pb.MessagePart(data=b"x" * MAX_LINK_MESSAGE_BYTES)))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await soon(link.call.read())
+        assert await soon(mesh.stream().read()) is not grpc.aio.EOF
+
+
+async def test_a_request_that_is_no_message_is_refused(mesh: Mesh) -> None:
+    class Garbage:
+        def SerializeToString(self) -> bytes:  # noqa: N802
+            return b"\xff\xff\xff"
+
+    async with open_channel(mesh.target) as channel:
+        end = await RawLink(channel).ask(1, OPEN, Garbage())
+        assert end.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+async def test_a_relay_that_stops_says_so(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        session = await laptop.open()
+        await mesh.relay.stop()
+        assert "shutting down" in (await laptop.until(LinkState.LOST)).detail
+        assert await soon(mesh.registry.closed.get()) == session

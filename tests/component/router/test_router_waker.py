@@ -1,0 +1,261 @@
+"""Wakes carried out: runners asked over gRPC, recipes run, the fleet watched."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+from waker_harness import (
+    MODEL,
+    RUNNER,
+    WakingMesh,
+    grant_of,
+    next_word,
+    refusal_of,
+    waking_mesh,
+    waking_runner,
+)
+
+from weft.dispatch.fleet import FleetView, Phase
+from weft.dispatch.port import LoadingModel, Placement
+from weft.kernel.address import RUNNER_KEY, relayed_address
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.wake.recipes import CommandRecipe, WakeOnLanRecipe, WakePlan
+
+PACKET = WakeOnLanRecipe(mac_address="02:00:00:00:00:01")
+BY_MESH = WakePlan(by_runner=False, by_mesh=PACKET, max_wait_seconds=120.0)
+BY_BOTH = WakePlan(by_runner=True, by_mesh=PACKET, max_wait_seconds=120.0)
+GONE = {"active": False}
+
+
+async def waiting_places(stack: AsyncExitStack, mesh: WakingMesh, count: int) -> list[Placement]:
+    """Requests that have heard that the model wakes."""
+    places = [await stack.enter_async_context(mesh.place(f"r{number}")) for number in range(count)]
+    for place in places:
+        word = await next_word(place)
+        assert isinstance(word, LoadingModel)
+        assert word.stage.startswith(f"waking {MODEL} on {RUNNER} ")
+    return places
+
+
+async def test_many_requests_share_one_wake_and_are_granted_when_the_model_is_ready(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        places = await waiting_places(stack, mesh, 5)
+        assert await mesh.runner.asked() == MODEL
+        mesh.runner.answer()
+        mesh.show(Phase.LOADING)
+        mesh.show(Phase.READY)
+        assert [(await grant_of(place)).runner for place in places] == [RUNNER] * 5
+        assert len(mesh.runner.calls) == 1
+
+
+async def test_a_runners_error_reaches_all_who_wait_and_the_next_request_asks_again(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        places = await waiting_places(stack, mesh, 3)
+        await mesh.runner.asked()
+        mesh.runner.answer(WeftError(Reason.WAKE_FAILED, "the recipe's program ended with exit code 3"))
+        refusals = [await refusal_of(place) for place in places]
+        assert {refusal.reason for refusal in refusals} == {Reason.WAKE_FAILED}
+        assert all("exit code 3" in refusal.message for refusal in refusals)
+        await waiting_places(stack, mesh, 1)
+        assert await mesh.runner.asked() == MODEL
+
+
+async def test_a_relayed_runner_is_asked_through_its_relay(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        mesh.show(Phase.HIBERNATING, runner={"address": relayed_address(mesh.runner.address, RUNNER)})
+        await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        assert mesh.runner.calls[0][1][RUNNER_KEY] == RUNNER
+
+
+async def test_a_host_that_the_mesh_wakes_serves_with_its_new_incarnation(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
+        mesh.show(Phase.HIBERNATING, runner=GONE)
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.wait_for_sleepers(1)
+        mesh.show(Phase.HIBERNATING, runner={"active": True, "incarnation": "second"})
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        mesh.show(Phase.READY)
+        assert (await grant_of(place)).runner_incarnation == "second"
+        assert mesh.recipes.ran == [PACKET]
+        assert mesh.recipes.seconds == [120.0]
+
+
+async def test_a_runner_that_cannot_wake_the_model_itself_is_not_asked(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.wait_for_sleepers(1)
+        mesh.show(Phase.READY)
+        await grant_of(place)
+        assert (mesh.recipes.ran, mesh.runner.calls) == ([PACKET], [])
+
+
+async def test_a_runner_that_is_up_is_asked_before_its_host_is_woken(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
+        await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        assert mesh.recipes.ran == []
+
+
+async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_asked_until_it_answers(
+    tmp_path: Path,
+) -> None:
+    late = tmp_path / "late.sock"
+    async with waking_mesh(tmp_path, plan=BY_BOTH) as mesh, AsyncExitStack() as stack:
+        mesh.show(Phase.HIBERNATING, runner={"address": f"unix:{late}"})
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.wait_for_sleepers(2)
+        assert mesh.recipes.ran == [PACKET]
+        runner = await stack.enter_async_context(waking_runner(late))
+        asked = asyncio.create_task(runner.asked())
+        while not asked.done():
+            await mesh.clock.advance(0.1)
+            await asyncio.sleep(0.01)
+        runner.answer()
+        mesh.show(Phase.READY)
+        await grant_of(place)
+        assert mesh.recipes.ran == [PACKET]
+        asked.result()
+
+
+async def test_a_command_is_not_run_unless_the_router_allows_commands(tmp_path: Path) -> None:
+    command = WakePlan(by_runner=False, by_mesh=CommandRecipe(argv=("poweron", "s3cret")))
+    async with waking_mesh(tmp_path, plan=command) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        refusal = await refusal_of(place)
+        assert refusal.reason is Reason.WAKE_FAILED
+        assert "router.wake_recipes does not allow recipes of type command" in refusal.message
+        assert "add command to it" in refusal.message
+        assert "s3cret" not in refusal.message
+        assert mesh.recipes.ran == []
+
+
+async def test_a_command_is_run_where_the_router_allows_commands(tmp_path: Path) -> None:
+    recipe = CommandRecipe(argv=("poweron",))
+    plan = WakePlan(by_runner=False, by_mesh=recipe)
+    async with (
+        waking_mesh(tmp_path, plan=plan, allowed_recipes=frozenset({"command"})) as mesh,
+        AsyncExitStack() as stack,
+    ):
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.wait_for_sleepers(1)
+        mesh.show(Phase.READY)
+        await grant_of(place)
+        assert mesh.recipes.ran == [recipe]
+
+
+async def test_a_failed_recipe_is_told_with_its_cause(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
+        mesh.recipes.error = WeftError(Reason.WAKE_FAILED, "the recipe's request was answered with status 502")
+        (place,) = await waiting_places(stack, mesh, 1)
+        assert "status 502" in (await refusal_of(place)).message
+
+
+async def test_an_unforeseen_error_ends_the_wake_and_tells_no_details(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
+        mesh.recipes.error = ValueError("s3cret")
+        (place,) = await waiting_places(stack, mesh, 1)
+        refusal = await refusal_of(place)
+        assert refusal.reason is Reason.WAKE_FAILED
+        assert "s3cret" not in refusal.message
+
+
+async def test_a_wake_that_takes_too_long_fails_at_its_bound(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        await mesh.clock.advance(59.9, sleepers=1)
+        assert not mesh.runner.cancelled.is_set()
+        await mesh.clock.advance(0.1)
+        assert "within 60 s" in (await refusal_of(place)).message
+        async with asyncio.timeout(5):
+            await mesh.runner.cancelled.wait()
+
+
+async def test_a_runner_that_is_lost_and_that_nobody_else_can_wake_fails_the_wake(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        mesh.show(Phase.HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
+        (place,) = await waiting_places(stack, mesh, 1)
+        assert (await refusal_of(place)).reason is Reason.WAKE_FAILED
+
+
+async def test_a_backend_that_cannot_start_fails_the_wake_with_what_its_runner_says(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
+        mesh.show(Phase.HIBERNATING, runner=GONE)
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.wait_for_sleepers(1)
+        mesh.show(Phase.FAILED, runner={"active": True}, detail="the model file is damaged")
+        assert "the model file is damaged" in (await refusal_of(place)).message
+
+
+async def test_a_model_that_is_deleted_while_it_wakes_ends_its_wake(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path, plan=BY_MESH) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.wait_for_sleepers(1)
+        mesh.tell(FleetView(99, {}, {}))
+        assert (await refusal_of(place)).reason is Reason.MODEL_NOT_FOUND
+        await mesh.until_no_wake_is_under_way()
+
+
+async def test_a_wake_outlives_its_requests_and_serves_the_next_one(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh:
+        async with AsyncExitStack() as stack:
+            await waiting_places(stack, mesh, 2)
+            await mesh.runner.asked()
+        async with AsyncExitStack() as stack:
+            (place,) = await waiting_places(stack, mesh, 1)
+            mesh.runner.answer()
+            mesh.show(Phase.READY)
+            await grant_of(place)
+        assert len(mesh.runner.calls) == 1
+        assert not mesh.runner.cancelled.is_set()
+
+
+async def test_a_router_that_stops_tells_who_waits_and_ends_the_wake(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.loop.close()
+        await mesh.waker.stop()
+        assert (await refusal_of(place)).reason is Reason.SERVICE_UNAVAILABLE
+        async with asyncio.timeout(5):
+            await mesh.runner.cancelled.wait()
+        assert mesh.clock.sleepers == 0
+
+
+async def test_a_model_that_woke_by_itself_needs_no_answer_from_its_runner(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.show(Phase.READY)
+        assert (await grant_of(place)).runner == RUNNER
+
+
+async def test_a_runner_that_said_that_it_is_awake_is_not_asked_again_before_its_next_report(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await mesh.runner.asked()
+        assert len(mesh.runner.calls) == 1
+        mesh.show(Phase.READY)
+        await grant_of(place)
+
+
+async def test_the_second_wake_says_how_long_it_will_take(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        await mesh.clock.advance(20.0, sleepers=1)
+        mesh.runner.answer()
+        mesh.show(Phase.READY)
+        await mesh.until_no_wake_is_under_way()
+        mesh.show(Phase.HIBERNATING)
+        word = await next_word(await stack.enter_async_context(mesh.place()))
+        assert isinstance(word, LoadingModel)
+        assert word.eta_seconds == 20.0
+        assert word.progress == 0.0

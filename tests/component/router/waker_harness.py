@@ -1,0 +1,221 @@
+"""A scheduling loop and a waker over a fleet written by hand, and a runner that answers Wake over real gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from router_svc.loop import SchedulingLoop
+from router_svc.placement import LocalPlacement
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.waker import Waker
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.port import Decision, Grant, Placement, PlacementRequest
+from weft.kernel.errors import WeftError
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.testing.fake_clock import FakeClock
+from weft.wake.recipes import Recipe, WakePlan
+
+NOTICE_SECONDS = 10.0
+MODEL = "qwen"
+RUNNER = "laptop"
+BY_RUNNER = WakePlan(by_runner=True, max_wait_seconds=60.0)
+
+
+class WakingRunner(runner_service_pb2_grpc.RunnerServiceServicer):
+    """Answers Wake when the test says so, and remembers who asked."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.calls: list[tuple[str, dict[str, str]]] = []
+        self.cancelled = asyncio.Event()
+        self._asked: asyncio.Queue[str] = asyncio.Queue()
+        self._answers: asyncio.Queue[WeftError | None] = asyncio.Queue()
+
+    async def asked(self) -> str:
+        """The model of the next call that has not been noticed yet."""
+        async with asyncio.timeout(NOTICE_SECONDS):
+            return await self._asked.get()
+
+    def answer(self, error: WeftError | None = None) -> None:
+        """Let one call end."""
+        self._answers.put_nowait(error)
+
+    async def Wake(  # noqa: N802 - the name of the rpc
+        self, request: runner_service_pb2.WakeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> runner_service_pb2.WakeResponse:
+        async with answering(context):
+            metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+            self.calls.append((request.model, metadata))
+            self._asked.put_nowait(request.model)
+            try:
+                error = await self._answers.get()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            if error is not None:
+                raise error
+        return runner_service_pb2.WakeResponse()
+
+
+class RecordedRecipes:
+    """A recipe runner that notes what it was given and does what the test says."""
+
+    def __init__(self) -> None:
+        self.ran: list[Recipe] = []
+        self.seconds: list[float] = []
+        self.error: Exception | None = None
+
+    async def __call__(self, recipe: Recipe, *, timeout_seconds: float) -> None:
+        self.ran.append(recipe)
+        self.seconds.append(timeout_seconds)
+        if self.error is not None:
+            raise self.error
+
+
+class WakingMesh:
+    """One sleeping model on one runner, and the router's half that wakes it."""
+
+    def __init__(self, runner: WakingRunner, allowed_recipes: frozenset[str]) -> None:
+        self.runner = runner
+        self.clock = FakeClock()
+        self.recipes = RecordedRecipes()
+        self._channels = ChannelPool()
+        self.waker = Waker(self.recipes, self._channels, self.clock, allowed_recipes)
+        self.loop = SchedulingLoop(SchedulerLimits(), self.clock, self.waker, ticket_lifetime_seconds=30.0)
+        self._view = FleetView(
+            1,
+            {RUNNER: _runner(runner.address, Phase.HIBERNATING)},
+            {MODEL: _model(BY_RUNNER)},
+        )
+
+    async def close(self) -> None:
+        self.loop.close()
+        await self.waker.stop()
+        await self._channels.close()
+
+    def show(
+        self,
+        phase: Phase,
+        *,
+        runner: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
+        detail: str = "",
+    ) -> None:
+        """The registry tells the model's phase, and whatever else of runner and model is given. It stays so."""
+        shown = replace(self._view.runners[RUNNER], instances={MODEL: _instance(phase, detail)}, **(runner or {}))
+        declared = replace(
+            self._view.models[MODEL],
+            hibernating=phase is Phase.HIBERNATING,
+            active=phase is not Phase.HIBERNATING,
+            **(model or {}),
+        )
+        self.tell(FleetView(self._view.revision + 1, {RUNNER: shown}, {MODEL: declared}))
+
+    def tell(self, view: FleetView) -> None:
+        self._view = view
+        self.waker.update_view(view)
+        self.loop.update_view(view)
+
+    async def wait_for_sleepers(self, count: int) -> None:
+        """Return once so many of the waker's tasks wait for time to pass; the wake's own bound is one of them."""
+        async with asyncio.timeout(NOTICE_SECONDS):
+            await self.clock.wait_for_sleepers(count)
+
+    async def until_no_wake_is_under_way(self) -> None:
+        for _ in range(2000):
+            if not self.clock.sleepers:
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("a wake is still under way after 10 s")
+
+    def place(self, request_id: str = "r") -> Placement:
+        request = PlacementRequest(request_id=request_id, tenant="default", model=MODEL, operation=Operation.CHAT)
+        return LocalPlacement(self.loop).place(request)
+
+
+@asynccontextmanager
+async def waking_mesh(
+    tmp_path: Path, *, plan: WakePlan = BY_RUNNER, allowed_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
+) -> AsyncIterator[WakingMesh]:
+    """A mesh whose only model sleeps."""
+    async with AsyncExitStack() as stack:
+        runner = await stack.enter_async_context(waking_runner(tmp_path / "runner.sock"))
+        mesh = WakingMesh(runner, allowed_recipes)
+        stack.push_async_callback(mesh.close)
+        mesh.show(Phase.HIBERNATING, model={"wake": plan})
+        yield mesh
+
+
+@asynccontextmanager
+async def waking_runner(socket: Path) -> AsyncIterator[WakingRunner]:
+    """A runner that listens."""
+    runner = WakingRunner(f"unix:{socket}")  # type: ignore[abstract]  # nobody calls the other methods
+    server = new_server()
+    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(runner, server)
+    server.add_insecure_port(runner.address)
+    await server.start()
+    try:
+        yield runner
+    finally:
+        await server.stop(grace=None)
+
+
+async def next_word(place: Placement) -> Decision:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        return await place.next_decision()
+
+
+async def grant_of(place: Placement) -> Grant:
+    """The grant, past all words about waiting."""
+    while not isinstance(word := await next_word(place), Grant):
+        pass
+    return word
+
+
+async def refusal_of(place: Placement) -> WeftError:
+    """The refusal, past all words about waiting."""
+    try:
+        granted = await grant_of(place)
+    except WeftError as error:
+        return error
+    raise AssertionError(f"expected a refusal, heard {granted}")
+
+
+def _runner(address: str, phase: Phase) -> RunnerView:
+    return RunnerView(
+        name=RUNNER,
+        incarnation="first",
+        address=address,
+        host="here",
+        runtime="fake",
+        active=True,
+        draining=False,
+        ticket_key=b"k" * 32,
+        instances={MODEL: _instance(phase)},
+    )
+
+
+def _instance(phase: Phase, detail: str = "") -> InstanceView:
+    return InstanceView(model=MODEL, phase=phase, slots_total=8, slots_used=0, load_progress=None, detail=detail)
+
+
+def _model(plan: WakePlan) -> ModelView:
+    return ModelView(
+        name=MODEL,
+        pool=MODEL,
+        runner=RUNNER,
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=False,
+        hibernating=True,
+        wake=plan,
+        context_tokens=0,
+        created_at_seconds=0,
+    )

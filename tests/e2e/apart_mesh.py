@@ -1,0 +1,66 @@
+"""A mesh as processes apart: each service one `weft serve`, so that a test can end one of them."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mesh_process import WEFT, user_environment
+
+START_SECONDS = 30.0
+ALL_SERVICES = ("registry", "router", "runner", "gateway")
+
+
+class Apart:
+    """Registry, router, gateway and runner, each a process under one home."""
+
+    def __init__(self, home: Path, config: Path) -> None:
+        self.home = home
+        self._config = config
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self.url = ""
+
+    def start(self, service: str, *arguments: str) -> str:
+        """Start a service; where it says that it serves."""
+        process = subprocess.Popen(
+            [*WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
+            env=user_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._processes[service] = process
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "serves at" in line, f"{service} did not start"
+        return line.split()[-1]
+
+    def end(self, service: str, number: signal.Signals) -> int:
+        """End a service and wait for it."""
+        process = self._processes.pop(service)
+        process.send_signal(number)
+        code = process.wait(START_SECONDS)
+        assert process.stdout is not None
+        process.stdout.close()
+        return code
+
+    def end_all(self) -> list[int]:
+        """End what still runs, gateway first."""
+        return [self.end(service, signal.SIGTERM) for service in reversed(list(self._processes))]
+
+
+@contextmanager
+def running_apart(folder: Path, config: Path, services: tuple[str, ...] = ALL_SERVICES) -> Iterator[Apart]:
+    """These services, started in this order; the gateway is asked for its URL. All end with exit code 0."""
+    mesh = Apart(folder / "home", config)
+    try:
+        for service in services:
+            address = mesh.start(service)
+            if service == "gateway":
+                mesh.url = address
+        yield mesh
+    finally:
+        codes = mesh.end_all()
+    assert set(codes) == {0}

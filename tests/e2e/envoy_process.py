@@ -1,0 +1,55 @@
+"""A real Envoy with the snippet from deploy/, in front of a relay."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mesh_process import POLL_SECONDS, START_SECONDS, STOP_SECONDS
+
+SNIPPET = Path(__file__).parents[2] / "deploy" / "envoy" / "relay.yaml"
+
+
+@contextmanager
+def running_envoy(folder: Path, relay_port: int) -> Iterator[str]:
+    """Envoy for the length of the block; the URL at which it takes runners for the relay at `relay_port`."""
+    port = _free_port()
+    text = SNIPPET.read_text().replace("port_value: 7444", f"port_value: {port}")
+    config = folder / "envoy.yaml"
+    config.write_text(text.replace("port_value: 7443", f"port_value: {relay_port}"))
+    command = [str(Path(sys.executable).with_name("envoy")), "-c", str(config)]
+    log = folder / "envoy.out"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--concurrency", "1", "-l", "warn", "--use-dynamic-base-id"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _until_it_listens(process, port, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1.0):
+                return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"envoy does not listen:\n{log.read_text()}") from None
+            time.sleep(POLL_SECONDS)

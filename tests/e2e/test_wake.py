@@ -1,0 +1,166 @@
+"""Models that sleep until somebody asks for them, with real processes."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from apart_mesh import running_apart
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from sleepy_server import SleepyServer
+
+from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
+from weft.client import connect_async
+from weft.kernel.rpc import open_channel
+
+MODEL = "sleepy"
+
+
+@contextmanager
+def _sleepy_mesh(folder: Path, server: SleepyServer, **changes: Any) -> Iterator[MeshProcess]:
+    config = write_config(folder, server.runner("box", MODEL, **changes))
+    try:
+        with running_mesh(folder / "home", "--config", str(config)) as mesh:
+            yield mesh
+    finally:
+        server.end()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> SleepyServer:
+    return SleepyServer(tmp_path / "server")
+
+
+async def _ask(http: aiohttp.ClientSession, url: str, number: int = 0) -> tuple[int, dict[str, Any]]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5}
+    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+        return response.status, await response.json()
+
+
+async def _status(address: str) -> "model_pb2.Model.Status.ValueType":
+    async with open_channel(address) as channel:
+        stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
+        response = await stub.GetModel(registry_service_pb2.GetModelRequest(name=MODEL), timeout=5.0)
+        status: model_pb2.Model.Status.ValueType = response.model.status
+        return status
+
+
+async def _until(address: str, wanted: "model_pb2.Model.Status.ValueType", seconds: float = 10.0) -> None:
+    async def reached() -> bool:
+        return await _status(address) == wanted
+
+    await eventually(reached, seconds, f"the model does not become {model_pb2.Model.Status.Name(wanted)}")
+
+
+async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_waits_for_that(
+    tmp_path: Path, server: SleepyServer
+) -> None:
+    with _sleepy_mesh(tmp_path, server) as mesh:
+        assert await _status(mesh.grpc) == model_pb2.Model.STATUS_HIBERNATING
+        async with connect_async(mesh.grpc) as client:
+            events = [event async for event in client.chat(MODEL, "hi", max_tokens=5, timeout=30.0)]
+        stages = [event.loading.stage for event in events if event.HasField("loading")]
+        assert any("waking" in stage for stage in stages), stages
+        assert events[-1].finished.receipt.usage.completion_tokens == 5
+        assert events[-1].finished.receipt.load_wait.ToNanoseconds() > 0
+        assert server.wakes == 1
+        await _until(mesh.grpc, model_pb2.Model.STATUS_ACTIVE)
+
+
+async def test_requests_that_come_together_share_one_wake(tmp_path: Path, server: SleepyServer) -> None:
+    with _sleepy_mesh(tmp_path, server, slots=2) as mesh:
+        async with aiohttp.ClientSession() as http:
+            answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(12)))
+        assert [status for status, _ in answers] == [200] * 12
+        assert server.wakes == 1
+
+
+async def test_a_wake_that_fails_is_told_to_all_and_the_next_request_tries_afresh(
+    tmp_path: Path, server: SleepyServer
+) -> None:
+    server.break_it(broken=True)
+    with _sleepy_mesh(tmp_path, server) as mesh:
+        async with aiohttp.ClientSession() as http:
+            answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(4)))
+            assert [status for status, _ in answers] == [503] * 4
+            assert all(body["error"]["code"] == "wake_failed" for _, body in answers)
+            assert all("the box is on fire" in body["error"]["message"] for _, body in answers)
+            assert server.wakes == 1
+            assert await _status(mesh.grpc) == model_pb2.Model.STATUS_HIBERNATING
+            server.break_it(broken=False)
+            status, _ = await _ask(http, mesh.url)
+            assert status == 200
+        assert server.wakes == 2
+
+
+async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(tmp_path: Path, server: SleepyServer) -> None:
+    sleep = {"after_seconds": 0.5, "type": "command", "argv": server.sleep_argv}
+    with _sleepy_mesh(tmp_path, server, sleep=sleep) as mesh:
+        async with aiohttp.ClientSession() as http:
+            assert (await _ask(http, mesh.url))[0] == 200
+            await _until(mesh.grpc, model_pb2.Model.STATUS_HIBERNATING)
+            assert server.sleeps == 1
+            assert (await _ask(http, mesh.url))[0] == 200
+        assert server.wakes == 2
+
+
+async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by_the_next_request(
+    tmp_path: Path,
+) -> None:
+    runner = fake_runner("box")
+    runner["models"][0] |= {"name": MODEL, "pool": None, "start_asleep": True, "sleep": {"after_seconds": 0.5}}
+    config = write_config(tmp_path, runner)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        assert (await mesh.describe("box")).process_id == 0
+        async with aiohttp.ClientSession() as http:
+            assert (await _ask(http, mesh.url))[0] == 200
+            assert (await mesh.describe("box")).process_id > 0
+            await _until(mesh.grpc, model_pb2.Model.STATUS_HIBERNATING)
+            assert (await mesh.describe("box")).process_id == 0
+            assert (await _ask(http, mesh.url))[0] == 200
+
+
+async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as network_card:
+        network_card.bind(("127.0.0.1", 0))
+        network_card.setblocking(False)
+        packet = {
+            "by": "mesh",
+            "type": "wake_on_lan",
+            "mac_address": "02:00:5e:10:00:01",
+            "max_wait_seconds": 30,
+            "broadcast_address": "127.0.0.1",
+            "port": network_card.getsockname()[1],
+        }
+        runner = fake_runner("box")
+        runner["models"][0] |= {"name": MODEL, "pool": None, "wake": packet}
+        with running_apart(tmp_path, write_config(tmp_path, runner)) as mesh:
+            async with aiohttp.ClientSession() as http:
+                await eventually(lambda: _answers(http, mesh.url), 20.0, "the mesh does not answer")
+                mesh.end("runner", signal.SIGTERM)
+                registry = f"unix:{tmp_path / 'home' / 'run' / 'registry.sock'}"
+                await _until(registry, model_pb2.Model.STATUS_HIBERNATING)
+                asking = asyncio.create_task(_ask(http, mesh.url))
+                async with asyncio.timeout(10):
+                    heard = await asyncio.get_running_loop().sock_recv(network_card, 200)
+                assert heard == b"\xff" * 6 + bytes.fromhex("02005e100001") * 16
+                await asyncio.to_thread(mesh.start, "runner")
+                assert (await asking)[0] == 200
+
+
+async def _answers(http: aiohttp.ClientSession, url: str) -> bool:
+    return (await _ask(http, url))[0] == 200
+
+
+async def test_a_sleeping_model_is_listed_as_such(tmp_path: Path, server: SleepyServer) -> None:
+    with _sleepy_mesh(tmp_path, server) as mesh:
+        code, out, _ = await run_weft("get", "models", home=mesh.home)
+        assert code == 0
+        assert "hibernating" in out
+        async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/models") as response:
+            assert MODEL in [entry["id"] for entry in (await response.json())["data"]]

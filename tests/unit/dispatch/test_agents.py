@@ -1,0 +1,238 @@
+"""What a request for an agent becomes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.dispatch.agents import agent_name_of, fill_defaults, members_of, require_model_name, resolve, with_agent
+from weft.dispatch.fleet import AgentView, FleetView, ModelView
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+SINGLE_PARAMETERS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+)
+
+
+def _model(name: str, pool: str = "") -> ModelView:
+    return ModelView(
+        name=name,
+        pool=pool or name,
+        runner="r",
+        operations=frozenset(Operation),
+        remote=False,
+        active=True,
+        context_tokens=0,
+        created_at_seconds=0,
+    )
+
+
+def _agent(name: str = "coder", target: str = "m", *, pool: bool = False, prompt: str = "Be terse.") -> AgentView:
+    return AgentView(
+        name=name,
+        target=target,
+        system_prompt=prompt,
+        default_params=sampling_pb2.SamplingParams(temperature=0.2, stop=["END"]),
+        description="",
+        created_at_seconds=0,
+        targets_pool=pool,
+    )
+
+
+def _view(*agents: AgentView, models: tuple[ModelView, ...] = (_model("m"),)) -> FleetView:
+    return FleetView(1, {}, {model.name: model for model in models}, {agent.name: agent for agent in agents})
+
+
+def _context(model: str, operation: Operation = Operation.CHAT) -> RequestContext:
+    return RequestContext(request_id="r1", tenant="t", model=model, operation=operation, traceparent="")
+
+
+def _conversation(*turns: tuple[chat_pb2.Role.ValueType, str]) -> chat_pb2.ChatPayload:
+    payload = chat_pb2.ChatPayload()
+    for role, text in turns:
+        payload.messages.add(role=role).content.add(text=text)
+    return payload
+
+
+def _turns(payload: chat_pb2.ChatPayload) -> list[tuple[int, str]]:
+    return [(message.role, message.content[0].text) for message in payload.messages]
+
+
+USER = (chat_pb2.ROLE_USER, "Hi")
+
+
+def test_a_model_is_left_alone() -> None:
+    assert agent_name_of("coder") is None
+    assert resolve(_view(_agent()), _context("coder"), _conversation(USER)) is None
+
+
+def test_an_agent_is_its_model_with_its_prompt_first_and_its_defaults() -> None:
+    found = resolve(_view(_agent()), _context("agent/coder"), _conversation((chat_pb2.ROLE_SYSTEM, "Mine."), USER))
+    assert found is not None
+    assert (found.context.model, found.context.agent, found.context.request_id) == ("m", "coder", "r1")
+    assert _turns(found.payload) == [
+        (chat_pb2.ROLE_SYSTEM, "Be terse."),
+        (chat_pb2.ROLE_SYSTEM, "Mine."),
+        USER,
+    ]
+    assert found.payload.sampling.temperature == 0.2
+    assert list(found.payload.sampling.stop) == ["END"]
+
+
+def test_an_agent_without_a_prompt_adds_no_message() -> None:
+    assert _turns(with_agent(_conversation(USER), _agent(prompt=""))) == [USER]
+
+
+def test_everything_else_of_the_payload_stays() -> None:
+    payload = _conversation(USER)
+    payload.choice_count = 2
+    payload.tools.add().function.name = "weather"
+    prepared = with_agent(payload, _agent())
+    assert (prepared.choice_count, prepared.tools) == (2, payload.tools)
+
+
+@pytest.mark.parametrize(
+    ("given_params", "expected"),
+    [
+        (sampling_pb2.SamplingParams(), sampling_pb2.SamplingParams(temperature=0.2, stop=["END"])),
+        (
+            sampling_pb2.SamplingParams(temperature=0, top_k=0),
+            sampling_pb2.SamplingParams(temperature=0, top_k=0, stop=["END"]),
+        ),
+        (sampling_pb2.SamplingParams(stop=["X"]), sampling_pb2.SamplingParams(temperature=0.2, stop=["X"])),
+        (
+            sampling_pb2.SamplingParams(logit_bias={5: 1.0}),
+            sampling_pb2.SamplingParams(temperature=0.2, stop=["END"], logit_bias={5: 1.0}),
+        ),
+    ],
+)
+def test_defaults_fill_what_is_left_out(
+    given_params: sampling_pb2.SamplingParams, expected: sampling_pb2.SamplingParams
+) -> None:
+    fill_defaults(given_params, _agent().default_params)
+    assert given_params == expected
+
+
+_number = st.integers(min_value=0, max_value=2)
+_params = st.builds(
+    lambda single, stop, bias: sampling_pb2.SamplingParams(**single, stop=stop, logit_bias=bias),
+    st.dictionaries(st.sampled_from(SINGLE_PARAMETERS), _number),
+    st.lists(st.sampled_from(["a", "b"]), max_size=2),
+    st.dictionaries(st.integers(min_value=0, max_value=3), _number, max_size=2),
+)
+
+
+@given(asked=_params, defaults=_params)
+def test_defaults_never_override_what_the_caller_set(
+    asked: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams
+) -> None:
+    agent = replace(_agent(), default_params=defaults)
+    payload = chat_pb2.ChatPayload(sampling=asked)
+    payload_before, defaults_before = (
+        payload.SerializeToString(deterministic=True),
+        defaults.SerializeToString(deterministic=True),
+    )
+    filled = with_agent(payload, agent).sampling
+    for name in SINGLE_PARAMETERS:
+        source = asked if asked.HasField(name) else defaults  # type: ignore[arg-type]  # the names are fields
+        assert filled.HasField(name) == source.HasField(name)  # type: ignore[arg-type]
+        assert getattr(filled, name) == getattr(source, name)
+    assert list(filled.stop) == list(asked.stop or defaults.stop)
+    assert dict(filled.logit_bias) == dict(asked.logit_bias or defaults.logit_bias)
+    assert (payload.SerializeToString(deterministic=True), defaults.SerializeToString(deterministic=True)) == (
+        payload_before,
+        defaults_before,
+    )
+
+
+def _refusal(view: FleetView, context: RequestContext) -> WeftError:
+    with pytest.raises(WeftError) as caught:
+        resolve(view, context, _conversation(USER))
+    return caught.value
+
+
+def test_an_unknown_agent_is_told_which_there_are() -> None:
+    error = _refusal(_view(_agent("b"), _agent("a")), _context("agent/x"))
+    assert (error.reason, error.message) == (Reason.MODEL_NOT_FOUND, "no agent is called x; there is: a, b")
+    assert error.metadata == {"agent": "x", "field": "model"}
+    assert _refusal(_view(), _context("agent/x")).message == "no agent is called x; there is: none"
+
+
+def test_a_thousand_agents_are_not_all_named() -> None:
+    error = _refusal(_view(*(_agent(f"a{index:04}") for index in range(1000))), _context("agent/x"))
+    assert error.message.endswith("a0019 and 980 more")
+
+
+def test_before_anything_is_known_an_agent_may_still_turn_up() -> None:
+    assert _refusal(FleetView(), _context("agent/x")).reason is Reason.SERVICE_UNAVAILABLE
+
+
+@pytest.mark.parametrize(("pool", "noun"), [(False, "model"), (True, "pool")])
+def test_an_agent_whose_target_is_gone_says_which(pool: bool, noun: str) -> None:
+    error = _refusal(_view(_agent(target="gone", pool=pool)), _context("agent/coder"))
+    assert error.reason is Reason.MODEL_NOT_FOUND
+    assert error.message == f"agent coder answers with {noun} gone, which is not known to the mesh"
+    assert error.metadata == {"agent": "coder", "model": "gone", "field": "model"}
+
+
+def test_an_agent_whose_runner_is_gone_is_unavailable() -> None:
+    error = _refusal(_view(replace(_agent(), runner_gone=True)), _context("agent/coder"))
+    assert error.reason is Reason.NO_RUNNER_AVAILABLE
+    assert error.traits.http_status == 503
+
+
+@pytest.mark.parametrize("operation", [Operation.COMPLETION, Operation.EMBEDDING])
+def test_an_agent_answers_chat_only(operation: Operation) -> None:
+    error = _refusal(_view(_agent()), _context("agent/coder", operation))
+    assert error.reason is Reason.UNSUPPORTED_OPERATION
+    assert "chat only" in error.message
+
+
+def _placed(view: FleetView) -> tuple[str, list[str]]:
+    found = resolve(view, _context("agent/coder"), _conversation(USER))
+    assert found is not None
+    answering = sorted(model.name for model in members_of(view, view.agents["coder"]))
+    assert sorted(model.name for model in view.pool_members(found.context.model)) == answering
+    return found.context.model, answering
+
+
+def test_a_model_brings_its_whole_pool() -> None:
+    models = (_model("m", "p"), _model("n", "p"), _model("other"))
+    assert _placed(_view(_agent(target="m"), models=models)) == ("m", ["m", "n"])
+    assert _placed(_view(_agent(target="p", pool=True), models=models)) == ("p", ["m", "n"])
+
+
+def test_a_pool_of_strangers_with_the_models_name_does_not_answer() -> None:
+    models = (_model("m", "p"), _model("stranger", "m"))
+    assert _placed(_view(_agent(target="m"), models=models)) == ("p", ["m"])
+    assert _placed(_view(_agent(target="m", pool=True), models=models)) == ("m", ["stranger"])
+
+
+def test_a_model_called_like_a_pool_that_is_gone_does_not_answer_for_it() -> None:
+    view = _view(_agent(target="m", pool=True), models=(_model("m", "p"),))
+    assert _refusal(view, _context("agent/coder")).reason is Reason.MODEL_NOT_FOUND
+    assert members_of(view, view.agents["coder"]) == []
+
+
+@pytest.mark.parametrize("name", ["m", "a:1", "agent/coder", "agent"])
+def test_names_of_models_and_agents_can_be_asked_for(name: str) -> None:
+    assert require_model_name(name, "model") == name
+
+
+@pytest.mark.parametrize("name", ["", "agent/", "agent/agent/x", "agents/x", "agent/../x", "/x", "agent/" + "a" * 129])
+def test_everything_else_cannot(name: str) -> None:
+    with pytest.raises(WeftError, match="model: must be"):
+        require_model_name(name, "model")

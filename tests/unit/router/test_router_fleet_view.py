@@ -1,0 +1,95 @@
+"""From the registry's view to candidates."""
+
+from typing import Any
+
+import pytest
+
+from router_svc.fleet_view import candidates_of
+from router_svc.policy.candidates import Candidate, Readiness
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.kernel.request import Operation
+from weft.wake.recipes import WakeOnLanRecipe, WakePlan
+
+MESH = WakePlan(by_runner=False, by_mesh=WakeOnLanRecipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
+RUNNER = WakePlan(by_runner=True, max_wait_seconds=30.0)
+
+
+def the_candidate(*, phase: Phase | None = Phase.READY, runner: dict[str, Any] | None, **model: Any) -> Candidate:
+    """The candidate of a model "m" on a runner "r" with these properties, or with none at all."""
+    fields: dict[str, Any] = {
+        "name": "m",
+        "pool": "p",
+        "runner": "" if runner is None else "r",
+        "operations": frozenset(Operation),
+        "remote": False,
+        "active": True,
+        "context_tokens": 0,
+        "created_at_seconds": 0,
+        **model,
+    }
+    instances = {} if phase is None else {"m": _instance(phase)}
+    runners = {} if runner is None else {"r": _runner(instances, runner)}
+    (found,) = candidates_of(FleetView(1, runners, {"m": ModelView(**fields)}))
+    return found
+
+
+def _instance(phase: Phase) -> InstanceView:
+    return InstanceView(model="m", phase=phase, slots_total=4, slots_used=1, load_progress=None, detail="")
+
+
+def _runner(instances: dict[str, InstanceView], changes: dict[str, Any]) -> RunnerView:
+    fields: dict[str, Any] = {
+        "name": "r",
+        "incarnation": "1",
+        "address": "unix:/nowhere",
+        "host": "here",
+        "runtime": "fake",
+        "active": True,
+        "draining": False,
+        "ticket_key": b"k" * 32,
+        "instances": instances,
+        **changes,
+    }
+    return RunnerView(**fields)
+
+
+GONE = {"active": False}
+SLEEPS = {"active": False, "hibernating": True}
+INACTIVE = {"active": False}
+
+
+@pytest.mark.parametrize(
+    ("phase", "runner", "model", "expected"),
+    [
+        (Phase.READY, {}, {}, Readiness.READY),
+        (Phase.HIBERNATING, {}, {**SLEEPS, "wake": RUNNER}, Readiness.ASLEEP),
+        # The runner's report is newer than what the registry made of it, or the other way round.
+        (Phase.READY, {}, {**SLEEPS, "wake": RUNNER}, Readiness.READY),
+        (Phase.HIBERNATING, {}, {"wake": RUNNER}, Readiness.ASLEEP),
+        # Unloaded by hand.
+        (Phase.HIBERNATING, {}, SLEEPS, Readiness.ASLEEP),
+        (Phase.HIBERNATING, {"draining": True}, {**SLEEPS, "wake": RUNNER}, Readiness.DOWN),
+        (Phase.READY, GONE, {**SLEEPS, "wake": MESH}, Readiness.ASLEEP),
+        (Phase.READY, GONE, {"wake": MESH}, Readiness.ASLEEP),
+        (None, None, {**SLEEPS, "wake": MESH}, Readiness.ASLEEP),
+        (None, {}, {**SLEEPS, "wake": MESH}, Readiness.LOADING),
+        (Phase.READY, GONE, {**SLEEPS, "wake": RUNNER}, Readiness.DOWN),
+        (Phase.READY, GONE, {**INACTIVE, "wake": MESH}, Readiness.DOWN),
+        (None, None, INACTIVE, Readiness.DOWN),
+        (Phase.READY, {}, INACTIVE, Readiness.DOWN),
+    ],
+)
+def test_readiness_is_what_runner_and_registry_say_together(
+    phase: Phase | None, runner: dict[str, Any] | None, model: dict[str, Any], expected: Readiness
+) -> None:
+    assert the_candidate(phase=phase, runner=runner, **model).readiness is expected
+
+
+def test_a_candidate_carries_the_limit_of_its_runner_and_the_longest_wake() -> None:
+    found = the_candidate(phase=Phase.HIBERNATING, runner={"max_requests": 3}, **SLEEPS, wake=RUNNER)
+    assert (found.runner_max_requests, found.max_wake_seconds, found.slots) == (3, 30.0, 4)
+
+
+def test_a_model_that_no_runner_serves_is_a_candidate_that_is_down() -> None:
+    found = the_candidate(phase=None, runner=None, **INACTIVE)
+    assert (found.incarnation, found.slots, found.detail) == ("", 0, "not heard of")

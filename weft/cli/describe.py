@@ -1,0 +1,96 @@
+"""`weft describe`: all about one resource, for people."""
+
+from weft.cli.description import Facts, description
+from weft.cli.get import ResourcesArgument
+from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft.cli.output import say
+from weft.cli.targets import Target, find, one_target
+from weft.client.resources import Registry, connect_registry, describe_runner
+from weft.kernel.errors import WeftError
+from weft.resources.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.resources.kinds import ResourceKind
+
+LOG_LINES = 10
+EVENTS = 10
+
+
+def describe(resources: ResourcesArgument, home: HomeOption = DEFAULT_HOME) -> None:
+    """Show all about one resource: conditions with reasons, its pool, its process, what happened lately.
+
+    Example: weft describe model qwen
+    """
+    with reporting():
+        target = one_target(resources)
+        with connect_registry(home=home) as registry:
+            facts = gather(registry, target)
+        say(description(facts))
+
+
+def gather(registry: Registry, target: Target) -> Facts:
+    """Everything there is to say about a resource; what cannot be had beside the resource itself is left out."""
+    document = find(registry, target)
+    pool = _pool(registry, document)
+    address = _runner_address(registry, document)
+    return Facts(
+        document=document,
+        pool=pool,
+        agents=_agents(registry, document, pool),
+        runner=describe_runner(address, LOG_LINES) if address else None,
+        events=_events(registry, target),
+    )
+
+
+def _pool(registry: Registry, document: Document) -> PoolDocument | None:
+    match document:
+        case ModelDocument():
+            return registry.members(document.name)
+        case PoolDocument():
+            return document
+        case AgentDocument(pool=str(name)):
+            found = _find_or_none(registry, Target(ResourceKind.POOL, name))
+        case AgentDocument(model=str(name)):
+            found = _members_or_none(registry, name)
+        case _:
+            return None
+    return found if isinstance(found, PoolDocument) else None
+
+
+def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -> list[AgentDocument]:
+    """The agents that point to a model or a pool."""
+    if not isinstance(document, ModelDocument | PoolDocument):
+        return []
+    agents = [agent for agent in registry.documents(ResourceKind.AGENT) if isinstance(agent, AgentDocument)]
+    pools = {pool.name} if pool is not None else set()
+    models = {document.name} if isinstance(document, ModelDocument) else set(document.members)
+    return [agent for agent in agents if agent.pool in pools or agent.model in models]
+
+
+def _runner_address(registry: Registry, document: Document) -> str | None:
+    if isinstance(document, ModelDocument) and document.status and document.status.runner:
+        found = _find_or_none(registry, Target(ResourceKind.RUNNER, document.status.runner))
+    else:
+        found = document
+    if not isinstance(found, RunnerDocument) or found.status is None or found.status.state != "active":
+        return None
+    return found.status.address
+
+
+def _events(registry: Registry, target: Target) -> list[EventDocument]:
+    try:
+        return registry.events(target.kind, target.name, EVENTS)
+    except WeftError:
+        return []
+
+
+def _find_or_none(registry: Registry, target: Target) -> Document | None:
+    try:
+        return registry.document(target.kind, target.name)
+    except WeftError:
+        return None
+
+
+def _members_or_none(registry: Registry, model: str) -> PoolDocument | None:
+    try:
+        return registry.members(model)
+    except WeftError:
+        return None

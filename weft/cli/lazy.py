@@ -1,0 +1,53 @@
+"""Commands that are imported when they are used: `weft get` needs neither the services nor their libraries."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command, get_group
+
+COMMANDS: Mapping[str, str] = {
+    "up": "weft.cli.up:up",
+    "demo": "weft.cli.demo:demo",
+    "chat": "weft.cli.chat:chat",
+    "get": "weft.cli.get:get",
+    "describe": "weft.cli.describe:describe",
+    "apply": "weft.cli.declare:apply",
+    "diff": "weft.cli.declare:diff",
+    "delete": "weft.cli.delete:delete",
+    "wait": "weft.cli.wait:wait",
+    "events": "weft.cli.events:events",
+    "ps": "weft.cli.ps:ps",
+    "doctor": "weft.cli.doctor:doctor",
+    "serve": "weft.cli.serve:app",
+    "runner": "weft.cli.runner:app",
+}
+"""Commands in the order of the help, and where each is: a function, or an app with commands of its own."""
+
+
+class LazyGroup(TyperGroup):
+    """The commands of COMMANDS, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Every command, in the order of the help."""
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None when there is none."""
+        place = COMMANDS.get(cmd_name)
+        return load(cmd_name, place) if place is not None else super().get_command(ctx, cmd_name)
+
+
+def load(name: str, place: str) -> Any:
+    """The command at `place`, "module:attribute"."""
+    module, _, attribute = place.partition(":")
+    found = getattr(import_module(module), attribute)
+    if isinstance(found, typer.Typer):
+        group = get_group(found)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name)(found)
+    return get_command(alone)

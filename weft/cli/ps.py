@@ -1,0 +1,59 @@
+"""`weft ps`: what runs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
+from weft.cli.output import Column, print_resources
+from weft.client.resources import connect_registry, describe_runner
+from weft.resources.documents import RunnerDocument
+from weft.resources.kinds import ResourceKind
+
+_COLUMNS = (
+    Column("MODEL", lambda row: row["model"]),
+    Column("RUNNER", lambda row: row["runner"]),
+    Column("HOST", lambda row: row["host"]),
+    Column("RUNTIME", lambda row: row["runtime"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
+    Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
+    Column("PID", lambda row: str(row["pid"] or "-")),
+    Column("RESTARTS", lambda row: str(row["restarts"])),
+)
+
+
+def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Show what runs: each model on each runner, with its process and its slots.
+
+    Example: weft ps
+    """
+    with reporting():
+        with connect_registry(home=home) as registry:
+            runners = registry.documents(ResourceKind.RUNNER)
+        rows = [row for runner in runners if isinstance(runner, RunnerDocument) for row in _processes(runner)]
+        print_resources("ProcessList", rows, _COLUMNS, output)
+
+
+def _processes(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
+    """One row per instance; the runner itself is asked for process ids, and may be unreachable."""
+    status = runner.status
+    if status is None:
+        return
+    active = status.state == "active"
+    description = describe_runner(status.address) if active else None
+    described = {instance.model: instance for instance in description.instances} if description else {}
+    for state in status.instances:
+        instance = described.get(state.model)
+        yield {
+            "model": state.model,
+            "runner": runner.name,
+            "host": status.host,
+            "runtime": status.runtime,
+            "state": state.phase if active else "gone",
+            "detail": state.detail or "",
+            "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
+            "slotsTotal": state.slots_total,
+            "contextTokens": state.context_tokens or 0,
+            "pid": instance.process_id if instance is not None else 0,
+            "restarts": instance.restart_count if instance is not None else 0,
+        }

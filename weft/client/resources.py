@@ -1,0 +1,249 @@
+"""A synchronous client of the registry that speaks in documents.
+
+from weft.client.resources import connect_registry
+
+with connect_registry() as registry:
+    for model in registry.documents(ResourceKind.MODEL):
+        print(model.name, model.status)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+
+from weft.api.registry.v1 import (
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    resource_kind_pb2,
+    runner_pb2,
+)
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.client._address import mesh_address
+from weft.kernel.address import metadata_of, target_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.resources.documents import Document, EventDocument, PoolDocument
+from weft.resources.kinds import ResourceKind
+from weft.resources.messages import (
+    agent_document,
+    declared_document,
+    event_document,
+    kind_from_number,
+    kind_number,
+    model_document,
+    pool_document,
+    runner_document,
+    to_declaration,
+)
+
+CALL_TIMEOUT_SECONDS = 5.0
+APPLY_TIMEOUT_SECONDS = 60.0
+PAGE_SIZE = 1000
+
+pb = registry_service_pb2
+
+
+class Outcome(Enum):
+    """What apply did, or would do."""
+
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+    UNKNOWN = "unknown"
+    """Said by a registry of another version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was done for one document."""
+
+    kind: ResourceKind
+    name: str
+    outcome: Outcome
+    before: Document | None
+    """As it was declared or published; None when it did not exist."""
+    after: Document | None
+
+
+def connect_registry(
+    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+) -> "Registry":
+    """The registry at a gRPC target, or of the mesh that runs on `home`. Raises SERVICE_UNAVAILABLE when none runs."""
+    return Registry(target or mesh_address(home, "registry"), timeout_seconds)
+
+
+class Registry:
+    """Calls on one registry. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._target = target
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = registry_service_pb2_grpc.RegistryServiceStub(self._channel)
+        self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; calls still running are cancelled."""
+        self._channel.close()
+
+    def documents(self, kind: ResourceKind) -> list[Document]:
+        """The resources of one kind, by name."""
+        match kind:
+            case ResourceKind.MODEL:
+                runners = {runner.name: runner for runner in self._messages(ResourceKind.RUNNER)}
+                return [
+                    model_document(model, runners.get(model.runner)) for model in self._messages(ResourceKind.MODEL)
+                ]
+            case ResourceKind.AGENT:
+                return [agent_document(agent) for agent in self._messages(kind)]
+            case ResourceKind.RUNNER:
+                return [runner_document(runner) for runner in self._messages(kind)]
+            case ResourceKind.POOL:
+                return [pool_document(pool) for pool in self._messages(kind)]
+
+    def names(self, kind: ResourceKind) -> Iterator[str]:
+        """The names of the resources of one kind, fetched as far as they are read."""
+        named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT)
+        return (message.manifest.name if named_by_manifest else message.name for message in self._messages(kind))
+
+    def document(self, kind: ResourceKind, name: str) -> Document:
+        """One resource. Raises NOT_FOUND or MODEL_NOT_FOUND."""
+        match kind:
+            case ResourceKind.MODEL:
+                model = self._call(self._stub.GetModel, pb.GetModelRequest(name=name)).model
+                return model_document(model, self._runner_of(model.runner))
+            case ResourceKind.AGENT:
+                return agent_document(self._call(self._stub.GetAgent, pb.GetAgentRequest(name=name)).agent)
+            case ResourceKind.RUNNER:
+                return runner_document(self._call(self._stub.GetRunner, pb.GetRunnerRequest(name=name)).runner)
+            case ResourceKind.POOL:
+                return pool_document(self._call(self._stub.GetPool, pb.GetPoolRequest(name=name)).pool)
+
+    def members(self, model: str) -> PoolDocument:
+        """The pool that a model is in. Raises MODEL_NOT_FOUND."""
+        response = self._call(self._stub.GetModelMembers, pb.GetModelMembersRequest(name=model))
+        return pool_document(response.pool)
+
+    def apply(self, documents: Iterable[Document], *, dry_run: bool = False, adopt: bool = False) -> list[Applied]:
+        """Declare all of `documents`, or none when one is refused; `adopt` takes over what runners published."""
+        request = declaration_service_pb2.ApplyRequest(
+            declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
+        )
+        response = self._call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
+        return [_applied(result) for result in response.results]
+
+    def delete(self, kind: ResourceKind, name: str) -> None:
+        """Delete a resource. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
+        self._call(self._declarations.Delete, declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name))
+
+    def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[EventDocument]:
+        """What happened lately to one resource, one kind, or all, oldest first."""
+        request = pb.ListEventsRequest(kind=_scope(kind), name=name, limit=limit)
+        return [event_document(event) for event in self._call(self._stub.ListEvents, request).events]
+
+    def watch(self, timeout_seconds: float | None = None) -> Iterator[registry_service_pb2.WatchResponse]:
+        """The snapshot, then every change. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it breaks off."""
+        return self._stream(self._stub.Watch(pb.WatchRequest(), timeout=timeout_seconds))
+
+    def watch_events(self, kind: ResourceKind | None = None, name: str = "") -> Iterator[EventDocument]:
+        """What happens from now on. Raises WATCH_LAGGED or SERVICE_UNAVAILABLE when it breaks off."""
+        call = self._stub.WatchEvents(pb.WatchEventsRequest(kind=_scope(kind), name=name))
+        return (event_document(response.event) for response in self._stream(call))
+
+    def _stream(self, call: Any) -> Iterator[Any]:
+        """The responses of a call that has begun; it is cancelled when the reader leaves."""
+        try:
+            with self._translated():
+                yield from call
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"the mesh at {self._target} ended the watch")
+        finally:
+            call.cancel()
+
+    def _runner_of(self, name: str) -> runner_pb2.Runner | None:
+        if not name:
+            return None
+        try:
+            return cast("runner_pb2.Runner", self._call(self._stub.GetRunner, pb.GetRunnerRequest(name=name)).runner)
+        except WeftError as error:
+            if error.reason is Reason.NOT_FOUND:
+                return None
+            raise
+
+    def _messages(self, kind: ResourceKind) -> Iterator[Any]:
+        """Every resource of a kind, from all pages."""
+        call, request = self._list_call(kind)
+        while True:
+            response = self._call(call, request)
+            yield from getattr(response, kind.plural)
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    def _list_call(self, kind: ResourceKind) -> tuple[Callable[..., Any], Any]:
+        match kind:
+            case ResourceKind.MODEL:
+                return self._stub.ListModels, pb.ListModelsRequest(page_size=PAGE_SIZE)
+            case ResourceKind.AGENT:
+                return self._stub.ListAgents, pb.ListAgentsRequest(page_size=PAGE_SIZE)
+            case ResourceKind.RUNNER:
+                return self._stub.ListRunners, pb.ListRunnersRequest(page_size=PAGE_SIZE)
+            case ResourceKind.POOL:
+                return self._stub.ListPools, pb.ListPoolsRequest(page_size=PAGE_SIZE)
+
+    def _call(self, call: Callable[..., Any], request: Any, timeout_seconds: float | None = None) -> Any:
+        with self._translated():
+            return call(request, timeout=timeout_seconds or self._timeout_seconds)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+            if found.reason is Reason.SERVICE_UNAVAILABLE:
+                raise WeftError(found.reason, f"the mesh at {self._target} does not answer: {found.message}") from error
+            raise found from error
+
+
+def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2.DescribeResponse | None:
+    """A runner as it describes itself; None when it cannot be reached."""
+    with grpc.insecure_channel(target_of(address), options=CHANNEL_OPTIONS) as channel:
+        stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
+        request = runner_service_pb2.DescribeRequest(log_line_count=log_line_count)
+        try:
+            return stub.Describe(request, timeout=CALL_TIMEOUT_SECONDS, metadata=metadata_of(address))
+        except grpc.RpcError:
+            return None
+
+
+def _scope(kind: ResourceKind | None) -> "resource_kind_pb2.ResourceKind.ValueType":
+    return kind_number(kind) if kind is not None else resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED
+
+
+def _applied(result: declaration_service_pb2.ApplyResult) -> Applied:
+    names = {number: name for name, number in declaration_service_pb2.ApplyResult.Outcome.items() if number}
+    word = names.get(result.outcome, "OUTCOME_UNKNOWN").removeprefix("OUTCOME_").lower()
+    return Applied(
+        kind=kind_from_number(result.kind),
+        name=result.name,
+        outcome=Outcome(word),
+        before=declared_document(result.before),
+        after=declared_document(result.after),
+    )

@@ -1,0 +1,147 @@
+"""Agents as models: what a request for `agent/<name>` becomes. Pure; the fleet view is what is known now."""
+
+from dataclasses import dataclass, replace
+
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.dispatch.fleet import AgentView, FleetView, ModelView
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+AGENT_PREFIX = "agent/"
+"""No model, pool or runner can be called so: a name has no '/'."""
+
+MAX_AGENTS_NAMED = 20
+"""An error names at most this many agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """A request for an agent, as its model is asked."""
+
+    context: RequestContext
+    payload: chat_pb2.ChatPayload
+
+
+def agent_name_of(model: str) -> str | None:
+    """The agent that `model` asks for; None if it asks for a model or a pool."""
+    return model.removeprefix(AGENT_PREFIX) if model.startswith(AGENT_PREFIX) else None
+
+
+def require_model_name(text: str, field: str) -> str:
+    """Return `text` if a request may ask for it: a name, or `agent/` and a name. Else INVALID_ARGUMENT on `field`."""
+    require_name(text.removeprefix(AGENT_PREFIX), field)
+    return text
+
+
+def require_chat(context: RequestContext) -> None:
+    """Raises UNSUPPORTED_OPERATION for anything but chat with an agent."""
+    name = agent_name_of(context.model)
+    if name is not None and context.operation is not Operation.CHAT:
+        raise WeftError(
+            Reason.UNSUPPORTED_OPERATION,
+            "an agent answers chat only; ask its model by name",
+            metadata={"agent": name, "field": "model"},
+        )
+
+
+def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayload) -> AgentRequest | None:
+    """The request that an agent's model is asked; None if `context` does not ask for an agent.
+
+    Neither the payload nor the agent is changed. Raises UNSUPPORTED_OPERATION for anything but chat, MODEL_NOT_FOUND
+    for an unknown agent or one whose model is gone, NO_RUNNER_AVAILABLE for one whose runner is gone,
+    SERVICE_UNAVAILABLE while nothing is known of the mesh.
+    """
+    name = agent_name_of(context.model)
+    if name is None:
+        return None
+    require_chat(context)
+    agent = _require_agent(view, name)
+    target = _require_target(view, agent)
+    return AgentRequest(context=replace(context, model=target, agent=name), payload=with_agent(payload, agent))
+
+
+def members_of(view: FleetView, agent: AgentView) -> list[ModelView]:
+    """The models that answer for an agent; empty when what it points to is gone."""
+    target = _placing_name(view, agent)
+    return [] if target is None else view.pool_members(target)
+
+
+def with_agent(payload: chat_pb2.ChatPayload, agent: AgentView) -> chat_pb2.ChatPayload:
+    """A copy of `payload` that begins with the agent's system prompt and has its defaults where it says nothing."""
+    prepared = chat_pb2.ChatPayload()
+    prepared.CopyFrom(payload)
+    if agent.system_prompt:
+        del prepared.messages[:]
+        prepared.messages.add(role=chat_pb2.ROLE_SYSTEM).content.add(text=agent.system_prompt)
+        prepared.messages.extend(payload.messages)
+    fill_defaults(prepared.sampling, agent.default_params)
+    return prepared
+
+
+def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams) -> None:
+    """Set in `params` what it leaves out. A parameter that is there stays, 0 too; an empty list counts as left out."""
+    filled = sampling_pb2.SamplingParams()
+    filled.CopyFrom(defaults)
+    # Merging would add up lists and maps; here the request's own replace the agent's whole.
+    if params.stop:
+        filled.ClearField("stop")
+    if params.logit_bias:
+        filled.ClearField("logit_bias")
+    filled.MergeFrom(params)
+    params.CopyFrom(filled)
+
+
+def _require_agent(view: FleetView, name: str) -> AgentView:
+    agent = view.agents.get(name)
+    if agent is None and view.revision == 0:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no agent is known yet; try again in a moment")
+    if agent is None:
+        raise WeftError(
+            Reason.MODEL_NOT_FOUND,
+            f"no agent is called {name}; there is: {_names(view)}",
+            metadata={"agent": name, "field": "model"},
+        )
+    if agent.runner_gone:
+        raise WeftError(
+            Reason.NO_RUNNER_AVAILABLE,
+            f"agent {name} was published by a runner that is gone; it answers again when its runner is back",
+            metadata={"agent": name},
+        )
+    return agent
+
+
+def _require_target(view: FleetView, agent: AgentView) -> str:
+    target = _placing_name(view, agent)
+    if target is None:
+        noun = "pool" if agent.targets_pool else "model"
+        raise WeftError(
+            Reason.MODEL_NOT_FOUND,
+            f"agent {agent.name} answers with {noun} {agent.target}, which is not known to the mesh",
+            metadata={"agent": agent.name, "model": agent.target, "field": "model"},
+        )
+    return target
+
+
+def _placing_name(view: FleetView, agent: AgentView) -> str | None:
+    """The name to place a request under so that exactly the agent's models answer; None when there is none."""
+    if agent.targets_pool:
+        return agent.target if _is_pool(view, agent.target) else None
+    model = view.models.get(agent.target)
+    if model is None:
+        return None
+    # A pool of strangers may be called like the model; then only its own pool's name leads to it.
+    return model.pool if _is_pool(view, model.name) else model.name
+
+
+def _is_pool(view: FleetView, name: str) -> bool:
+    return any(model.pool == name for model in view.models.values())
+
+
+def _names(view: FleetView) -> str:
+    names = sorted(view.agents)
+    more = len(names) - MAX_AGENTS_NAMED
+    shown = ", ".join(names[:MAX_AGENTS_NAMED]) or "none"
+    return f"{shown} and {more} more" if more > 0 else shown
