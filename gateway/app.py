@@ -9,15 +9,20 @@ from starlette.exceptions import HTTPException
 from gateway.config import GatewayConfig
 from gateway.edge import EdgeMiddleware
 from gateway.errors import EdgeError
+from gateway.event_watches import EventWatches
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import publish_schemas
 from gateway.parts import GatewayParts
-from gateway.ports import FleetSource, RequestDispatcher
+from gateway.ports import RegistryPort, RequestDispatcher
 from gateway.routes.chat import add_chat
 from gateway.routes.completions import add_completions
+from gateway.routes.declarations import add_declarations
 from gateway.routes.embeddings import add_embeddings
+from gateway.routes.events import add_events
 from gateway.routes.health import add_health
 from gateway.routes.models import add_models
+from gateway.routes.resources import add_resources
+from weft.dispatch.fleet import FleetSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -28,6 +33,8 @@ def create_app(
     *,
     dispatcher: RequestDispatcher,
     fleet: FleetSource,
+    registry: RegistryPort,
+    watches: EventWatches | None = None,
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
@@ -36,6 +43,8 @@ def create_app(
         config=config,
         dispatcher=dispatcher,
         fleet=fleet,
+        registry=registry,
+        watches=watches or EventWatches(config.max_event_watches),
         metrics=metrics or GatewayMetrics(),
         clock=clock or SystemClock(),
     )
@@ -44,7 +53,8 @@ def create_app(
     app.add_middleware(EdgeMiddleware, config=config, metrics=parts.metrics, clock=parts.clock)
     app.add_exception_handler(HTTPException, _raise_as_weft_error)
     app.add_exception_handler(RequestValidationError, _raise_as_weft_error)
-    for add_routes in (add_chat, add_completions, add_embeddings, add_models, add_health):
+    openai_routes = (add_chat, add_completions, add_embeddings, add_models)
+    for add_routes in (*openai_routes, add_resources, add_declarations, add_events, add_health):
         add_routes(app, parts)
     publish_schemas(app)
     return app

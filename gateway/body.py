@@ -10,6 +10,8 @@ from gateway.identity import Headers, headers_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+_YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
+
 
 async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
     """The whole body, which must be declared as JSON.
@@ -18,7 +20,24 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
     does not arrive in time, ClientGoneError if the caller hangs up first.
     """
     headers = headers_of(scope)
-    _require_json(headers)
+    if not _is_json(_media_type(headers)):
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json")
+    return await _read_body(headers, receive, config)
+
+
+async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
+    """The whole body and whether it is YAML; it must be declared as either. Raises as `read_json_body`."""
+    headers = headers_of(scope)
+    media_type = _media_type(headers)
+    is_yaml = media_type in _YAML_TYPES
+    if not (is_yaml or _is_json(media_type)):
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json or application/yaml")
+    return await _read_body(headers, receive, config), is_yaml
+
+
+async def _read_body(headers: Headers, receive: Receive, config: GatewayConfig) -> bytes:
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
     _require_length_fits(headers, config)
     try:
         async with asyncio.timeout(config.body_timeout_seconds):
@@ -31,14 +50,14 @@ async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) 
         ) from None
 
 
-def _require_json(headers: Headers) -> None:
-    # Also a guard: a page of another origin can send text/plain without asking, JSON only after a preflight.
-    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+def _media_type(headers: Headers) -> bytes:
+    # Also a guard: a page of another origin can send text/plain without asking, JSON and YAML only after a preflight.
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def _is_json(media_type: bytes) -> bool:
     kind, _, subtype = media_type.partition(b"/")
-    if kind != b"application" or not (subtype == b"json" or subtype.endswith(b"+json")):
-        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json")
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
+    return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
 
 
 def _require_length_fits(headers: Headers, config: GatewayConfig) -> None:

@@ -64,5 +64,9 @@ class GatewayConfig:
     """Deadline of every request, and the most a caller can ask for with X-Request-Timeout-Seconds."""
     deadline_slack_seconds: float = 5.0
     """How long after its deadline a request that is still alive is cut off here."""
+    registry_timeout_seconds: float = 10.0
+    """How long one question to the registry may take."""
+    max_event_watches: int = 64
+    """Streams of events at once; one more is refused."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

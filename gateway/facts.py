@@ -18,7 +18,7 @@ class RequestFacts:
     request_id: str
     arrived: float
     surface: str = "none"
-    """Which API: chat, completions, embeddings, or none for everything else."""
+    """Which API: chat, completions, embeddings, models, api, health, metrics, or none."""
     model: str = UNKNOWN_MODEL
     """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
     was_dispatched: bool = False

@@ -9,6 +9,7 @@ from starlette.types import Scope
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.facts import facts_of
+from weft.dispatch.agents import require_model_name
 from weft.dispatch.journey import RequestContext
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
@@ -17,7 +18,6 @@ from weft.kernel.names import (
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
     is_token,
-    require_name,
     require_token,
 )
 from weft.kernel.reasons import Reason
@@ -60,6 +60,23 @@ def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
         _require_own_origin(origin, config)
 
 
+def require_local_caller(scope: Scope) -> None:
+    """Refuse a change that a page of another origin could have asked for; there are no keys yet that would.
+
+    On top of `require_honest_head`: the Host is a loopback name, whatever `allowed_hosts` says, and an Origin is this
+    very gateway, port and all. Raises PERMISSION_DENIED.
+    """
+    raw = scope["headers"]
+    host = next((value for name, value in raw if name == b"host"), b"").decode("latin-1").lower()
+    if _host_name(f"//{host}") not in _LOOPBACK_NAMES:
+        raise WeftError(
+            Reason.PERMISSION_DENIED, "resources are changed from this machine only: the Host must be a loopback name"
+        )
+    own = {f"http://{host}", f"https://{host}"}
+    if any(value.decode("latin-1").lower() not in own for name, value in raw if name == b"origin"):
+        raise WeftError(Reason.PERMISSION_DENIED, "pages of another origin may not change anything here")
+
+
 def _require_own_host(host: bytes, config: GatewayConfig) -> None:
     name = _host_name(f"//{host.decode('latin-1')}")
     if not _is_own(name, config):
@@ -92,7 +109,7 @@ def request_context(
     return RequestContext(
         request_id=facts_of(scope).request_id,
         tenant=_tenant(headers),
-        model=require_name(model, "model"),
+        model=require_model_name(model, "model"),
         operation=operation,
         traceparent=_traceparent(headers),
         priority=_priority(headers),

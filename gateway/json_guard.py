@@ -2,10 +2,10 @@
 
 import re
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
 from gateway.schemas.base import TAG_MARK
 from weft.kernel.errors import WeftError, invalid_field
@@ -30,6 +30,15 @@ def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)[0]
     raise _field_error(found)
+
+
+def parse_json(raw: bytes, *, max_depth: int) -> Any:
+    """The value in `raw`, for others to check. Raises MALFORMED_REQUEST for what is not JSON."""
+    require_strict_json(raw, max_depth)
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise WeftError(Reason.MALFORMED_REQUEST, f"the body is not valid JSON: {error}"[:_MAX_MESSAGE_CHARS]) from None
 
 
 def require_strict_json(raw: bytes, max_depth: int) -> None:

@@ -7,8 +7,31 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from gateway.schemas.resources import (
+    AgentList,
+    ApplyAnswer,
+    ApplyRequest,
+    EventList,
+    ModelList,
+    PoolList,
+    PoolMembersAnswer,
+    RunnerList,
+)
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
+_PUBLISHED: tuple[type[BaseModel], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    ApplyRequest,
+    ApplyAnswer,
+    PoolMembersAnswer,
+    ModelList,
+    AgentList,
+    RunnerList,
+    PoolList,
+    EventList,
+)
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
@@ -29,21 +52,43 @@ _ERROR_SCHEMA: dict[str, Any] = {
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """The `openapi_extra` of a route that takes `model` as JSON."""
-    schema = {"$ref": _REF_TEMPLATE.format(model=model.__name__)}
-    failure = {
-        "description": "Any failure",
-        "content": {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model="Error")}}},
-    }
-    return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"default": failure},
-    }
+    return {"requestBody": {"required": True, "content": _json(model.__name__)}, "responses": {"default": _failure()}}
+
+
+def json_or_yaml_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The part of `openapi_extra` for a route that takes `model` as JSON, or its documents as YAML."""
+    content = _json(model.__name__) | {"application/yaml": {"schema": {"type": "string"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def answers(model: type[BaseModel] | None, *, path: str = "", query: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The part of `openapi_extra` for a route that answers `model`; None for no body.
+
+    `path` is the name of its path parameter, if it has one, `query` those of its query parameters.
+    """
+    success = {"description": "Success", "content": _json(model.__name__)} if model is not None else None
+    answer = {"204": {"description": "Done"}} if success is None else {"200": success}
+    parameters = [_parameter(name, "query") for name in query]
+    if path:
+        parameters.insert(0, _parameter(path, "path"))
+    return {"responses": {**answer, "default": _failure()}} | ({"parameters": parameters} if parameters else {})
+
+
+def _parameter(name: str, place: str) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+
+
+def _failure() -> dict[str, Any]:
+    return {"description": "Any failure", "content": _json("Error")}
+
+
+def _json(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model=schema)}}}
 
 
 def publish_schemas(app: FastAPI) -> None:
     """Build the document and add the schemas that `json_body` refers to."""
-    requests: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, EmbeddingRequest)
-    _, definitions = models_json_schema([(model, "validation") for model in requests], ref_template=_REF_TEMPLATE)
+    _, definitions = models_json_schema([(model, "validation") for model in _PUBLISHED], ref_template=_REF_TEMPLATE)
     schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
     schemas["Error"] = _ERROR_SCHEMA

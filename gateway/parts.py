@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from gateway.config import GatewayConfig
+from gateway.event_watches import EventWatches
 from gateway.facts import RequestFacts, facts_of
 from gateway.identity import request_context
 from gateway.metrics import GatewayMetrics
-from gateway.ports import FleetSource, RequestDispatcher
+from gateway.ports import RegistryPort, RequestDispatcher
 from gateway.translate.pieces import AnswerIdentity
+from weft.dispatch.fleet import FleetSource
 from weft.dispatch.journey import RequestContext
 from weft.kernel.clock import Clock
 from weft.kernel.ids import new_id
@@ -23,6 +25,8 @@ class GatewayParts:
     config: GatewayConfig
     dispatcher: RequestDispatcher
     fleet: FleetSource
+    registry: RegistryPort
+    watches: EventWatches
     metrics: GatewayMetrics
     clock: Clock
 

@@ -1,12 +1,17 @@
-"""What the edge needs from the rest of the mesh. `weft.dispatch` satisfies it; tests script it."""
+"""What the edge needs from the rest of the mesh.
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+`weft.dispatch` and `gateway.registry_client` satisfy it; tests script it.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from weft.api.common.v1 import embedding_pb2, receipt_pb2
-from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
+from weft.resources.documents import Document, EventDocument, ModelDocument
+from weft.resources.kinds import ResourceKind
 
 
 class Generation(Protocol):
@@ -47,10 +52,80 @@ class RequestDispatcher(Protocol):
         ...
 
 
-class FleetSource(Protocol):
-    """Who knows the mesh; see `weft.dispatch.fleet.FleetWatcher`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcePage:
+    """Some resources of a kind, by name."""
 
-    @property
-    def view(self) -> FleetView:
-        """The newest view; revision 0 before the first snapshot."""
+    documents: Sequence[Document]
+    next_page_token: str
+    """Empty at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMembers:
+    """A pool with everything that is known of its members."""
+
+    pool: str
+    is_explicit: bool
+    """Whether a member names the pool; otherwise it is that of one model."""
+    size: int
+    active_count: int
+    members: Sequence[ModelDocument]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which events."""
+
+    kind: ResourceKind | None = None
+    """None: of all kinds."""
+    name: str = ""
+    """Empty: of all resources; otherwise `kind` is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedResource:
+    """What was done for one document."""
+
+    kind: ResourceKind
+    name: str
+    outcome: Literal["created", "configured", "unchanged"]
+    before: Document | None
+    """None when it did not exist."""
+    after: Document | None
+
+
+class RegistryPort(Protocol):
+    """Who keeps the resources; see `gateway.registry_client.RegistryClient`.
+
+    Every method raises the WeftError that the registry answers, SERVICE_UNAVAILABLE when it cannot be reached, and
+    DEADLINE_EXCEEDED when it does not answer in time.
+    """
+
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
+        """A page of the resources of a kind; `page_size` 0 is the registry's own."""
+        ...
+
+    async def get(self, kind: ResourceKind, name: str) -> Document:
+        """One resource."""
+        ...
+
+    async def members(self, model: str) -> PoolMembers:
+        """The pool that a model is in."""
+        ...
+
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+        """The newest events, oldest first; `limit` 0 is the registry's own."""
+        ...
+
+    def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+        """Events from now on, until it is closed."""
+        ...
+
+    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+        """Bring all of them to their declared state, or none."""
+        ...
+
+    async def delete(self, kind: ResourceKind, name: str) -> None:
+        """Remove a resource."""
         ...

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app import create_app
 from gateway.config import GatewayConfig
+from gateway.event_watches import EventWatches
 from gateway.metrics import GatewayMetrics
-from gateway.ports import FleetSource, RequestDispatcher
+from gateway.ports import RegistryPort, RequestDispatcher
 from gateway.protocol import EdgeServerConfig
 from gateway.server import EdgeServer
+from weft.dispatch.fleet import FleetSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -30,12 +32,18 @@ def build(
     *,
     dispatcher: RequestDispatcher,
     fleet: FleetSource,
-    registry: CollectorRegistry | None = None,
+    registry: RegistryPort,
+    metrics: CollectorRegistry | None = None,
     clock: Clock | None = None,
 ) -> "GatewayService":
-    """A gateway that is not started. `registry` receives its metrics; by default it has one of its own."""
+    """A gateway that is not started. `metrics` receives its metrics; by default it has a registry of its own."""
     return GatewayService(
-        config, dispatcher=dispatcher, fleet=fleet, metrics=GatewayMetrics(registry), clock=clock or SystemClock()
+        config,
+        dispatcher=dispatcher,
+        fleet=fleet,
+        registry=registry,
+        metrics=GatewayMetrics(metrics),
+        clock=clock or SystemClock(),
     )
 
 
@@ -50,11 +58,21 @@ class GatewayService:
         *,
         dispatcher: RequestDispatcher,
         fleet: FleetSource,
+        registry: RegistryPort,
         metrics: GatewayMetrics,
         clock: Clock,
     ) -> None:
         self._config = config
-        self._app = create_app(config, dispatcher=dispatcher, fleet=fleet, metrics=metrics, clock=clock)
+        self._watches = EventWatches(config.max_event_watches)
+        self._app = create_app(
+            config,
+            dispatcher=dispatcher,
+            fleet=fleet,
+            registry=registry,
+            watches=self._watches,
+            metrics=metrics,
+            clock=clock,
+        )
         self._metrics = metrics
         self._server: EdgeServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -106,6 +124,7 @@ class GatewayService:
         if server is None or serving is None:
             return
         server.request_stop(grace_seconds)
+        self._watches.close()
         await serving
         self._server = self._serving = None
 

@@ -50,7 +50,7 @@ class StreamedAnswer(Response):
         try:
             await self._run(receive, writer, facts)
         except SlowReaderError:
-            await _abort(scope, receive)
+            await abort_connection(scope, receive)
             raise
         finally:
             self._parts.metrics.stream_ended()
@@ -114,7 +114,7 @@ class StreamedAnswer(Response):
         self._guards.clear()
 
 
-async def _abort(scope: Scope, receive: Receive) -> None:
+async def abort_connection(scope: Scope, receive: Receive) -> None:
     """Drop the connection with what is still unread in it: closing it would wait for the reader that does not read."""
     abort = scope.get("state", {}).get(ABORT_KEY)
     if abort is None:

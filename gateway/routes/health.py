@@ -18,7 +18,7 @@ def add_health(app: FastAPI, parts: GatewayParts) -> None:
     """Add the routes."""
 
     async def health(request: Request) -> Response:
-        """200 as soon as the fleet is known and a model of it is active; 503 with the reason otherwise."""
+        """200 as soon as a model of the fleet is active or can be woken; 503 with the reason otherwise."""
         facts = facts_of(request.scope)
         facts.surface = "health"
         status = health_status(parts.fleet.view)
@@ -41,7 +41,7 @@ def health_status(view: FleetView) -> str:
     """`ok`, `starting` before the fleet is known, or `no_active_model`."""
     if view.revision == 0:
         return "starting"
-    return "ok" if any(model.active for model in view.models.values()) else "no_active_model"
+    return "ok" if any(model.reachable for model in view.models.values()) else "no_active_model"
 
 
 def unhealthy(status: str) -> WeftError:

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{model}."""
+"""GET /v1/models, /v1/models/{model} and /v1/models/agent/{agent}."""
 
 from fastapi import FastAPI, Request, Response
 
@@ -6,6 +6,7 @@ from gateway.facts import facts_of
 from gateway.parts import GatewayParts
 from gateway.translate.models import model_entry, model_list
 from gateway.translate.sse import encode_json
+from weft.dispatch.agents import AGENT_PREFIX
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -14,17 +15,25 @@ def add_models(app: FastAPI, parts: GatewayParts) -> None:
     """Add the routes."""
 
     async def list_models(request: Request) -> Response:
-        """Every model and pool that can be asked now."""
+        """Every model, pool and agent that can be asked now; one that sleeps wakes when it is asked."""
         facts_of(request.scope).surface = "models"
         return Response(encode_json(model_list(parts.fleet.view)), media_type="application/json")
 
     async def get_model(request: Request) -> Response:
         """One model or pool."""
+        return answer_for(request, request.path_params["model"], "model or pool")
+
+    async def get_agent(request: Request) -> Response:
+        """One agent, as a model."""
+        return answer_for(request, AGENT_PREFIX + request.path_params["agent"], "agent")
+
+    def answer_for(request: Request, name: str, noun: str) -> Response:
         facts_of(request.scope).surface = "models"
-        entry = model_entry(parts.fleet.view, request.path_params["model"])
+        entry = model_entry(parts.fleet.view, name)
         if entry is None:
-            raise WeftError(Reason.MODEL_NOT_FOUND, "no model or pool of this name can be asked now")
+            raise WeftError(Reason.MODEL_NOT_FOUND, f"no {noun} of this name can be asked now")
         return Response(encode_json(entry), media_type="application/json")
 
     app.add_api_route("/v1/models", list_models, methods=["GET"], tags=["openai"])
     app.add_api_route("/v1/models/{model}", get_model, methods=["GET"], tags=["openai"])
+    app.add_api_route("/v1/models/agent/{agent}", get_agent, methods=["GET"], tags=["openai"])

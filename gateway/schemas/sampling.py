@@ -28,7 +28,7 @@ class GenerationRequest(StrictModel):
     """Fields of every request that generates text."""
 
     model: str
-    """A model or a pool of the mesh."""
+    """A model or a pool of the mesh, or `agent/` and the name of an agent."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None

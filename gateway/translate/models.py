@@ -1,36 +1,47 @@
-"""The fleet as OpenAI's list of models: every pool and every model that can be asked now."""
+"""The fleet as OpenAI's list of models: every pool, model and agent that can be asked now."""
 
 from collections.abc import Iterable
 
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.agents import AGENT_PREFIX, agent_name_of, members_of
+from weft.dispatch.fleet import AgentView, FleetView, ModelView
 
 OWNER = "weft"
 
 
 def model_list(view: FleetView) -> dict[str, object]:
     """The body of GET /v1/models."""
-    return {"object": "list", "data": [_entry(name, members) for name, members in _by_name(view).items()]}
+    models = [_entry(name, members) for name, members in _by_name(view).items()]
+    agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
+    return {"object": "list", "data": [*models, *(entry for entry in agents if entry is not None)]}
 
 
 def model_entry(view: FleetView, name: str) -> dict[str, object] | None:
     """The body of GET /v1/models/{name}; None if nothing of this name can be asked."""
+    agent_name = agent_name_of(name)
+    if agent_name is not None:
+        agent = view.agents.get(agent_name)
+        return None if agent is None else _agent_entry(view, agent)
     members = _by_name(view).get(name)
     return None if members is None else _entry(name, members)
 
 
 def known_names(view: FleetView) -> frozenset[str]:
     """Every name a request may carry, asleep or not."""
-    return frozenset(view.models) | frozenset(model.pool for model in view.models.values())
+    models = (name for model in view.models.values() for name in (model.name, model.pool))
+    return frozenset(models) | frozenset(AGENT_PREFIX + name for name in view.agents)
 
 
 def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
-    """Active models by each name that reaches them, sorted. A pool wins over a model of the same name."""
+    """Reachable models by each name that reaches them, sorted.
+
+    A model's name reaches its whole pool, and a pool wins over a model of the same name.
+    """
     names: dict[str, list[ModelView]] = {}
-    active = [model for model in view.models.values() if model.active]
-    for model in active:
+    reachable = [model for model in view.models.values() if model.reachable]
+    for model in reachable:
         names.setdefault(model.pool, []).append(model)
-    for model in active:
-        names.setdefault(model.name, [model])
+    for model in reachable:
+        names.setdefault(model.name, names[model.pool])
     return dict(sorted(names.items()))
 
 
@@ -40,12 +51,32 @@ def _entry(name: str, members: list[ModelView]) -> dict[str, object]:
         "object": "model",
         "created": min(model.created_at_seconds for model in members),
         "owned_by": OWNER,
-        "meta": {
-            "context_tokens": min((model.context_tokens for model in members if model.context_tokens), default=0),
-            "operations": _operations(members),
-            "members": sorted(model.name for model in members),
-            "remote": any(model.remote for model in members),
-        },
+        "meta": _meta(members),
+    }
+
+
+def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, object] | None:
+    """An agent as a model; None while nobody can answer for it."""
+    members = [model for model in members_of(view, agent) if model.reachable]
+    if agent.runner_gone or not members:
+        return None
+    about: dict[str, object] = {"agent": True, "model": agent.target, "description": agent.description}
+    return {
+        "id": AGENT_PREFIX + agent.name,
+        "object": "model",
+        "created": agent.created_at_seconds,
+        "owned_by": OWNER,
+        "meta": {**about, **_meta(members), "operations": ["chat"]},
+    }
+
+
+def _meta(members: list[ModelView]) -> dict[str, object]:
+    return {
+        "status": "active" if any(model.active for model in members) else "hibernating",
+        "context_tokens": min((model.context_tokens for model in members if model.context_tokens), default=0),
+        "operations": _operations(members),
+        "members": sorted(model.name for model in members),
+        "remote": any(model.remote for model in members),
     }
 
 

@@ -1,15 +1,17 @@
 """A gateway with a scripted dispatcher behind it, and a client that speaks bytes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from openai import AsyncOpenAI
+from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
-from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.fleet import FleetView, ModelView
+from gateway.ports import RegistryPort, RequestDispatcher
+from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
+from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.kernel.request import Operation
@@ -133,7 +135,9 @@ class ScriptedDispatcher:
         self.was_asked.set()
 
 
-def model(name: str, *, pool: str = "", active: bool = True, context_tokens: int = 4096) -> ModelView:
+def model(
+    name: str, *, pool: str = "", active: bool = True, hibernating: bool = False, context_tokens: int = 4096
+) -> ModelView:
     return ModelView(
         name=name,
         pool=pool or name,
@@ -143,6 +147,18 @@ def model(name: str, *, pool: str = "", active: bool = True, context_tokens: int
         active=active,
         context_tokens=context_tokens,
         created_at_seconds=1_700_000_000,
+        hibernating=hibernating,
+    )
+
+
+def agent(name: str, target: str = "tiny", *, prompt: str = "Be terse.", **defaults: float) -> AgentView:
+    return AgentView(
+        name=name,
+        target=target,
+        system_prompt=prompt,
+        default_params=sampling_pb2.SamplingParams(**defaults),  # type: ignore[arg-type]
+        description="Reviews code",
+        created_at_seconds=1_700_000_001,
     )
 
 
@@ -151,8 +167,10 @@ class FixedFleet:
     view: FleetView
 
     @classmethod
-    def of(cls, *models: ModelView, revision: int = 1) -> "FixedFleet":
-        return cls(FleetView(revision, {}, {entry.name: entry for entry in models}))
+    def of(cls, *models: ModelView, agents: Sequence[AgentView] = (), revision: int = 1) -> "FixedFleet":
+        return cls(
+            FleetView(revision, {}, {entry.name: entry for entry in models}, {entry.name: entry for entry in agents})
+        )
 
 
 @dataclass
@@ -236,10 +254,11 @@ def unchunked(raw: bytes) -> bytes:
 
 @asynccontextmanager
 async def serving(
-    dispatcher: ScriptedDispatcher | None = None,
+    dispatcher: RequestDispatcher | None = None,
     *,
     config: GatewayConfig | None = None,
-    fleet: FixedFleet | None = None,
+    fleet: FleetSource | None = None,
+    registry: RegistryPort | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -247,10 +266,11 @@ async def serving(
         config or GatewayConfig(port=0),
         dispatcher=script,
         fleet=fleet or FixedFleet.of(model("tiny"), model("small", pool="chat")),
+        registry=registry or ScriptedRegistry(),
     )
     await service.start()
     try:
         async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0) as sdk:
-            yield RunningGateway(service, script, sdk)
+            yield RunningGateway(service, script, sdk)  # type: ignore[arg-type]  # a test knows which it gave
     finally:
         await service.stop(grace_seconds=0.0)

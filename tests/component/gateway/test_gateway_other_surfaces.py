@@ -2,9 +2,10 @@ import json
 import math
 
 import pytest
-from gateway_script import FixedFleet, ScriptedDispatcher, Step, delta, finished, model, serving, usage
+from gateway_script import FixedFleet, ScriptedDispatcher, Step, agent, delta, finished, model, serving, usage
 from openai import APIError, InternalServerError, NotFoundError
 
+from gateway.routes.health import health_status
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
@@ -133,6 +134,39 @@ async def test_models_lists_pools_and_members_once_each() -> None:
     assert caught.value.code == "model_not_found"
 
 
+async def test_models_that_sleep_and_agents_are_listed_too() -> None:
+    fleet = FixedFleet.of(
+        model("asleep", active=False, hibernating=True),
+        model("tiny"),
+        model("gone", active=False),
+        agents=[agent("coder"), agent("dreamer", "asleep"), agent("lost", "gone"), agent("stray", "nowhere")],
+    )
+    async with serving(fleet=fleet) as gateway:
+        page = await gateway.sdk.models.list()
+        coder = await gateway.sdk.models.retrieve("agent/coder")
+        with pytest.raises(NotFoundError) as caught:
+            await gateway.sdk.models.retrieve("agent/lost")
+        encoded = await gateway.request("GET", "/v1/models/agent%2Fcoder")
+    entries = {entry.id: entry.model_dump() for entry in page.data}
+    assert list(entries) == ["asleep", "tiny", "agent/coder", "agent/dreamer"]
+    assert entries["asleep"]["meta"]["status"] == "hibernating"
+    assert entries["agent/dreamer"]["meta"]["status"] == "hibernating"
+    assert coder.model_dump() == entries["agent/coder"]
+    assert (coder.owned_by, coder.created) == ("weft", 1_700_000_001)
+    assert entries["agent/coder"]["meta"] == {
+        "agent": True,
+        "model": "tiny",
+        "description": "Reviews code",
+        "status": "active",
+        "context_tokens": 4096,
+        "operations": ["chat"],
+        "members": ["tiny"],
+        "remote": False,
+    }
+    assert caught.value.code == "model_not_found"
+    assert encoded.status == 200
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_health_follows_the_fleet(method: str) -> None:
     fleet = FixedFleet(FleetView())
@@ -143,6 +177,8 @@ async def test_health_follows_the_fleet(method: str) -> None:
         fleet.view = FixedFleet.of(model("tiny")).view
         healthy = await gateway.request(method, "/health")
     assert (starting.status, idle.status, healthy.status) == (503, 503, 200)
+    fleet.view = FixedFleet.of(model("tiny", active=False, hibernating=True)).view
+    assert health_status(fleet.view) == "ok"
     assert starting.headers["retry-after"] == "1"
     if method == "GET":
         assert json.loads(starting.body)["status"] == "starting"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, serving
 from prometheus_client import CollectorRegistry
+from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
 from weft.kernel.errors import WeftError
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def gateway_at(host: str, port: int) -> GatewayService:
-    return build(GatewayConfig(host=host, port=port), dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of())
+    return build(
+        GatewayConfig(host=host, port=port),
+        dispatcher=ScriptedDispatcher(),
+        fleet=FixedFleet.of(),
+        registry=ScriptedRegistry(),
+    )
 
 
 def as_service(service: "Service") -> "Service":
@@ -92,6 +98,12 @@ async def test_an_idle_connection_does_not_delay_the_stop() -> None:
 
 
 async def test_metrics_go_to_the_registry_of_the_host() -> None:
-    registry = CollectorRegistry()
-    build(GatewayConfig(), dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of(), registry=registry)
-    assert "weft_gateway_requests" in {family.name for family in registry.collect()}
+    metrics = CollectorRegistry()
+    build(
+        GatewayConfig(),
+        dispatcher=ScriptedDispatcher(),
+        fleet=FixedFleet.of(),
+        registry=ScriptedRegistry(),
+        metrics=metrics,
+    )
+    assert "weft_gateway_requests" in {family.name for family in metrics.collect()}

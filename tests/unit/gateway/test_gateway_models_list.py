@@ -36,6 +36,7 @@ def test_a_pool_speaks_for_its_active_members() -> None:
         "created": 7,
         "owned_by": "weft",
         "meta": {
+            "status": "active",
             "context_tokens": 4096,
             "operations": ["chat", "completion"],
             "members": ["a", "b"],
@@ -59,6 +60,7 @@ def test_an_unknown_context_does_not_hide_a_known_one() -> None:
     entry = model_entry(view, "p")
     assert entry is not None
     assert entry["meta"] == {
+        "status": "active",
         "context_tokens": 4096,
         "operations": ["chat", "completion"],
         "members": ["a", "b"],

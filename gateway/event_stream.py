@@ -1,0 +1,83 @@
+"""Registry events as server-sent events, for as long as the caller listens."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
+from gateway.facts import RequestFacts, facts_of
+from gateway.interrupt import Interruptible, interrupt_on_disconnect
+from gateway.parts import GatewayParts
+from gateway.sse_writer import SlowReaderError, SseWriter
+from gateway.stream import abort_connection
+from gateway.translate.sse import encode_json
+from weft.kernel.errors import WeftError
+from weft.resources.documents import EventDocument
+from weft.resources.rendering import plain
+
+log = structlog.get_logger("weft.gateway")
+
+
+class EventStream(Response):
+    """Sends each event as it happens. A refusal is a status; a failure after the status line is the last event.
+
+    Nothing is kept for a slow reader: the registry ends a watch that falls behind, and a write that takes too long
+    ends the connection.
+    """
+
+    def __init__(self, parts: GatewayParts, events: AsyncGenerator[EventDocument]) -> None:
+        self.status_code = 200
+        self.background: Any = None
+        self._parts = parts
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the caller leaves, the registry ends the watch, or the gateway stops."""
+        facts = facts_of(scope)
+        writer = SseWriter(send, self._parts.config, self._parts.clock)
+        try:
+            await self._run(receive, writer)
+        except SlowReaderError:
+            await abort_connection(scope, receive)
+            raise
+        except ClientGoneError:
+            raise
+        except WeftError as error:
+            await _fail(error, writer, facts)
+        except asyncio.CancelledError:
+            await _fail(shutting_down(), writer, facts)
+        except Exception:
+            if not writer.is_committed:
+                raise
+            log.exception("stream of events failed unexpectedly", request_id=facts.request_id)
+            await _fail(internal_error(), writer, facts)
+
+    async def _run(self, receive: Receive, writer: SseWriter) -> None:
+        with Interruptible() as block, self._parts.watches.joined(block):
+            guards = [
+                asyncio.create_task(interrupt_on_disconnect(receive, block)),
+                asyncio.create_task(writer.keep_up(block)),
+            ]
+            try:
+                async with aclosing(self._events) as events:
+                    async for event in events:
+                        await writer.write(_encoded(event))
+            finally:
+                for guard in guards:
+                    guard.cancel()
+
+
+def _encoded(event: EventDocument) -> bytes:
+    return b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(plain(event)))
+
+
+async def _fail(error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
+    if not writer.is_committed:
+        raise error
+    facts.error = error
+    await writer.finish(b"data: " + envelope(error) + b"\n\n")

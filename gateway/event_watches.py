@@ -1,0 +1,39 @@
+"""How many streams of events there may be, and their end when the gateway stops: nothing else would ever end them."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from gateway.errors import shutting_down
+from gateway.interrupt import Interruptible
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+class EventWatches:
+    """The streams of events of one gateway."""
+
+    def __init__(self, max_watches: int) -> None:
+        self._max_watches = max_watches
+        self._open: set[Interruptible] = set()
+        self._is_closed = False
+
+    @contextmanager
+    def joined(self, block: Interruptible) -> Generator[None]:
+        """Count `block`, and end it with the gateway. Raises RATE_LIMIT_EXCEEDED for one too many."""
+        if self._is_closed:
+            raise shutting_down()
+        if len(self._open) >= self._max_watches:
+            raise WeftError(
+                Reason.RATE_LIMIT_EXCEEDED, f"more than {self._max_watches} streams of events; close one, or poll"
+            )
+        self._open.add(block)
+        try:
+            yield
+        finally:
+            self._open.discard(block)
+
+    def close(self) -> None:
+        """End every stream, and refuse new ones."""
+        self._is_closed = True
+        for block in list(self._open):
+            block.interrupt(shutting_down())

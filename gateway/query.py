@@ -1,0 +1,70 @@
+"""Query parameters, strictly: nothing unknown, nothing twice, every value checked, errors that name the parameter."""
+
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+MAX_PARAMETERS = 16
+MAX_VALUE_CHARS = 1024
+_SHOWN_CHARS = 64
+_MAX_DIGITS = 9
+_FLAGS = {"1": True, "true": True, "0": False, "false": False}
+
+
+class Query:
+    """The parameters of one request; each is taken at most once, `known` are those that the route has."""
+
+    def __init__(self, scope: Scope, known: frozenset[str] = frozenset()) -> None:
+        """Raises MALFORMED_REQUEST or INVALID_ARGUMENT naming what is wrong."""
+        self._values: dict[str, str] = {}
+        for name, value in _parse(scope["query_string"]):
+            if name not in known:
+                raise invalid_field(name[:_SHOWN_CHARS], _unknown(known))
+            if name in self._values:
+                raise invalid_field(name, "is given twice")
+            if len(value) > MAX_VALUE_CHARS:
+                raise invalid_field(name, f"is longer than {MAX_VALUE_CHARS} characters")
+            self._values[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str:
+        """The value; empty where it is not given."""
+        return self._values.get(name, "")
+
+    def count(self, name: str, most: int) -> int:
+        """A whole number from 1 to `most`; 0 where it is not given."""
+        if name not in self._values:
+            return 0
+        value = self._values[name]
+        is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+        if not is_number or not 1 <= int(value) <= most:
+            raise invalid_field(name, f"must be a whole number from 1 to {most}")
+        return int(value)
+
+    def flag(self, name: str) -> bool:
+        """Yes or no; no where it is not given."""
+        if name not in self._values:
+            return False
+        flag = _FLAGS.get(self._values[name])
+        if flag is None:
+            raise invalid_field(name, "must be 1, true, 0 or false")
+        return flag
+
+
+def _parse(raw: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
+    except UnicodeDecodeError:
+        raise WeftError(Reason.MALFORMED_REQUEST, "the query is not valid UTF-8 in percent-encoding") from None
+    except ValueError:
+        raise WeftError(Reason.MALFORMED_REQUEST, f"the query has more than {MAX_PARAMETERS} parameters") from None
+
+
+def _unknown(known: frozenset[str]) -> str:
+    there_are = ", ".join(sorted(known)) or "none"
+    return f"there is no such query parameter here; there is: {there_are}"

@@ -1,0 +1,194 @@
+"""The registry over gRPC, as `gateway.ports.RegistryPort`: documents on this side, messages on that one."""
+
+import re
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+import grpc
+
+from gateway.ports import AppliedResource, EventFilter, PoolMembers, ResourcePage
+from weft.api.registry.v1 import (
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    model_pb2,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    runner_pb2,
+)
+from weft.dispatch.fleet import FleetSource
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft.resources.documents import Document, EventDocument, ModelDocument
+from weft.resources.kinds import ResourceKind
+from weft.resources.messages import (
+    agent_document,
+    declared_document,
+    event_document,
+    kind_from_number,
+    kind_number,
+    model_document,
+    pool_document,
+    runner_document,
+    to_declaration,
+)
+
+# `declarations[2].model.manifest.pool_name` in the registry's words is `documents[2].poolName` in the caller's.
+_DECLARED_FIELD = re.compile(r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent|runner|pool)(?=\.|$))?")
+_SNAKE = re.compile(r"_([a-z])")
+_OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
+    declaration_service_pb2.ApplyResult.OUTCOME_CREATED: "created",
+    declaration_service_pb2.ApplyResult.OUTCOME_CONFIGURED: "configured",
+    declaration_service_pb2.ApplyResult.OUTCOME_UNCHANGED: "unchanged",
+}
+
+
+class RegistryClient:
+    """See `gateway.ports.RegistryPort`. `fleet` adds how a model does on its runner, which the registry tells apart."""
+
+    def __init__(self, registry: grpc.aio.Channel, fleet: FleetSource, *, timeout_seconds: float) -> None:
+        # Typed as synchronous by the generated code, whatever the channel.
+        self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
+        self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
+        self._fleet = fleet
+        self._timeout_seconds = timeout_seconds
+
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
+        """See RegistryPort.list_page."""
+        page: dict[str, Any] = {"page_size": page_size, "page_token": page_token}
+        documents: list[Document]
+        match kind:
+            case ResourceKind.MODEL:
+                found = await self._call(self._resources.ListModels, registry_service_pb2.ListModelsRequest(**page))
+                documents = [self._model(model) for model in found.models]
+            case ResourceKind.AGENT:
+                found = await self._call(self._resources.ListAgents, registry_service_pb2.ListAgentsRequest(**page))
+                documents = [agent_document(agent) for agent in found.agents]
+            case ResourceKind.RUNNER:
+                found = await self._call(self._resources.ListRunners, registry_service_pb2.ListRunnersRequest(**page))
+                documents = [runner_document(runner) for runner in found.runners]
+            case ResourceKind.POOL:
+                found = await self._call(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
+                documents = [pool_document(pool) for pool in found.pools]
+        return ResourcePage(documents=documents, next_page_token=found.next_page_token)
+
+    async def get(self, kind: ResourceKind, name: str) -> Document:
+        """See RegistryPort.get."""
+        match kind:
+            case ResourceKind.MODEL:
+                found = await self._call(self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name))
+                return self._model(found.model)
+            case ResourceKind.AGENT:
+                found = await self._call(self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name))
+                return agent_document(found.agent)
+            case ResourceKind.RUNNER:
+                found = await self._call(self._resources.GetRunner, registry_service_pb2.GetRunnerRequest(name=name))
+                return runner_document(found.runner)
+            case ResourceKind.POOL:
+                found = await self._call(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
+                return pool_document(found.pool)
+
+    async def members(self, model: str) -> PoolMembers:
+        """See RegistryPort.members."""
+        request = registry_service_pb2.GetModelMembersRequest(name=model)
+        pool = (await self._call(self._resources.GetModelMembers, request)).pool
+        return PoolMembers(
+            pool=pool.name,
+            is_explicit=pool.explicit,
+            size=pool.size,
+            active_count=pool.active_count,
+            members=[self._model(member) for member in pool.members],
+        )
+
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+        """See RegistryPort.list_events."""
+        request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
+        found = await self._call(self._resources.ListEvents, request)
+        return [event_document(event) for event in found.events]
+
+    async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+        """See RegistryPort.watch_events."""
+        call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest(**_event_filter(events)))
+        try:
+            async for response in call:
+                yield event_document(response.event)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        finally:
+            call.cancel()
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
+
+    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+        """See RegistryPort.apply."""
+        request = declaration_service_pb2.ApplyRequest(
+            declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
+        )
+        answer = await self._call(self._declarations.Apply, request)
+        return [_applied(result) for result in answer.results]
+
+    async def delete(self, kind: ResourceKind, name: str) -> None:
+        """See RegistryPort.delete."""
+        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name)
+        await self._call(self._declarations.Delete, request)
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: grpc.aio.AioRpcError) -> WeftError:
+        found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+        if isinstance(found, FieldError):
+            return FieldError(_callers_field(found.field), found.message.removeprefix(f"{found.field}: "))
+        if found.reason is Reason.SERVICE_UNAVAILABLE:
+            return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
+        if found.reason is Reason.DEADLINE_EXCEEDED:
+            return WeftError(found.reason, f"the registry did not answer within {self._timeout_seconds:g} seconds")
+        return found
+
+    def _model(self, model: model_pb2.Model) -> ModelDocument:
+        return model_document(model, self._runner_of(model))
+
+    def _runner_of(self, model: model_pb2.Model) -> runner_pb2.Runner | None:
+        """The model's runner as far as the document wants it: with this one instance."""
+        runner = self._fleet.view.runners.get(model.runner)
+        instance = None if runner is None else runner.instances.get(model.manifest.name)
+        if runner is None or instance is None or not runner.active:
+            return None
+        state = runner_pb2.InstanceState(
+            model=instance.model,
+            phase=instance.phase.value,
+            slots_total=instance.slots_total,
+            slots_used=instance.slots_used,
+            load_progress=instance.load_progress,
+            context_tokens=instance.context_tokens,
+            detail=instance.detail,
+        )
+        return runner_pb2.Runner(
+            name=runner.name,
+            status=runner_pb2.Runner.STATUS_ACTIVE,
+            capability=runner_pb2.Capability(instances=[state]),
+        )
+
+
+def _event_filter(events: EventFilter) -> dict[str, Any]:
+    return {"kind": 0 if events.kind is None else kind_number(events.kind), "name": events.name}
+
+
+def _applied(result: declaration_service_pb2.ApplyResult) -> AppliedResource:
+    outcome = _OUTCOMES.get(result.outcome)
+    if outcome is None:
+        raise WeftError(Reason.INTERNAL, "the registry did not say what it has done; it may be of another version")
+    return AppliedResource(
+        kind=kind_from_number(result.kind),
+        name=result.name,
+        outcome=outcome,
+        before=declared_document(result.before),
+        after=declared_document(result.after),
+    )
+
+
+def _callers_field(field: str) -> str:
+    """A field of a request to the registry, as the caller of this API has written it."""
+    return _SNAKE.sub(lambda found: found[1].upper(), _DECLARED_FIELD.sub(r"documents[\1]", field))

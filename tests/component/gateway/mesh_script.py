@@ -1,0 +1,96 @@
+"""A scheduler and a runner for a real dispatcher: every request is granted and answered, and remembered."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gateway_script import Step, hello
+
+from weft.api.common.v1 import event_pb2
+from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
+from weft.dispatch import Dispatcher, Grant, PlacementRequest
+from weft.dispatch.fleet import FleetSource
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, answering, new_server
+
+
+class GrantingScheduler:
+    """Grants each request the same runner, as often as it asks."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._attempt = 0
+        self.placed: list[PlacementRequest] = []
+
+    def place(self, request: PlacementRequest) -> Self:
+        self.placed.append(request)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def next_decision(self) -> Grant:
+        self._attempt += 1
+        return Grant(
+            claims=b"",
+            mac=b"",
+            runner="r1",
+            runner_incarnation="1",
+            address=self._address,
+            host="h",
+            model="tiny",
+            attempt=self._attempt,
+        )
+
+    async def report_first_content(self, attempt: int) -> None: ...
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
+
+    async def report_finished(self, reason: Reason) -> None: ...
+
+
+class AnsweringRunner(generation_service_pb2_grpc.GenerationServiceServicer):
+    """Answers hello; first it fails with each of `failures`."""
+
+    def __init__(self, failures: list[Exception]) -> None:
+        self._failures = failures
+        self.asked: list[generation_service_pb2.GenerateRequest] = []
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self, request: generation_service_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        self.asked.append(request)
+        async with answering(context):
+            if self._failures:
+                raise self._failures.pop(0)
+            for step in hello():
+                yield generation_service_pb2.GenerateResponse(events=_frame(step))
+
+
+def _frame(step: Step) -> list[event_pb2.InferenceEvent]:
+    assert isinstance(step, list)
+    return step
+
+
+@asynccontextmanager
+async def dispatching(
+    folder: Path, fleet: FleetSource, *failures: Exception
+) -> AsyncIterator[tuple[Dispatcher, GrantingScheduler, AnsweringRunner]]:
+    """A dispatcher that knows the agents of `fleet`, over a runner at a socket in `folder`."""
+    runner, server, channels = AnsweringRunner(list(failures)), new_server(), ChannelPool()
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
+    address = f"unix:{folder / 'runner.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    scheduler = GrantingScheduler(address)
+    try:
+        yield Dispatcher(scheduler, channels, fleet=fleet), scheduler, runner
+    finally:
+        await channels.close()
+        await server.stop(grace=0.5)

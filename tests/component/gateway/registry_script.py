@@ -1,0 +1,117 @@
+"""A registry that answers the gateway by script."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from gateway.ports import AppliedResource, EventFilter, PoolMembers, ResourcePage
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.resources.documents import Document, EventDocument, ModelDocument
+from weft.resources.files import parse_document
+from weft.resources.kinds import ResourceKind
+
+Step = EventDocument | Exception | asyncio.Event
+
+
+def document(kind: str, name: str, **fields: object) -> Document:
+    return parse_document({"kind": kind, "name": name, **fields})
+
+
+def model_row(name: str, **fields: object) -> ModelDocument:
+    found = document("model", name, **fields)
+    assert isinstance(found, ModelDocument)
+    return found
+
+
+def event(sequence: int, reason: str = "registered") -> EventDocument:
+    return EventDocument(
+        kind="event",
+        sequence=sequence,
+        time=datetime(2026, 11, 20, 8, 0, sequence, tzinfo=UTC),
+        resource_kind=ResourceKind.MODEL,
+        resource_name="tiny",
+        reason=reason,
+        message="titan publishes it",
+    )
+
+
+def some_resources() -> list[Document]:
+    return [
+        model_row("tiny", poolName="chat", runner="titan"),
+        model_row("small", poolName="chat"),
+        document("agent", "coder", model="tiny", systemPrompt="Be terse.", defaultParams={"temperature": 0.2}),
+        document("runner", "titan"),
+        document("pool", "chat", members=["small", "tiny"]),
+    ]
+
+
+@dataclass
+class ScriptedRegistry:
+    """Knows `documents`; `failure` is what every call raises, once it is set. Remembers what was asked."""
+
+    documents: list[Document] = field(default_factory=some_resources)
+    events: list[EventDocument] = field(default_factory=lambda: [event(1), event(2)])
+    watch: list[Step] = field(default_factory=list)
+    failure: WeftError | None = None
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+    was_closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
+        self._note("list", kind, page_size, page_token)
+        found = [entry for entry in self.documents if entry.kind == kind.value and entry.name > page_token]
+        found.sort(key=lambda entry: entry.name)
+        page = found[: page_size or len(found)]
+        return ResourcePage(documents=page, next_page_token=page[-1].name if len(page) < len(found) else "")
+
+    async def get(self, kind: ResourceKind, name: str) -> Document:
+        self._note("get", kind, name)
+        for entry in self.documents:
+            if (entry.kind, entry.name) == (kind.value, name):
+                return entry
+        raise WeftError(Reason.NOT_FOUND, f"no {kind.value} is called {name}")
+
+    async def members(self, model: str) -> PoolMembers:
+        self._note("members", model)
+        rows = [entry for entry in self.documents if isinstance(entry, ModelDocument)]
+        return PoolMembers(pool="chat", is_explicit=True, size=len(rows), active_count=1, members=rows)
+
+    async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
+        self._note("events", events, limit)
+        return self.events
+
+    async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
+        self._note("watch", events)
+        try:
+            for step in self.watch:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    raise step
+                else:
+                    yield step
+        finally:
+            self.was_closed.set()
+
+    async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
+        self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
+        return [self._applied(entry) for entry in documents]
+
+    async def delete(self, kind: ResourceKind, name: str) -> None:
+        self._note("delete", kind, name)
+
+    def _note(self, *what: object) -> None:
+        self.asked.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+    def _applied(self, wanted: Document) -> AppliedResource:
+        before = next((entry for entry in self.documents if entry.name == wanted.name), None)
+        return AppliedResource(
+            kind=ResourceKind(wanted.kind),
+            name=wanted.name,
+            outcome="created" if before is None else "unchanged" if before == wanted else "configured",
+            before=before,
+            after=wanted,
+        )

@@ -1,0 +1,145 @@
+"""GET /api/v1/events, as a list and as a stream."""
+
+import asyncio
+import json
+
+import pytest
+from gateway_script import RawResponse, head, serving
+from registry_script import ScriptedRegistry, event
+
+from gateway import GatewayConfig
+from gateway.ports import EventFilter
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.resources.kinds import ResourceKind
+
+EVENTS = "/api/v1/events"
+WATCH = f"{EVENTS}?watch=1"
+QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
+
+
+def request_for(path: str) -> bytes:
+    return head(f"GET {path} HTTP/1.1", {"Host": "localhost"})
+
+
+def error_of(response: RawResponse, status: int) -> dict[str, str]:
+    assert response.status == status, response
+    error: dict[str, str] = json.loads(response.body)["error"]
+    return error
+
+
+async def test_events_are_listed_oldest_first() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        response = await gateway.request("GET", f"{EVENTS}?kind=models&name=tiny&limit=5")
+    answer = json.loads(response.body)
+    assert answer["kind"] == "EventList"
+    assert answer["items"][0] == {
+        "kind": "event",
+        "sequence": 1,
+        "time": "2026-11-20T08:00:01Z",
+        "resourceKind": "model",
+        "resourceName": "tiny",
+        "reason": "registered",
+        "message": "titan publishes it",
+    }
+    assert [item["sequence"] for item in answer["items"]] == [1, 2]
+    assert registry.asked == [("events", EventFilter(kind=ResourceKind.MODEL, name="tiny"), 5)]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("kind=demon", "kind"),
+        ("name=tiny", "kind"),
+        ("kind=model&name=../x", "name"),
+        ("kind=model&name=", "name"),
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("watch=yes", "watch"),
+        ("watch=1&limit=5", "limit"),
+        ("follow=1", "follow"),
+    ],
+)
+async def test_a_wrong_query_is_named(query: str, param: str) -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        error = error_of(await gateway.request("GET", f"{EVENTS}?{query}"), 400)
+    assert (error["code"], error["param"]) == ("invalid_argument", param)
+    assert registry.asked == []
+
+
+async def test_a_watch_sends_each_event_as_it_happens_and_comments_between() -> None:
+    gate = asyncio.Event()
+    registry = ScriptedRegistry(watch=[event(1), gate, event(2), asyncio.Event()])
+    async with serving(registry=registry, config=QUICK) as gateway, gateway.connection() as (reader, writer):
+        writer.write(request_for(f"{WATCH}&kind=model&name=tiny"))
+        top = await reader.readuntil(b"\r\n\r\n")
+        first = await reader.readuntil(b"}\n\n")
+        await reader.readuntil(b": keepalive\n\n")
+        gate.set()
+        second = await reader.readuntil(b"}\n\n")
+    assert b"200" in top.split(b"\r\n")[0]
+    assert b"text/event-stream" in top
+    assert b"id: 1\ndata: {" in first
+    assert b"id: 2\ndata: {" in second
+    assert registry.asked == [("watch", EventFilter(kind=ResourceKind.MODEL, name="tiny"))]
+
+
+async def test_a_caller_that_leaves_ends_the_watch() -> None:
+    registry = ScriptedRegistry(watch=[event(1), asyncio.Event()])
+    async with serving(registry=registry) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(request_for(WATCH))
+            await reader.readuntil(b"}\n\n")
+        await registry.was_closed.wait()
+
+
+async def test_a_refusal_before_the_first_event_is_a_status() -> None:
+    failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached")
+    async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
+        response = await gateway.request("GET", WATCH)
+    assert error_of(response, 503)["code"] == "service_unavailable"
+    assert response.headers["retry-after"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(WeftError(Reason.WATCH_LAGGED, "read faster"), "watch_lagged"), (ZeroDivisionError("a bug"), "internal")],
+)
+async def test_a_failure_after_an_event_is_the_last_event(failure: Exception, code: str) -> None:
+    async with serving(registry=ScriptedRegistry(watch=[event(1), failure])) as gateway:
+        response = await gateway.request("GET", WATCH)
+    assert response.status == 200
+    last = response.body.decode().strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == code
+
+
+async def open_watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(request_for(WATCH))
+    await reader.readuntil(b"}\n\n")
+
+
+async def test_one_watch_too_many_is_429_until_another_ends() -> None:
+    registry = ScriptedRegistry(watch=[event(1), asyncio.Event()])
+    config = GatewayConfig(port=0, max_event_watches=1)
+    async with serving(registry=registry, config=config) as gateway:
+        async with gateway.connection() as (reader, writer):
+            await open_watch(reader, writer)
+            refused = await gateway.request("GET", WATCH)
+            assert (await gateway.request("GET", EVENTS)).status == 200
+        await registry.was_closed.wait()
+        async with gateway.connection() as (reader, writer):
+            await open_watch(reader, writer)
+    assert error_of(refused, 429)["code"] == "rate_limit_exceeded"
+    assert refused.headers["retry-after"]
+
+
+async def test_a_watch_does_not_hold_up_the_gateways_end() -> None:
+    registry = ScriptedRegistry(watch=[event(1), asyncio.Event()])
+    async with serving(registry=registry) as gateway, gateway.connection() as (reader, writer):
+        await open_watch(reader, writer)
+        async with asyncio.timeout(30):
+            await gateway.service.stop(grace_seconds=3600)
+        rest = await reader.read()
+    assert b'"code":"shutting_down"' in rest

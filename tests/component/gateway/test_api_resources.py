@@ -1,0 +1,240 @@
+"""Reading and deleting resources under /api/v1."""
+
+import json
+
+import pytest
+from gateway_script import RawResponse, serving
+from registry_script import ScriptedRegistry
+
+from gateway import GatewayConfig
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.resources.kinds import ResourceKind
+
+READS = (
+    "/api/v1/models",
+    "/api/v1/models/tiny",
+    "/api/v1/models/tiny/members",
+    "/api/v1/agents",
+    "/api/v1/agents/coder",
+    "/api/v1/runners",
+    "/api/v1/runners/titan",
+    "/api/v1/pools",
+    "/api/v1/pools/chat",
+    "/api/v1/events",
+)
+
+
+def body_of(response: RawResponse, status: int = 200) -> dict[str, object]:
+    assert response.status == status, response
+    assert response.headers["content-type"] == "application/json"
+    found = json.loads(response.body)
+    assert isinstance(found, dict)
+    return found
+
+
+def error_of(response: RawResponse, status: int) -> dict[str, object]:
+    error = body_of(response, status)["error"]
+    assert isinstance(error, dict)
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize("path", READS)
+async def test_every_read_answers_json_with_a_kind(path: str) -> None:
+    async with serving() as gateway:
+        found = body_of(await gateway.request("GET", path))
+    assert found["kind"]
+
+
+async def test_one_resource_is_its_document() -> None:
+    async with serving() as gateway:
+        model = body_of(await gateway.request("GET", "/api/v1/models/tiny"))
+        coder = body_of(await gateway.request("GET", "/api/v1/agents/coder"))
+    assert (model["kind"], model["name"], model["poolName"], model["runner"]) == ("model", "tiny", "chat", "titan")
+    assert (coder["model"], coder["systemPrompt"]) == ("tiny", "Be terse.")
+    assert coder["defaultParams"] == {"temperature": 0.2, "stop": [], "logit_bias": {}}
+
+
+async def test_members_tell_size_and_every_member_whole() -> None:
+    async with serving() as gateway:
+        found = body_of(await gateway.request("GET", "/api/v1/models/tiny/members"))
+    members = found.pop("members")
+    assert found == {
+        "kind": "PoolMembers",
+        "poolName": "chat",
+        "explicit": True,
+        "explicitPoolName": "chat",
+        "size": 2,
+        "activeCount": 1,
+    }
+    assert isinstance(members, list)
+    assert [(member["kind"], member["name"]) for member in members] == [("model", "tiny"), ("model", "small")]
+
+
+async def test_a_list_is_read_page_by_page() -> None:
+    registry = ScriptedRegistry()
+    names: list[str] = []
+    async with serving(registry=registry) as gateway:
+        token = ""
+        while True:
+            page = body_of(await gateway.request("GET", f"/api/v1/models?pageSize=1&pageToken={token}"))
+            assert page["kind"] == "ModelList"
+            items, token = page["items"], str(page["nextPageToken"])
+            assert isinstance(items, list)
+            names += [item["name"] for item in items]
+            if not token:
+                break
+    assert names == ["small", "tiny"]
+    assert registry.asked[0] == ("list", ResourceKind.MODEL, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("pageSize=0", "pageSize"),
+        ("pageSize=-1", "pageSize"),
+        ("pageSize=1001", "pageSize"),
+        ("pageSize=1e3", "pageSize"),
+        ("pageSize=" + "9" * 400, "pageSize"),
+        ("pageSize=%D9%A1", "pageSize"),
+        ("pageSize=", "pageSize"),
+        ("pagesize=1", "pagesize"),
+        ("pageSize=1&pageSize=2", "pageSize"),
+        ("pageToken=" + "x" * 1025, "pageToken"),
+        ("x" * 500 + "=1", "x" * 64),
+    ],
+)
+async def test_a_wrong_query_parameter_is_named(query: str, param: str) -> None:
+    async with serving() as gateway:
+        error = error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)
+    assert (error["code"], error["param"]) == ("invalid_argument", param)
+
+
+@pytest.mark.parametrize("query", ["pageToken=%ff", "&".join(f"a{index}=1" for index in range(17))])
+async def test_a_query_that_is_none_is_refused(query: str) -> None:
+    async with serving() as gateway:
+        assert error_of(await gateway.request("GET", f"/api/v1/models?{query}"), 400)["code"] == "malformed_request"
+
+
+@pytest.mark.parametrize("path", [path for path in READS if path.count("/") > 3])
+async def test_single_reads_know_no_query(path: str) -> None:
+    async with serving() as gateway:
+        error = error_of(await gateway.request("GET", f"{path}?watch=1"), 400)
+    assert error["param"] == "watch"
+
+
+@pytest.mark.parametrize("name", ["-x", "a%20b", "..", "%00", "a" * 129, "m%C3%B6del", "x%0d%0ax"])
+async def test_a_hostile_name_never_reaches_the_registry(name: str) -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        for method in ("GET", "DELETE"):
+            error = error_of(await gateway.request(method, f"/api/v1/models/{name}"), 400)
+            assert error["param"] == "name"
+        for path in ("/api/v1/models/a/b", "/api/v1/models/..%2f..%2fx", "/api/v1/secrets", "/api/v1/models/"):
+            assert error_of(await gateway.request("GET", path), 404)["code"] == "not_found"
+    assert registry.asked == []
+
+
+@pytest.mark.parametrize("path", READS)
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (WeftError(Reason.NOT_FOUND, "there is none"), 404, "not_found"),
+        (WeftError(Reason.MODEL_NOT_FOUND, "there is none"), 404, "model_not_found"),
+        (FieldError("pageToken", "is not one of mine"), 400, "invalid_argument"),
+        (WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached"), 503, "service_unavailable"),
+        (WeftError(Reason.DEADLINE_EXCEEDED, "too late"), 504, "deadline_exceeded"),
+    ],
+)
+async def test_what_the_registry_refuses_has_its_status(path: str, failure: WeftError, status: int, code: str) -> None:
+    async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
+        error = error_of(await gateway.request("GET", path), status)
+    assert error["code"] == code
+
+
+@pytest.mark.parametrize("path", ["models/tiny", "agents/coder", "runners/titan"])
+async def test_a_delete_answers_204_without_a_body(path: str) -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        response = await gateway.request("DELETE", f"/api/v1/{path}")
+    assert (response.status, response.body) == (204, b"")
+    assert response.headers["x-request-id"]
+    kind, name = path.split("s/")
+    assert registry.asked == [("delete", ResourceKind(kind), name)]
+
+
+async def test_a_pool_cannot_be_deleted() -> None:
+    async with serving() as gateway:
+        error = error_of(await gateway.request("DELETE", "/api/v1/pools/chat"), 405)
+    assert error["code"] == "method_not_allowed"
+
+
+async def test_a_model_that_an_agent_points_to_is_409() -> None:
+    failure = WeftError(Reason.RESOURCE_IN_USE, "agent coder points to model tiny; delete the agent first")
+    async with serving(registry=ScriptedRegistry(failure=failure)) as gateway:
+        response = await gateway.request("DELETE", "/api/v1/models/tiny")
+    error = error_of(response, 409)
+    assert (error["code"], error["message"]) == ("resource_in_use", failure.message)
+    assert response.headers["x-should-retry"] == "false"
+
+
+CHANGES = (
+    ("DELETE", "/api/v1/models/tiny"),
+    ("DELETE", "/api/v1/agents/coder"),
+    ("DELETE", "/api/v1/runners/titan"),
+    ("PUT", "/api/v1/models/tiny"),
+    ("PUT", "/api/v1/agents/coder"),
+    ("POST", "/api/v1/apply"),
+)
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"Origin": "http://127.0.0.1"},
+        {"Host": "evil.example"},
+        {"Host": "mesh.lan"},
+        {"Host": "mesh.lan", "Origin": "http://mesh.lan"},
+    ],
+)
+async def test_no_page_of_another_origin_changes_anything(method: str, path: str, headers: dict[str, str]) -> None:
+    registry = ScriptedRegistry()
+    config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
+    async with serving(registry=registry, config=config) as gateway:
+        body = b"" if method == "DELETE" else b'{"documents":[{"kind":"model","name":"tiny"}]}'
+        error = error_of(await gateway.request(method, path, body, headers), 403)
+    assert error["code"] == "permission_denied"
+    assert registry.asked == []
+
+
+async def test_the_gateways_own_page_may_change_things() -> None:
+    async with serving() as gateway:
+        response = await gateway.request("DELETE", "/api/v1/models/tiny", headers={"Origin": gateway.service.url})
+    assert response.status == 204
+
+
+async def test_the_openapi_document_lists_the_whole_surface() -> None:
+    async with serving() as gateway:
+        document = json.loads((await gateway.request("GET", "/openapi.json")).body)
+    paths = document["paths"]
+    for kind in ResourceKind:
+        assert {"get"} <= set(paths[f"/api/v1/{kind.plural}"])
+        schema = paths[f"/api/v1/{kind.plural}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{kind.list_kind}"}
+    assert set(paths["/api/v1/models/{name}"]) == {"get", "put", "delete"}
+    assert set(paths["/api/v1/agents/{name}"]) == {"get", "put", "delete"}
+    assert set(paths["/api/v1/runners/{name}"]) == {"get", "delete"}
+    assert set(paths["/api/v1/pools/{name}"]) == {"get"}
+    assert set(paths["/api/v1/models/{name}/members"]) == {"get"}
+    assert set(paths["/api/v1/events"]) == {"get"}
+    apply = paths["/api/v1/apply"]["post"]["requestBody"]["content"]
+    assert set(apply) == {"application/json", "application/yaml"}
+    assert [entry["name"] for entry in paths["/api/v1/models/{name}"]["get"]["parameters"]] == ["name"]
+    assert document["components"]["schemas"]["AgentDocument"]["properties"]["systemPrompt"]
+    operations = [operation["operationId"] for path in paths.values() for operation in path.values()]
+    assert len(operations) == len(set(operations))

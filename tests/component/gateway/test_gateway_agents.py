@@ -1,0 +1,122 @@
+"""Agents as models, through the whole edge: the OpenAI client on one side, what a runner is asked on the other."""
+
+from pathlib import Path
+
+import pytest
+from gateway_script import FixedFleet, agent, model, serving
+from mesh_script import AnsweringRunner, dispatching
+from openai import APIError, NotFoundError
+from openai.types.chat import ChatCompletionMessageParam
+from structlog.testing import capture_logs
+
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MESSAGES: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "Mine."},
+    {"role": "user", "content": "Say hello"},
+]
+
+
+def fleet() -> FixedFleet:
+    coder = agent("coder", temperature=0.25, max_tokens=100)
+    return FixedFleet.of(model("tiny"), agents=[coder, agent("stray", "nowhere")])
+
+
+def require_prepared(runner: AnsweringRunner, *, temperature: float) -> None:
+    """What the runner was asked is the agent's, and what the caller said is still there."""
+    for request in runner.asked:
+        said = [(message.role, message.content[0].text) for message in request.chat.messages]
+        assert said == [
+            (chat_pb2.ROLE_SYSTEM, "Be terse."),
+            (chat_pb2.ROLE_SYSTEM, "Mine."),
+            (chat_pb2.ROLE_USER, "Say hello"),
+        ]
+        assert (request.chat.sampling.temperature, request.chat.sampling.max_tokens) == (temperature, 100)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path, stream: bool) -> None:
+    async with (
+        dispatching(tmp_path, fleet()) as (dispatcher, scheduler, runner),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        if stream:
+            async with gateway.sdk.chat.completions.stream(model="agent/coder", messages=MESSAGES) as events:
+                answer = await events.get_final_completion()
+        else:
+            answer = await gateway.sdk.chat.completions.create(model="agent/coder", messages=MESSAGES)  # type: ignore[assignment]
+        metrics = (await gateway.request("GET", "/metrics")).body.decode()
+    assert answer.choices[0].message.content == "Hello, world"
+    assert answer.model == "tiny"
+    assert [request.model for request in scheduler.placed] == ["tiny"]
+    assert len(runner.asked) == 1
+    require_prepared(runner, temperature=0.25)
+    assert 'model="agent/coder",reason="completed"' in metrics
+
+
+async def test_what_the_caller_sets_wins_over_the_agents_defaults(tmp_path: Path) -> None:
+    async with (
+        dispatching(tmp_path, fleet()) as (dispatcher, _, runner),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        await gateway.sdk.chat.completions.create(model="agent/coder", messages=MESSAGES, temperature=0)
+    require_prepared(runner, temperature=0)
+
+
+async def test_every_attempt_asks_for_the_same_and_the_log_names_the_agent(tmp_path: Path) -> None:
+    died = WeftError(Reason.SERVER_DIED, "it died")
+    with capture_logs() as logs:
+        async with (
+            dispatching(tmp_path, fleet(), died) as (dispatcher, scheduler, runner),
+            serving(dispatcher, fleet=fleet()) as gateway,
+        ):
+            await gateway.sdk.chat.completions.create(model="agent/coder", messages=MESSAGES)
+    assert (len(scheduler.placed), len(runner.asked)) == (1, 2)
+    require_prepared(runner, temperature=0.25)
+    line = next(entry for entry in logs if entry["event"] == "request")
+    assert (line["agent"], line["model"], line["attempts"]) == ("coder", "tiny", 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("agent/nobody", "no agent is called nobody; there is: coder, stray"),
+        ("agent/stray", "agent stray answers with model nowhere, which is not known to the mesh"),
+    ],
+)
+async def test_an_agent_that_cannot_be_resolved_is_404(tmp_path: Path, stream: bool, name: str, message: str) -> None:
+    async with (
+        dispatching(tmp_path, fleet()) as (dispatcher, scheduler, _),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        with pytest.raises(NotFoundError) as caught:
+            await gateway.sdk.chat.completions.create(model=name, messages=MESSAGES, stream=stream)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert message in caught.value.message
+    assert scheduler.placed == []
+
+
+async def test_completions_and_embeddings_are_not_for_agents(tmp_path: Path) -> None:
+    async with (
+        dispatching(tmp_path, fleet()) as (dispatcher, scheduler, _),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        with pytest.raises(APIError, match="an agent answers chat only") as completion:
+            await gateway.sdk.completions.create(model="agent/coder", prompt="x")
+        with pytest.raises(APIError, match="an agent answers chat only") as embedding:
+            await gateway.sdk.embeddings.create(model="agent/coder", input="x")
+    assert (completion.value.code, embedding.value.code) == ("unsupported_operation", "unsupported_operation")
+    assert scheduler.placed == []
+
+
+async def test_a_model_is_asked_as_before(tmp_path: Path) -> None:
+    async with (
+        dispatching(tmp_path, fleet()) as (dispatcher, _, runner),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        await gateway.sdk.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert len(runner.asked[0].chat.messages) == 2
+    assert not runner.asked[0].chat.sampling.HasField("temperature")

@@ -1,0 +1,89 @@
+"""Agents on the gRPC surface: the router's InferenceService over the same dispatcher as the HTTP edge."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gateway_script import FixedFleet, agent, model
+from mesh_script import AnsweringRunner, dispatching
+
+from router_svc.inference_servicer import InferenceServicer
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2
+from weft.api.router.v1 import inference_service_pb2 as pb
+from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, new_server, open_channel
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+) -> AsyncIterator[tuple[Any, AnsweringRunner]]:
+    fleet = FixedFleet.of(model("tiny"), agents=[agent("coder", temperature=0.25)])
+    async with dispatching(folder, fleet) as (dispatcher, _, runner):
+        server = new_server()
+        servicer = InferenceServicer(dispatcher, default_timeout_seconds=30)
+        inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+        address = f"unix:{folder / 'router.sock'}"
+        server.add_insecure_port(address)
+        await server.start()
+        channel = open_channel(address)
+        try:
+            yield inference_service_pb2_grpc.InferenceServiceStub(channel), runner
+        finally:
+            await channel.close(grace=None)
+            await server.stop(grace=0.5)
+
+
+def conversation() -> chat_pb2.ChatPayload:
+    payload = chat_pb2.ChatPayload()
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="Say hello")
+    return payload
+
+
+async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (stub, runner):
+        call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation()))
+        events = [event async for response in call for event in response.events]
+        trailer = dict(await call.trailing_metadata())
+    assert "".join(event.delta.text for event in events) == "Hello, world"
+    asked = runner.asked[0].chat
+    assert [message.content[0].text for message in asked.messages] == ["Be terse.", "Say hello"]
+    assert asked.sampling.temperature == 0.25
+    receipt = receipt_pb2.Receipt.FromString(trailer["weft-receipt-bin"])
+    assert receipt == events[-1].finished.receipt
+    assert (receipt.model, receipt.outcome) == ("tiny", receipt_pb2.OUTCOME_COMPLETED)
+
+
+async def outcome(call: Any) -> None:
+    if isinstance(call, grpc.aio.UnaryStreamCall):
+        async for _ in call:
+            pass
+    else:
+        await call
+
+
+async def refused(call: Any) -> WeftError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await outcome(call)
+    return error_from_call(caught.value, Reason.WORKER_LOST)
+
+
+async def test_what_cannot_be_asked_is_refused_with_its_reason(tmp_path: Path) -> None:
+    prompt = completion_pb2.PromptInput(text="x")
+    async with serving(tmp_path) as (stub, runner):
+        unknown = await refused(stub.Chat(pb.ChatRequest(model="agent/nobody", payload=conversation())))
+        hostile = await refused(stub.Chat(pb.ChatRequest(model="agent/../x", payload=conversation())))
+        payload = completion_pb2.CompletionPayload(prompts=[prompt])
+        completion = await refused(stub.Complete(pb.CompleteRequest(model="agent/coder", payload=payload)))
+        inputs = embedding_pb2.EmbeddingPayload(inputs=[prompt])
+        embedding = await refused(stub.Embed(pb.EmbedRequest(model="agent/coder", payload=inputs)))
+    assert (unknown.reason, unknown.metadata["agent"]) == (Reason.MODEL_NOT_FOUND, "nobody")
+    assert "there is: coder" in unknown.message
+    assert (hostile.reason, hostile.metadata["field"]) == (Reason.INVALID_ARGUMENT, "model")
+    assert completion.reason is embedding.reason is Reason.UNSUPPORTED_OPERATION
+    assert runner.asked == []

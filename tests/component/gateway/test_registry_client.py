@@ -1,0 +1,305 @@
+"""The registry client against a scripted registry over gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gateway_script import FixedFleet
+
+from gateway.ports import EventFilter
+from gateway.registry_client import RegistryClient
+from weft.api.registry.v1 import (
+    agent_pb2,
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    event_pb2,
+    model_pb2,
+    pool_pb2,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    resource_kind_pb2,
+    runner_pb2,
+)
+from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, new_server, open_channel
+from weft.resources.documents import AgentDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.resources.files import parse_document
+from weft.resources.kinds import ResourceKind
+
+Answer = Callable[[Any], Any]
+
+
+def model(name: str) -> model_pb2.Model:
+    manifest = model_pb2.ModelManifest(name=name, pool_name="chat")
+    return model_pb2.Model(
+        manifest=manifest, runner="titan", status=model_pb2.Model.STATUS_ACTIVE, kind=model_pb2.Model.KIND_VIRTUAL
+    )
+
+
+def agent(name: str) -> agent_pb2.Agent:
+    return agent_pb2.Agent(manifest=agent_pb2.AgentManifest(name=name, model="tiny"))
+
+
+def pool() -> pool_pb2.Pool:
+    return pool_pb2.Pool(name="chat", explicit=True, members=[model("tiny")], size=1, active_count=1)
+
+
+def event(sequence: int) -> event_pb2.Event:
+    return event_pb2.Event(
+        sequence=sequence,
+        kind=resource_kind_pb2.RESOURCE_KIND_AGENT,
+        name="coder",
+        reason=event_pb2.EVENT_REASON_WOKE,
+        message="it woke",
+    )
+
+
+ANSWERS: dict[str, Answer] = {
+    "ListModels": lambda _: registry_service_pb2.ListModelsResponse(models=[model("tiny")], next_page_token="more"),
+    "GetModel": lambda request: registry_service_pb2.GetModelResponse(model=model(request.name)),
+    "GetModelMembers": lambda _: registry_service_pb2.GetModelMembersResponse(pool=pool()),
+    "ListPools": lambda _: registry_service_pb2.ListPoolsResponse(pools=[pool()]),
+    "GetPool": lambda _: registry_service_pb2.GetPoolResponse(pool=pool()),
+    "ListAgents": lambda _: registry_service_pb2.ListAgentsResponse(agents=[agent("coder")]),
+    "GetAgent": lambda request: registry_service_pb2.GetAgentResponse(agent=agent(request.name)),
+    "ListRunners": lambda _: registry_service_pb2.ListRunnersResponse(runners=[runner_pb2.Runner(name="titan")]),
+    "GetRunner": lambda request: registry_service_pb2.GetRunnerResponse(runner=runner_pb2.Runner(name=request.name)),
+    "ListEvents": lambda _: registry_service_pb2.ListEventsResponse(events=[event(1), event(2)]),
+    "Delete": lambda _: declaration_service_pb2.DeleteResponse(),
+}
+
+
+class ScriptedServicer(
+    registry_service_pb2_grpc.RegistryServiceServicer, declaration_service_pb2_grpc.DeclarationServiceServicer
+):
+    """Answers by rpc name; an exception is what the rpc fails with."""
+
+    def __init__(self, answers: dict[str, Answer | Exception]) -> None:
+        self.asked: list[Any] = []
+        for name, answer in answers.items():
+            setattr(self, name, self._rpc(answer))
+
+    def _rpc(self, answer: Answer | Exception) -> Callable[[Any, Any], Any]:
+        async def rpc(request: Any, context: Any) -> Any:
+            self.asked.append(request)
+            async with answering(context):
+                if isinstance(answer, Exception):
+                    raise answer
+                found = answer(request)
+                return await found if asyncio.iscoroutine(found) else found
+
+        return rpc
+
+    async def WatchEvents(  # noqa: N802 - the rpc's name
+        self, request: registry_service_pb2.WatchEventsRequest, context: Any
+    ) -> AsyncIterator[registry_service_pb2.WatchEventsResponse]:
+        self.asked.append(request)
+        async with answering(context):
+            yield registry_service_pb2.WatchEventsResponse(event=event(7))
+            if request.name:
+                raise WeftError(Reason.WATCH_LAGGED, "read faster")
+
+
+@asynccontextmanager
+async def connected(
+    folder: Path,
+    answers: dict[str, Answer | Exception] | None = None,
+    *,
+    view: FleetView | None = None,
+    timeout_seconds: float = 30.0,
+) -> AsyncIterator[tuple[RegistryClient, ScriptedServicer]]:
+    script: dict[str, Answer | Exception] = {**ANSWERS, **(answers or {})}
+    servicer, server = ScriptedServicer(script), new_server()  # type: ignore[abstract]  # the script has the rest
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server)
+    declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(servicer, server)
+    address = f"unix:{folder / 'registry.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    try:
+        fleet = FixedFleet(view or FleetView(revision=1))
+        yield RegistryClient(channel, fleet, timeout_seconds=timeout_seconds), servicer
+    finally:
+        await channel.close(grace=None)
+        await server.stop(grace=0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "name"),
+    [
+        (ResourceKind.MODEL, ModelDocument, "tiny"),
+        (ResourceKind.AGENT, AgentDocument, "coder"),
+        (ResourceKind.RUNNER, RunnerDocument, "titan"),
+        (ResourceKind.POOL, PoolDocument, "chat"),
+    ],
+)
+async def test_each_kind_is_listed_and_found(tmp_path: Path, kind: ResourceKind, document: type, name: str) -> None:
+    async with connected(tmp_path) as (client, servicer):
+        page = await client.list_page(kind, 5, "after")
+        one = await client.get(kind, name)
+    assert [type(entry) for entry in page.documents] == [document]
+    assert (page.documents[0].name, one.name, type(one)) == (name, name, document)
+    assert page.next_page_token == ("more" if kind is ResourceKind.MODEL else "")
+    assert (servicer.asked[0].page_size, servicer.asked[0].page_token) == (5, "after")
+    assert servicer.asked[1].name == name
+
+
+async def test_a_model_tells_how_it_does_on_its_runner(tmp_path: Path) -> None:
+    instance = InstanceView(
+        model="tiny",
+        phase=Phase.LOADING,
+        slots_total=2,
+        slots_used=0,
+        load_progress=0.5,
+        detail="reads weights",
+        context_tokens=512,
+    )
+    titan = RunnerView(
+        name="titan",
+        incarnation="1",
+        address="a",
+        host="h",
+        runtime="llama_server",
+        active=True,
+        draining=False,
+        ticket_key=b"",
+        instances={"tiny": instance},
+    )
+    async with connected(tmp_path, view=FleetView(1, {"titan": titan})) as (client, _):
+        listed = (await client.list_page(ResourceKind.MODEL, 0, "")).documents[0]
+        found = await client.get(ResourceKind.MODEL, "tiny")
+        member = (await client.members("tiny")).members[0]
+    assert listed == found == member
+    assert isinstance(found, ModelDocument)
+    assert found.status is not None
+    assert found.status.instance is not None
+    told = found.status.instance
+    assert (told.phase, told.load_progress, told.detail, told.context_tokens) == ("loading", 0.5, "reads weights", 512)
+
+
+async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, servicer):
+        members = await client.members("tiny")
+        events = await client.list_events(EventFilter(kind=ResourceKind.AGENT, name="coder"), 5)
+        await client.delete(ResourceKind.RUNNER, "titan")
+    assert (members.pool, members.is_explicit, members.size, members.active_count) == ("chat", True, 1, 1)
+    assert [(entry.sequence, entry.resource_kind, entry.reason) for entry in events] == [
+        (1, ResourceKind.AGENT, "woke"),
+        (2, ResourceKind.AGENT, "woke"),
+    ]
+    assert (servicer.asked[1].kind, servicer.asked[1].limit) == (resource_kind_pb2.RESOURCE_KIND_AGENT, 5)
+    assert (servicer.asked[2].kind, servicer.asked[2].name) == (resource_kind_pb2.RESOURCE_KIND_RUNNER, "titan")
+
+
+async def test_a_watch_yields_events_until_it_is_ended_with_a_reason(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, _):
+        for wanted, reason in (
+            (EventFilter(), Reason.SERVICE_UNAVAILABLE),
+            (EventFilter(kind=ResourceKind.AGENT, name="coder"), Reason.WATCH_LAGGED),
+        ):
+            watch = client.watch_events(wanted)
+            assert (await anext(watch)).sequence == 7
+            with pytest.raises(WeftError) as caught:
+                await anext(watch)
+            assert caught.value.reason is reason
+
+
+def _applied(request: declaration_service_pb2.ApplyRequest) -> declaration_service_pb2.ApplyResponse:
+    result = declaration_service_pb2.ApplyResult(
+        kind=resource_kind_pb2.RESOURCE_KIND_AGENT,
+        name="coder",
+        outcome=declaration_service_pb2.ApplyResult.OUTCOME_CREATED,
+        after=request.declarations[0],
+    )
+    return declaration_service_pb2.ApplyResponse(results=[result])
+
+
+async def test_an_apply_sends_declarations_and_tells_states(tmp_path: Path) -> None:
+    wanted = parse_document({"kind": "agent", "name": "coder", "model": "tiny", "defaultParams": {"temperature": 0}})
+    async with connected(tmp_path, {"Apply": _applied}) as (client, servicer):
+        results = await client.apply([wanted], dry_run=True, adopt=True)
+    assert (servicer.asked[0].dry_run, servicer.asked[0].adopt) == (True, True)
+    assert servicer.asked[0].declarations[0].agent.default_params.HasField("temperature")
+    assert (results[0].kind, results[0].name, results[0].outcome) == (ResourceKind.AGENT, "coder", "created")
+    assert (results[0].before, results[0].after) == (None, wanted)
+
+
+async def test_a_registry_that_does_not_say_what_it_did_is_not_believed(tmp_path: Path) -> None:
+    def silent(_: Any) -> declaration_service_pb2.ApplyResponse:
+        return declaration_service_pb2.ApplyResponse(results=[declaration_service_pb2.ApplyResult(name="x")])
+
+    async with connected(tmp_path, {"Apply": silent}) as (client, _):
+        with pytest.raises(WeftError) as caught:
+            await client.apply([], dry_run=False, adopt=False)
+    assert caught.value.reason is Reason.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("page_token", "pageToken"),
+        ("declarations[2].model.manifest.pool_name", "documents[2].poolName"),
+        ("declarations[0].model.runner", "documents[0].runner"),
+        ("declarations[0].agent.name", "documents[0].name"),
+        ("declarations[0].agent", "documents[0]"),
+        ("declarations", "declarations"),
+        ("name", "name"),
+    ],
+)
+async def test_a_wrong_field_has_the_callers_name(tmp_path: Path, theirs: str, ours: str) -> None:
+    async with connected(tmp_path, {"GetModel": invalid_field(theirs, "is wrong")}) as (client, _):
+        with pytest.raises(FieldError) as caught:
+            await client.get(ResourceKind.MODEL, "x")
+    assert (caught.value.field, caught.value.message) == (ours, f"{ours}: is wrong")
+
+
+async def test_an_owner_of_another_kind_is_told(tmp_path: Path) -> None:
+    taken = WeftError(Reason.ALREADY_EXISTS, "tiny is a runner already", metadata={"owner_kind": "runner"})
+    async with connected(tmp_path, {"Apply": taken}) as (client, _):
+        with pytest.raises(WeftError) as caught:
+            await client.apply([], dry_run=False, adopt=False)
+    assert (caught.value.reason, caught.value.metadata["owner_kind"]) == (Reason.ALREADY_EXISTS, "runner")
+    assert "runner" in caught.value.message
+
+
+async def test_a_registry_that_does_not_answer_is_late(tmp_path: Path) -> None:
+    async with connected(tmp_path, {"GetModel": lambda _: asyncio.Event().wait()}, timeout_seconds=0.05) as (client, _):
+        with pytest.raises(WeftError, match="did not answer within") as caught:
+            await client.get(ResourceKind.MODEL, "x")
+    assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    channel = open_channel(f"unix:{tmp_path}/nobody.sock")
+    client = RegistryClient(channel, FixedFleet.of(), timeout_seconds=30)
+    with pytest.raises(WeftError, match="registry cannot be reached") as caught:
+        await client.get(ResourceKind.MODEL, "x")
+    assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
+    with pytest.raises(WeftError) as watched:
+        await anext(client.watch_events(EventFilter()))
+    assert watched.value.reason is Reason.SERVICE_UNAVAILABLE
+    await channel.close(grace=None)
+
+
+async def test_an_older_registry_lacks_the_method(tmp_path: Path) -> None:
+    class OlderServicer(registry_service_pb2_grpc.RegistryServiceServicer):
+        async def GetAgent(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: N802
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+    server = new_server()
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(OlderServicer(), server)  # type: ignore[abstract]
+    address = f"unix:{tmp_path / 'registry.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    with pytest.raises(WeftError) as caught:
+        await RegistryClient(channel, FixedFleet.of(), timeout_seconds=30).get(ResourceKind.AGENT, "x")
+    await channel.close(grace=None)
+    await server.stop(grace=0)
+    assert caught.value.reason is Reason.UNSUPPORTED_OPERATION
