@@ -17,6 +17,7 @@ from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
 from bench.real import measure_cold_start, measure_real
+from bench.registry import measure_outage, measure_registry
 from bench.report import Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 
@@ -63,6 +64,8 @@ def options_of(arguments: argparse.Namespace) -> Options:
         latency_requests=200 if quick else 500,
         real_requests=1 if quick else 4,
         real_tokens=64 if quick else 128,
+        session_seconds=15.0 if quick else 60.0,
+        outage_seconds=15.0 if quick else 600.0,
         only=frozenset(arguments.only),
     )
 
@@ -100,6 +103,10 @@ def _measure(options: Options, contender: Contender, book: Book, folder: Path, s
             measure_all(options, book, stub, target)
     if contender.name == WEFT.name and options.wants("real"):
         measure_real(options, book, folder / "real", stub)
+    if contender.name == WEFT.name and options.wants("registry"):
+        measure_registry(options, book, folder / "registry")
+    if contender.name == WEFT.name and options.wants("outage"):
+        measure_outage(options, book, folder / "outage")
 
 
 def main() -> None:

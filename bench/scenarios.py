@@ -36,6 +36,10 @@ class Options:
     real_requests: int = 4
     """Per connection and run."""
     real_tokens: int = 128
+    sessions: int = 10_000
+    session_seconds: float = 60.0
+    """Two heartbeats of every session."""
+    outage_seconds: float = 600.0
     only: frozenset[str] = frozenset()
 
     def wants(self, scenario: str) -> bool:
@@ -44,7 +48,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold")
+SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
