@@ -169,8 +169,8 @@ async def test_the_command_line_shows_and_uses_the_mesh(mesh: MeshProcess) -> No
     assert (code, bool(out.strip())) == (0, True)
     code, out, _ = await run_weft("get", "models", "-o", "json", home=home)
     document = json.loads(out)
-    assert document["items"][0]["manifest"]["name"] == DEMO_MODEL
-    assert document["items"][0]["status"] == "STATUS_ACTIVE"
+    assert document["items"][0]["name"] == DEMO_MODEL
+    assert document["items"][0]["status"]["state"] == "active"
     code, out, _ = await run_weft("get", "runners", home=home)
     assert out.splitlines()[0].split()[:2] == ["NAME", "STATUS"]
     assert "active" in out

@@ -43,7 +43,7 @@ async def test_up_json_is_one_line_with_url_and_pids_and_goes_with_the_mesh(mesh
 
 async def test_a_second_up_on_the_same_home_refuses_and_names_the_first(mesh: MeshProcess) -> None:
     code, _, error = await run_weft("up", home=mesh.home)
-    assert code == 1
+    assert code == 4
     assert f"pid {mesh.process.pid}" in error
     assert mesh.url in error
     assert "--home" in error
@@ -158,7 +158,7 @@ async def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         code, _, error = await run_weft("up", "--config", str(config), "--port", port, home=tmp_path / "home")
-    assert code == 1
+    assert code == 4
     assert port in error
     assert "--port" in error
 

@@ -1,0 +1,306 @@
+"""A scripted mesh on a real gRPC server, and the `weft` command run against it in this process."""
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_status import rpc_status
+from typer.testing import CliRunner, Result
+
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    declaration_service_pb2,
+    declaration_service_pb2_grpc,
+    model_pb2,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    resource_kind_pb2,
+    runner_pb2,
+)
+from weft.api.registry.v1 import (
+    event_pb2 as registry_event_pb2,
+)
+from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.cli.main import app
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
+from weft.resources.mesh_state import MeshState, pool_message, pool_of
+
+pb = registry_service_pb2
+APPLY = declaration_service_pb2.ApplyResult
+_END = object()
+_KINDS = {
+    "model": resource_kind_pb2.RESOURCE_KIND_MODEL,
+    "agent": resource_kind_pb2.RESOURCE_KIND_AGENT,
+    "runner": resource_kind_pb2.RESOURCE_KIND_RUNNER,
+    "pool": resource_kind_pb2.RESOURCE_KIND_POOL,
+}
+
+
+def refuse(context: Any, reason: Reason, message: str, **metadata: str) -> None:
+    """End a call as a service of the mesh does."""
+    context.abort_with_status(rpc_status.to_status(error_to_status(WeftError(reason, message, metadata=metadata))))
+
+
+@dataclass
+class ScriptedMesh:
+    """What the servicers tell, and what they were asked."""
+
+    home: Path
+    state: MeshState = field(default_factory=MeshState)
+    events: list[registry_event_pb2.Event] = field(default_factory=list)
+    changes: "queue.Queue[Any]" = field(default_factory=queue.Queue)
+    """What a watch tells after its snapshot: changes, or an error that ends it."""
+    new_events: "queue.Queue[Any]" = field(default_factory=queue.Queue)
+    applied: list[declaration_service_pb2.ApplyRequest] = field(default_factory=list)
+    apply_error: WeftError | None = None
+    asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
+    watches: int = 0
+    events_were_listed: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, *resources: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner) -> None:
+        for resource in resources:
+            match resource:
+                case model_pb2.Model():
+                    self.state.models[resource.manifest.name] = resource
+                case agent_pb2.Agent():
+                    self.state.agents[resource.manifest.name] = resource
+                case _:
+                    self.state.runners[resource.name] = resource
+
+    def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
+        """A `weft` command to its end."""
+        return CliRunner().invoke(app, arguments, input=stdin, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+
+    def snapshot(self) -> pb.WatchResponse:
+        runners = [pb.WatchedRunner(runner=runner) for runner in self.state.runners.values()]
+        told = pb.Snapshot(runners=runners, models=self.state.models.values(), agents=self.state.agents.values())
+        return pb.WatchResponse(revision=1, snapshot=told)
+
+
+class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+
+    def ListModels(self, request: Any, context: Any) -> Any:  # noqa: N802
+        names = sorted(self._mesh.state.models)
+        start = int(request.page_token or 0)
+        page = names[start : start + 2]
+        rest = str(start + 2) if names[start + 2 :] else ""
+        return pb.ListModelsResponse(models=[self._mesh.state.models[name] for name in page], next_page_token=rest)
+
+    def ListAgents(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListAgentsResponse(agents=self._mesh.state.agents.values())
+
+    def ListRunners(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListRunnersResponse(runners=self._mesh.state.runners.values())
+
+    def ListPools(self, request: Any, context: Any) -> Any:  # noqa: N802
+        names = sorted({pool_of(model) for model in self._mesh.state.models.values()})
+        return pb.ListPoolsResponse(pools=[self._pool(name) for name in names])
+
+    def GetModel(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetModelResponse(model=self._one(self._mesh.state.models, request.name, context, "model"))
+
+    def GetAgent(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetAgentResponse(agent=self._one(self._mesh.state.agents, request.name, context, "agent"))
+
+    def GetRunner(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetRunnerResponse(runner=self._one(self._mesh.state.runners, request.name, context, "runner"))
+
+    def GetPool(self, request: Any, context: Any) -> Any:  # noqa: N802
+        pool = self._pool(request.name)
+        if not pool.members:
+            refuse(context, Reason.NOT_FOUND, f"there is no pool {request.name!r}")
+        return pb.GetPoolResponse(pool=pool)
+
+    def GetModelMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
+        model = self._one(self._mesh.state.models, request.name, context, "model")
+        return pb.GetModelMembersResponse(pool=self._pool(pool_of(model)))
+
+    def ListEvents(self, request: Any, context: Any) -> Any:  # noqa: N802
+        wanted = [
+            event
+            for event in self._mesh.events
+            if (not request.kind or event.kind == request.kind) and (not request.name or event.name == request.name)
+        ]
+        self._mesh.events_were_listed.set()
+        return pb.ListEventsResponse(events=wanted[-(request.limit or 100) :])
+
+    def Watch(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._mesh.watches += 1
+        yield self._mesh.snapshot()
+        for told in _until_end(self._mesh.changes, context):
+            response = pb.WatchResponse(revision=2, change=told)
+            self._mesh.state.fold(response)
+            yield response
+
+    def WatchEvents(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        for told in _until_end(self._mesh.new_events, context):
+            yield pb.WatchEventsResponse(event=told)
+
+    def _pool(self, name: str) -> Any:
+        return pool_message(name, [model for model in self._mesh.state.models.values() if pool_of(model) == name])
+
+    def _one(self, rows: dict[str, Any], name: str, context: Any, kind: str) -> Any:
+        if name not in rows:
+            reason = Reason.MODEL_NOT_FOUND if kind == "model" else Reason.NOT_FOUND
+            refuse(context, reason, f"there is no {kind} {name!r}")
+        return rows[name]
+
+
+def _until_end(told: "queue.Queue[Any]", context: Any) -> Iterator[Any]:
+    """What the script says, until it says an error or the caller leaves."""
+    context.add_callback(lambda: told.put(_END))
+    while (item := told.get()) is not _END:
+        if isinstance(item, WeftError):
+            context.abort_with_status(rpc_status.to_status(error_to_status(item)))
+        yield item
+
+
+class TellOneByOne:
+    """A queue whose items are made when they are asked for."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def put(self, item: Any) -> None:
+        """The caller left; there is nothing to end."""
+
+    def get(self) -> Any:
+        return next(self._items, _END)
+
+
+class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
+    """Declarations with the registry's outcomes: rows are public, runners and pools only looked at."""
+
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+
+    def Apply(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._mesh.applied.append(request)
+        if self._mesh.apply_error is not None:
+            context.abort_with_status(rpc_status.to_status(error_to_status(self._mesh.apply_error)))
+        results = [self._apply(declaration, request.dry_run) for declaration in request.declarations]
+        return declaration_service_pb2.ApplyResponse(results=results)
+
+    def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
+        state = self._mesh.state
+        kinds: dict[int, dict[str, Any]] = {
+            _KINDS["model"]: state.models, _KINDS["agent"]: state.agents, _KINDS["runner"]: state.runners
+        }  # fmt: skip
+        rows = kinds[request.kind]
+        if request.kind == _KINDS["model"] and any(
+            agent.manifest.model == request.name for agent in state.agents.values()
+        ):
+            refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is in use")
+        if rows.pop(request.name, None) is None:
+            refuse(context, Reason.NOT_FOUND, f"there is no {request.name!r}")
+        return declaration_service_pb2.DeleteResponse()
+
+    def _apply(self, declaration: Any, dry_run: bool) -> Any:
+        kind = declaration.WhichOneof("resource")
+        wanted = getattr(declaration, kind)
+        name = wanted.manifest.name if kind == "model" else wanted.name
+        before = self._known(kind, name)
+        if kind in ("runner", "pool"):
+            outcome = APPLY.OUTCOME_UNCHANGED if before is not None else APPLY.OUTCOME_UNSPECIFIED
+        elif before is None:
+            outcome = APPLY.OUTCOME_CREATED
+        else:
+            outcome = APPLY.OUTCOME_UNCHANGED if before == declaration else APPLY.OUTCOME_CONFIGURED
+        if outcome in (APPLY.OUTCOME_CREATED, APPLY.OUTCOME_CONFIGURED) and not dry_run:
+            self._store(kind, wanted)
+        return APPLY(kind=_KINDS[kind], name=name, outcome=outcome, before=before, after=declaration)
+
+    def _known(self, kind: str, name: str) -> Any:
+        state = self._mesh.state
+        declared = declaration_service_pb2.Declaration()
+        if kind == "model" and name in state.models:
+            declared.model.manifest.CopyFrom(state.models[name].manifest)
+            declared.model.runner = state.models[name].declared_runner
+        elif kind == "agent" and name in state.agents:
+            declared.agent.CopyFrom(state.agents[name].manifest)
+        elif (kind == "runner" and name in state.runners) or kind == "pool":
+            getattr(declared, kind).name = name
+        else:
+            return None
+        return declared
+
+    def _store(self, kind: str, wanted: Any) -> None:
+        if kind == "model":
+            self._mesh.add(
+                model_pb2.Model(
+                    manifest=wanted.manifest,
+                    declared_runner=wanted.runner,
+                    kind=model_pb2.Model.KIND_PUBLIC,
+                    status=model_pb2.Model.STATUS_INACTIVE,
+                )
+            )
+        else:
+            self._mesh.add(
+                agent_pb2.Agent(
+                    manifest=wanted, kind=agent_pb2.Agent.KIND_PUBLIC, status=agent_pb2.Agent.STATUS_INACTIVE
+                )
+            )
+
+
+class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
+    def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802
+        asked_for = dict(context.invocation_metadata()).get("weft-runner", "directly")
+        instance = runner_service_pb2.InstanceDescription(
+            model="qwen",
+            process_id=4711,
+            restart_count=2,
+            last_restart_reason="it died",
+            log_lines=[f"asked for {asked_for}", "\x1b[31mred\x1b[0m"][: request.log_line_count],
+        )
+        return runner_service_pb2.DescribeResponse(instances=[instance])
+
+
+class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
+    """Waits, wakes, and answers with the name that was asked for."""
+
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+
+    def Chat(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._mesh.asked.append(request)
+        receipt = receipt_pb2.Receipt(host="box", attempts=[receipt_pb2.Attempt(runner="r1")])
+        for event in (
+            event_pb2.InferenceEvent(queued=event_pb2.Queued(position=1, reason="every slot is taken")),
+            event_pb2.InferenceEvent(loading=event_pb2.Loading(progress=0.5, stage="waking")),
+            event_pb2.InferenceEvent(delta=event_pb2.Delta(text=f"I am {request.model}")),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+        ):
+            yield inference_service_pb2.ChatResponse(events=[event])
+
+
+@contextmanager
+def scripted_mesh(home: Path) -> Iterator[ScriptedMesh]:
+    """A mesh that says what it is told to say, written down in `home` like one of `weft up`."""
+    mesh = ScriptedMesh(home)
+    (home / "run").mkdir(parents=True)
+    (home / "state").mkdir()
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), options=SERVER_OPTIONS)
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(_Registry(mesh), server)
+    declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
+    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
+    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    (home / "run" / "up.json").write_text(json.dumps({"grpc": address, "url": "http://127.0.0.1:1"}))
+    server.start()
+    try:
+        yield mesh
+    finally:
+        server.stop(grace=None).wait()

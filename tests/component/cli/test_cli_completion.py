@@ -1,0 +1,65 @@
+"""What the shell is offered after a Tab: live names, and silence where there is no mesh."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_harness import ScriptedMesh
+
+pytest_plugins = ("cli_mesh",)
+
+
+def _offered(home: Path, line: str) -> list[str]:
+    """What bash would be offered for `line`, whose last word is being typed."""
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-c", "from weft.cli.main import app; app(prog_name='weft')"],
+        env={
+            **os.environ,
+            "WEFT_HOME": str(home),
+            "_WEFT_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("weft get ", ["models", "agents", "runners", "pools"]),
+        ("weft get mo", ["models"]),
+        ("weft get model ", ["qwen", "qwen-2", "solo"]),
+        ("weft get models s", ["solo"]),
+        ("weft describe agent/", ["agent/coder"]),
+        ("weft delete runner ", ["r1"]),
+        ("weft wait pool b", ["big"]),
+        ("weft events model so", ["solo"]),
+        ("weft chat ", ["big", "coder", "qwen", "qwen-2", "solo"]),
+        ("weft get widgets x", []),
+    ],
+)
+def test_kinds_and_names_are_offered_as_they_are_now(mesh: ScriptedMesh, line: str, offered: list[str]) -> None:
+    assert _offered(mesh.home, line) == offered
+
+
+def test_commands_are_offered(tmp_path: Path) -> None:
+    assert _offered(tmp_path, "weft app") == ["apply"]
+
+
+@pytest.mark.parametrize("line", ["weft get model ", "weft chat ", "weft describe agent/"])
+def test_without_a_mesh_there_is_silence(tmp_path: Path, line: str) -> None:
+    assert _offered(tmp_path / "none", line) == []
+
+
+def test_a_mesh_that_went_is_silence_too(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "up.json").write_text('{"grpc": "127.0.0.1:1"}')
+    assert _offered(tmp_path, "weft get model ") == []

@@ -1,0 +1,183 @@
+"""`weft apply`, `diff`, `delete` and `wait` against a scripted mesh."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_harness import ScriptedMesh
+from cli_samples import some_model
+
+from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("cli_mesh",)
+
+AGENT = "kind: agent\nname: {name}\nmodel: qwen\n"
+
+
+@pytest.mark.parametrize("output", ["yaml", "json"])
+@pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools"])
+def test_what_was_got_can_be_applied_and_changes_nothing(mesh: ScriptedMesh, kind: str, output: str) -> None:
+    for words in ((kind,), (kind, {"models": "solo", "agents": "coder", "runners": "r1", "pools": "big"}[kind])):
+        got = mesh.run("get", *words, "-o", output)
+        assert got.exit_code == 0
+        applied = mesh.run("apply", "-f", "-", stdin=got.stdout)
+        assert applied.exit_code == 0, applied.output
+        assert {line.split()[1] for line in applied.stdout.splitlines()} == {"unchanged"}
+        assert mesh.run("diff", "-f", "-", stdin=got.stdout).exit_code == 0
+
+
+def test_an_empty_list_can_be_applied_too(mesh: ScriptedMesh) -> None:
+    mesh.state.agents.clear()
+    got = mesh.run("get", "agents", "-o", "yaml").stdout
+    result = mesh.run("apply", "-f", "-", stdin=got)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "nothing to apply" in result.stderr
+
+
+def test_apply_says_what_it_did_with_each(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("kind: model\nname: new\n---\n" + AGENT.format(name="coder"))
+    dry = mesh.run("apply", "-f", str(file), "--dry-run")
+    assert dry.stdout == "model/new created (dry run)\nagent/coder configured (dry run)\n"
+    assert mesh.applied[-1].dry_run
+    assert mesh.run("apply", "-f", str(file)).stdout == "model/new created\nagent/coder configured\n"
+    again = mesh.run("apply", "-f", str(file), "-o", "json", "--adopt")
+    assert json.loads(again.stdout)["items"][0] == {"kind": "model", "name": "new", "outcome": "unchanged"}
+    assert mesh.applied[-1].adopt
+    assert mesh.run("apply", "-f", str(file), "-o", "name").stdout == "model/new\nagent/coder\n"
+
+
+def test_a_folder_is_all_its_files(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "b.yml").write_text(AGENT.format(name="b"))
+    (folder / "a.json").write_text(json.dumps({"kind": "agent", "name": "a", "model": "qwen"}))
+    (folder / "notes.txt").write_text("not: [yaml")
+    assert mesh.run("apply", "-f", str(folder)).stdout == "agent/a created\nagent/b created\n"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["kind: agent\nname: [\n", "kind: agent\nname: x\nmodel: m\nsystemPromt: x\n", "kind: agent\nname: ok\nmodel: m\n"],
+)
+def test_a_broken_document_in_the_middle_applies_nothing(mesh: ScriptedMesh, broken: str) -> None:
+    text = f"{AGENT.format(name='ok')}---\n{broken}---\n{AGENT.format(name='later')}"
+    result = mesh.run("apply", "-f", "-", stdin=text)
+    assert result.exit_code == 2
+    assert "standard input, document 2 (line" in result.stderr
+    assert not mesh.applied
+
+
+def test_a_broken_file_among_good_ones_applies_nothing(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(AGENT.format(name="ok"))
+    bad.write_bytes(b"kind: \xff\n")
+    result = mesh.run("apply", "-f", str(good), "-f", str(bad))
+    assert result.exit_code == 2
+    assert "bad.yaml (line 1)" in result.stderr
+    assert not mesh.applied
+    assert mesh.run("apply", "-f", str(tmp_path / "none.yaml")).exit_code == 2
+
+
+def test_a_refusal_names_the_place_in_the_file(mesh: ScriptedMesh) -> None:
+    mesh.apply_error = invalid_field("declarations[1].agent.model", "is odd")
+    result = mesh.run("apply", "-f", "-", stdin=f"{AGENT.format(name='a')}---\n{AGENT.format(name='b')}")
+    assert result.exit_code == 2
+    assert "standard input, document 2 (line 5): model: is odd" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "diff_code"),
+    [
+        (Reason.ALREADY_EXISTS, 4, 4),
+        (Reason.MODEL_NOT_FOUND, 3, 3),
+        (Reason.TOO_MANY_RESOURCES, 1, 2),
+        (Reason.PERMISSION_DENIED, 1, 2),
+    ],
+)
+def test_a_refusal_ends_with_the_code_of_its_reason(
+    mesh: ScriptedMesh, reason: Reason, code: int, diff_code: int
+) -> None:
+    mesh.apply_error = WeftError(reason, "no")
+    assert mesh.run("apply", "-f", "-", stdin=AGENT.format(name="a")).exit_code == code
+    assert mesh.run("diff", "-f", "-", stdin=AGENT.format(name="a")).exit_code == diff_code
+
+
+def test_diff_shows_what_would_change_and_changes_nothing(mesh: ScriptedMesh) -> None:
+    result = mesh.run("diff", "-f", "-", stdin=AGENT.format(name="coder"))
+    assert result.exit_code == 1
+    assert result.stdout.startswith("--- agent/coder (mesh)\n+++ agent/coder (standard input, document 1 (line 1))\n")
+    assert "-description: Writes code\n" in result.stdout
+    assert all(request.dry_run for request in mesh.applied)
+    assert "+kind: agent\n" in mesh.run("diff", "-f", "-", stdin=AGENT.format(name="new")).stdout
+
+
+def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("kind: model\nname: qwen\n---\nkind: agent\nname: coder\nmodel: qwen\n")
+    assert mesh.run("delete", "model", "qwen").exit_code == 4
+    assert mesh.run("delete", "-f", str(file)).stdout == "agent/coder deleted\nmodel/qwen deleted\n"
+    assert mesh.run("delete", "model/solo", "model/qwen-2").stdout == "model/solo deleted\nmodel/qwen-2 deleted\n"
+
+
+def test_delete_of_what_is_not_there(mesh: ScriptedMesh) -> None:
+    result = mesh.run("delete", "model", "sollo", "solo")
+    assert result.exit_code == 3
+    assert "did you mean solo" in result.stderr
+    assert "model/solo deleted" in result.stdout, "the others are deleted all the same"
+    assert mesh.run("delete", "model", "sollo", "--ignore-not-found").exit_code == 0
+    assert mesh.run("delete", "model").exit_code == 2
+    assert mesh.run("delete").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "expected", ["exists", "status=active", "condition=Ready", "condition=hasrunner=true", "condition=Awake"]
+)
+def test_wait_for_what_holds_ends_at_once(mesh: ScriptedMesh, expected: str) -> None:
+    for timeout in ("60s", "0"):
+        result = mesh.run("wait", "model/qwen", "--for", expected, "--timeout", timeout)
+        assert result.exit_code == 0, result.output
+        assert result.stdout == f"model/qwen: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("expected", "changes"),
+    [
+        ("status=inactive", [Change(model=some_model("qwen", status="INACTIVE"))]),
+        ("delete", [Change(deleted_model="qwen")]),
+        ("condition=Ready=false", [Change(model=some_model("qwen", status="HIBERNATING"))]),
+    ],
+)
+def test_wait_ends_with_the_change_it_waits_for(mesh: ScriptedMesh, expected: str, changes: list[Change]) -> None:
+    for change in [WeftError(Reason.WATCH_LAGGED, "too slow"), *changes]:
+        mesh.changes.put(change)
+    result = mesh.run("wait", "model", "qwen", "--for", expected)
+    assert result.exit_code == 0, result.output
+
+
+def test_wait_that_times_out_says_how_it_is_instead(mesh: ScriptedMesh) -> None:
+    mesh.add(some_model("qwen", status="HIBERNATING"))
+    result = mesh.run("wait", "model", "qwen", "--for", "status=active", "--timeout", "50ms")
+    assert result.exit_code == 5
+    assert "it is hibernating" in result.stderr
+    assert mesh.run("wait", "model", "nix", "--for", "exists", "--timeout", "0").exit_code == 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pool/big", "--for", "status=active"),
+        ("model/qwen", "--for", "status=happy"),
+        ("model/qwen", "--for", "condition=Blue"),
+        ("model/qwen", "--for", "condition=Ready=maybe"),
+        ("model/qwen", "--for", "coffee"),
+        ("model/qwen", "--timeout", "soon"),
+        ("model/qwen", "--timeout", "9999h"),
+        ("model/qwen", "--timeout", "-1"),
+        ("model",),
+    ],
+)
+def test_wait_refuses_what_cannot_be_waited_for(mesh: ScriptedMesh, arguments: tuple[str, ...]) -> None:
+    assert mesh.run("wait", *arguments).exit_code == 2

@@ -1,0 +1,269 @@
+"""`weft get`, `describe`, `events` and `ps` against a scripted mesh."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_harness import ScriptedMesh, TellOneByOne
+from cli_samples import some_agent, some_event, some_model
+from jsonschema import Draft202012Validator
+from typer.testing import CliRunner
+
+from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.cli import follow
+from weft.cli.main import app
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.resources.schemas import schemas
+
+pytest_plugins = ("cli_mesh",)
+
+KINDS = ("models", "agents", "runners", "pools")
+SCRIPT_SECONDS = 20.0
+# Ends a watch as the end of a mesh would; its message shows that the watch got that far.
+OVER = WeftError(Reason.INTERNAL, "the script is over")
+
+
+def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
+    lines = mesh.run("get", "models").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "POOL", "KIND", "STATUS", "RUNNER", "OPERATIONS", "CONTEXT"]
+    assert [line.split()[:5] for line in lines[1:]] == [
+        ["qwen", "big", "virtual", "active", "r1"],
+        ["qwen-2", "big", "virtual", "active", "r1"],
+        ["solo", "-", "virtual", "active", "r1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "titles", "row"),
+    [
+        ("agents", "NAME KIND STATUS MODEL DESCRIPTION", "coder virtual active qwen Writes code"),
+        ("pools", "NAME MEMBERS ACTIVE EXPLICIT", "big 2 2 yes"),
+        ("runners", "NAME STATUS LINK HOST RUNTIME MODELS SLOTS HEARTBEAT", "r1 active dial-out box llama_server"),
+    ],
+)
+def test_every_kind_has_a_table_of_its_own(mesh: ScriptedMesh, kind: str, titles: str, row: str) -> None:
+    lines = mesh.run("get", kind).stdout.splitlines()
+    assert lines[0].split() == titles.split()
+    assert " ".join(lines[1].split()).startswith(row)
+
+
+@pytest.mark.parametrize("words", [("model", "qwen"), ("models", "qwen"), ("llm", "qwen"), ("MODEL/qwen",)])
+def test_one_resource_is_named_in_several_ways(mesh: ScriptedMesh, words: tuple[str, ...]) -> None:
+    document = json.loads(mesh.run("get", *words, "-o", "json").stdout)
+    assert (document["kind"], document["name"]) == ("model", "qwen")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_holds_to_the_published_schemas(mesh: ScriptedMesh, kind: str) -> None:
+    found = json.loads(mesh.run("get", kind, "-o", "json").stdout)
+    singular = kind.removesuffix("s")
+    assert found["kind"] == f"{singular.capitalize()}List"
+    Draft202012Validator(schemas()[f"{singular}-list.json"]).validate(found)
+    one = json.loads(mesh.run("get", kind, found["items"][0]["name"], "-o", "json").stdout)
+    Draft202012Validator(schemas()[f"{singular}.json"]).validate(one)
+
+
+def test_names_are_kind_and_name(mesh: ScriptedMesh) -> None:
+    assert mesh.run("get", "agents", "-o", "name").stdout == "agent/coder\n"
+
+
+def test_wide_shows_more(mesh: ScriptedMesh) -> None:
+    line = mesh.run("get", "model", "qwen", "-o", "wide").stdout.splitlines()[1]
+    assert "ready" in line
+    assert "1/4" in line
+
+
+def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
+    mesh.add(some_agent("evil", "\x1b]0;owned\x07[bold]\nagent/fake"))
+    out = mesh.run("get", "agents").stdout
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 3
+    assert "[bold]" in out, "markup is text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("get", "widgets"), 2, "models, agents, runners, pools"),
+        (("get", "model", "qwem"), 3, "did you mean qwen"),
+        (("get", "agent", "zzz"), 3, "weft get agents"),
+        (("get", "model", "../x"), 2, "NAME"),
+        (("get", "model/qwen", "solo"), 2, "KIND/NAME"),
+        (("get",), 2, "KIND"),
+        (("get", "models", "-o", "xml"), 2, "xml"),
+        (("describe", "model"), 2, "one resource"),
+        (("describe", "pool", "bug"), 3, "did you mean big"),
+        (("events", "agent", "a", "b"), 2, "one resource"),
+    ],
+)
+def test_a_wrong_call_says_what_to_do(mesh: ScriptedMesh, arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = mesh.run(*arguments)
+    assert result.exit_code == code, result.output
+    assert words in result.output
+
+
+def test_without_a_mesh_the_next_step_is_named(tmp_path: Path) -> None:
+    for arguments in (("get", "models"), ("apply", "-f", "-"), ("wait", "model/x"), ("events",), ("ps",)):
+        result = CliRunner().invoke(
+            app, arguments, input="kind: model\nname: m\n", env={"WEFT_HOME": str(tmp_path / "none")}
+        )
+        assert result.exit_code == 1
+        assert "weft up" in result.output
+
+
+def test_a_mesh_that_went_without_a_word_is_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "up.json").write_text('{"grpc": "127.0.0.1:1"}')
+    result = CliRunner().invoke(app, ["get", "models"], env={"WEFT_HOME": str(tmp_path)})
+    assert result.exit_code == 1
+    assert "does not answer" in result.output
+
+
+def _watch(mesh: ScriptedMesh, *arguments: str, changes: list[Any]) -> tuple[int, list[str]]:
+    for change in [*changes, OVER]:
+        mesh.changes.put(change)
+    result = mesh.run("get", *arguments, "-w")
+    assert OVER.message in result.stderr
+    return result.exit_code, result.stdout.splitlines()
+
+
+def test_a_watch_shows_the_table_then_each_row_that_changed(mesh: ScriptedMesh) -> None:
+    heartbeat = some_model("solo", pool="")
+    heartbeat.last_heartbeat_time.GetCurrentTime()
+    changes = [
+        Change(model=heartbeat),
+        Change(model=some_model("qwen", status="HIBERNATING")),
+        Change(agent=some_agent("other")),
+        Change(deleted_model="qwen-2"),
+    ]
+    code, lines = _watch(mesh, "models", changes=changes)
+    assert code == 1
+    assert [line.split()[0] for line in lines] == ["NAME", "qwen", "qwen-2", "solo", "qwen", "qwen-2"]
+    assert "hibernating" in lines[4]
+    assert "deleted" in lines[5]
+    assert lines[4].index("hibernating") == lines[0].index("STATUS")
+
+
+def test_a_watch_in_json_is_one_document_per_line(mesh: ScriptedMesh) -> None:
+    heartbeat = some_agent()
+    heartbeat.last_heartbeat_time.GetCurrentTime()
+    changes = [Change(agent=heartbeat), Change(agent=some_agent(description="Changed")), Change(deleted_agent="coder")]
+    _, lines = _watch(mesh, "agent", "coder", "-o", "json", changes=changes)
+    first, changed, gone = map(json.loads, lines)
+    assert (first["description"], changed["description"]) == ("Writes code", "Changed")
+    assert gone == {"kind": "agent", "name": "coder", "deleted": True}
+
+
+def test_a_watch_of_pools_follows_their_members(mesh: ScriptedMesh) -> None:
+    _, lines = _watch(mesh, "pools", changes=[Change(model=some_model("qwen", status="INACTIVE"))])
+    assert lines[-1].split() == ["big", "2", "1", "yes"]
+
+
+def test_a_watch_that_lagged_goes_on(mesh: ScriptedMesh) -> None:
+    lagged = WeftError(Reason.WATCH_LAGGED, "too slow")
+    code, lines = _watch(mesh, "models", "-o", "name", changes=[lagged, Change(deleted_model="solo")])
+    assert code == 1
+    assert mesh.watches == 2
+    assert lines == ["model/qwen", "model/qwen-2", "model/solo", "model/solo"]
+
+
+@pytest.mark.parametrize("reason", [Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN])
+def test_a_watch_outlives_a_registry_that_is_away_for_a_moment(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
+    monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
+    mesh.changes.put(WeftError(reason, "going down"))
+    mesh.changes.put(Change(deleted_model="solo"))
+    mesh.changes.put(OVER)
+    result = mesh.run("get", "models", "-w", "-o", "name")
+    assert mesh.watches == 2
+    assert "watching again when it is back" in result.stderr
+    assert result.stdout.splitlines()[-1] == "model/solo"
+
+
+def test_a_watch_gives_up_on_a_registry_that_stays_away(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(follow, "RETRY_LIMIT_SECONDS", -1.0)
+    mesh.changes.put(WeftError(Reason.SERVICE_UNAVAILABLE, "going down"))
+    assert mesh.run("get", "models", "-w").exit_code == 1
+    assert mesh.watches == 1
+
+
+def test_a_new_life_of_the_registry_counts_its_events_anew(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
+
+    def told() -> Iterator[Any]:
+        assert mesh.events_were_listed.wait(SCRIPT_SECONDS)
+        yield some_event(3)
+        mesh.events[:] = [some_event(1, "reborn")]
+        yield WeftError(Reason.SERVICE_UNAVAILABLE, "going down")
+        yield OVER
+
+    mesh.new_events = TellOneByOne(told())  # type: ignore[assignment]  # as much of a queue as is needed
+    lines = mesh.run("events", "-w", "-o", "json").stdout.splitlines()
+    assert [json.loads(line)["sequence"] for line in lines] == [1, 2, 3, 1]
+
+
+def test_a_watch_of_what_is_not_there_is_refused(mesh: ScriptedMesh) -> None:
+    assert mesh.run("get", "model", "nix", "-w").exit_code == 3
+
+
+def test_a_model_is_described_with_its_pool_conditions_process_and_events(mesh: ScriptedMesh) -> None:
+    out = mesh.run("describe", "model", "qwen").stdout
+    assert "Pool:\n  Pool name: big\n  Members:   2 (2 active)\n" in out
+    assert "    - qwen [virtual/active] ← this row\n    - qwen-2 [virtual/active]\n" in out
+    assert "Ready" in out
+    assert "TakesRequests" in out
+    assert "4711" in out
+    assert "2, the last time because: it died" in out
+    assert "asked for r1" in out, "a relayed runner is asked by its name"
+    assert "\x1b" not in out
+    assert "- coder [virtual/active]" in out
+    assert "it woke up" in out
+
+
+def test_a_solo_model_has_no_pool_block(mesh: ScriptedMesh) -> None:
+    assert "Pool:" not in mesh.run("describe", "model", "solo").stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("agent/coder", ["agent/coder", "temperature=0.2", "model/qwen is active", "You are terse."]),
+        ("runner/r1", ["dial-out runner", "4711", "Connected"]),
+        ("pool/big", ["2 of 2 members are active", "- coder"]),
+    ],
+)
+def test_every_kind_can_be_described(mesh: ScriptedMesh, target: str, words: list[str]) -> None:
+    result = mesh.run("describe", target)
+    assert result.exit_code == 0, result.output
+    assert not [word for word in words if word not in result.stdout]
+
+
+def test_a_runner_that_cannot_be_asked_does_not_spoil_the_rest(mesh: ScriptedMesh) -> None:
+    mesh.state.runners["r1"].address = "127.0.0.1:1"
+    out = mesh.run("describe", "model", "qwen").stdout
+    assert "its runner cannot be asked" in out
+    assert "Conditions:" in out
+
+
+def test_events_are_filtered_and_hold_to_their_schema(mesh: ScriptedMesh) -> None:
+    assert len(mesh.run("events").stdout.splitlines()) == 3
+    found = json.loads(mesh.run("events", "model", "solo", "-o", "json").stdout)
+    Draft202012Validator(schemas()["event-list.json"]).validate(found)
+    assert [event["resourceName"] for event in found["items"]] == ["solo"]
+
+
+def test_events_are_followed_without_repeats(mesh: ScriptedMesh) -> None:
+    for told in (some_event(2, "solo"), some_event(3, "new"), OVER):
+        mesh.new_events.put(told)
+    result = mesh.run("events", "-w", "-o", "json")
+    assert [json.loads(line)["sequence"] for line in result.stdout.splitlines()] == [1, 2, 3]
+
+
+def test_ps_asks_relayed_runners_too(mesh: ScriptedMesh) -> None:
+    (row,) = json.loads(mesh.run("ps", "-o", "json").stdout)["items"]
+    assert (row["model"], row["pid"], row["restarts"], row["state"]) == ("qwen", 4711, 2, "ready")

@@ -1,0 +1,127 @@
+"""Tables, durations, expectations, targets and the lazy commands, each by itself."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from weft.cli.columns import columns_of
+from weft.cli.lazy import COMMANDS, load
+from weft.cli.main import app
+from weft.cli.output import Column, TextTable, safe_text
+from weft.cli.targets import Target, one_target, parse_targets
+from weft.cli.wait import parse_duration, parse_expectation
+from weft.kernel.errors import FieldError
+from weft.resources.documents import ModelDocument, PoolDocument
+from weft.resources.kinds import ResourceKind
+from weft.resources.statuses import ModelStatus
+
+TABLE = (
+    Column("NAME", lambda row: row[0]),
+    Column("WORDS", lambda row: row[1]),
+    Column("AGE", lambda row: row[2], ticks=True),
+)
+
+
+def test_columns_are_as_wide_as_their_rows() -> None:
+    table = TextTable(TABLE)
+    assert table.text([("a", "one", "1s"), ("longer", "", "2s")]) == (
+        "NAME    WORDS  AGE\na       one    1s\nlonger  -      2s\n"
+    )
+    assert table.line(["b", "two", "3s"]) == "b       two    3s\n", "a later row keeps the widths"
+
+
+def test_a_table_without_rows_has_its_header() -> None:
+    assert TextTable(TABLE).text([]) == "NAME  WORDS  AGE\n"
+
+
+def test_time_alone_does_not_make_a_row_worth_showing_again() -> None:
+    table = TextTable(TABLE)
+    assert table.fingerprint(("a", "one", "1s")) == table.fingerprint(("a", "one", "9s"))
+    assert table.fingerprint(("a", "one", "1s")) != table.fingerprint(("a", "two", "1s"))
+
+
+def test_text_for_a_terminal_has_no_controls() -> None:
+    assert safe_text("a\x1b[31m\r\n\tb\u202ec") == "a [31m   b c"
+
+
+def test_every_kind_has_columns_and_wide_has_more() -> None:
+    for kind in ResourceKind:
+        narrow = [column.title for column in columns_of(kind, wide=False)]
+        wide = [column.title for column in columns_of(kind, wide=True)]
+        assert narrow[0] == "NAME"
+        assert set(narrow) < set(wide)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60s", 60), ("90", 90), ("5m", 300), ("1h", 3600), ("250ms", 0.25), ("1.5s", 1.5), ("0", 0)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1d", "1e3", "NaN", "169h", "1h30m", "1" * 400])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(FieldError, match="--timeout"):
+        parse_duration(text)
+
+
+def _model(state: Any) -> ModelDocument:
+    status = ModelStatus.model_construct(kind="public", state=state, pool="m", conditions=())
+    return ModelDocument(kind="model", name="m").model_copy(update={"status": status})
+
+
+def test_expectations_hold_or_not() -> None:
+    active = parse_expectation("status=active", ResourceKind.MODEL)
+    assert active.holds(_model("active"))
+    assert not active.holds(_model("hibernating"))
+    assert not active.holds(None)
+    gone = parse_expectation("delete", ResourceKind.MODEL)
+    assert gone.holds(None)
+    assert not gone.holds(_model("inactive"))
+    exists = parse_expectation("exists", ResourceKind.POOL)
+    assert exists.holds(PoolDocument(kind="pool", name="p"))
+    assert not exists.holds(None)
+
+
+def test_targets_are_a_kind_and_names_or_pairs() -> None:
+    assert parse_targets(["models"]) == (ResourceKind.MODEL, ())
+    two = (Target(ResourceKind.MODEL, "a"), Target(ResourceKind.MODEL, "b"))
+    assert parse_targets(["llm", "a", "b"]) == (ResourceKind.MODEL, two)
+    assert parse_targets(["model/a", "model/b"]) == (ResourceKind.MODEL, two)
+    assert one_target(["pool/p"]) == Target(ResourceKind.POOL, "p")
+
+
+@pytest.mark.parametrize(
+    "words", [["model/"], ["/x"], ["model", "-x"], ["model/a/b"], ["model", "a" * 129], ["model/a", "b"]]
+)
+def test_targets_that_name_nothing_are_refused(words: list[str]) -> None:
+    with pytest.raises(FieldError):
+        parse_targets(words)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_loaded_and_has_help(name: str) -> None:
+    command = load(name, COMMANDS[name])
+    assert command.name == name
+    assert command.help
+
+
+def test_the_group_lists_every_command() -> None:
+    group = get_command(app)
+    assert group.list_commands(None) == list(COMMANDS)  # type: ignore[attr-defined]  # it is a group
+    assert group.get_command(None, "nonsense") is None  # type: ignore[attr-defined]
+
+
+def test_reading_commands_need_no_service_library() -> None:
+    heavy = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop", "weft.host")
+    program = (
+        "import sys, weft.cli.main, weft.cli.get, weft.cli.describe, weft.cli.declare, weft.cli.delete, weft.cli.wait, "
+        "weft.cli.events, weft.cli.chat, weft.cli.ps, weft.cli.completion\n"
+        f"found = [name for name in {heavy!r} if name in sys.modules]\n"
+        "sys.exit(', '.join(found) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
