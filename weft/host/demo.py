@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.host.config import ModelSection, RunnerSection, WeftConfig
+from weft.host.config import WeftConfig
+from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from runner_svc.config import PublishedAgent
 from weft.api.common.v1 import sampling_pb2
-from weft.host.config import AgentSection, RunnerSection
+from weft.host.runner_sections import AgentSection, RunnerSection
 from weft.kernel.errors import invalid_field
 
 

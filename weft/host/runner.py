@@ -6,11 +6,12 @@ from collections.abc import Callable
 import runner_svc.service
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.restart import RestartLimits
-from weft.host.config import ModelSection, RunnerSection, WeftConfig
+from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.published_agents import published_agents
+from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.host.served_models import served_model
 from weft.host.serving import Announce, registry_address, serve_until_stopped
 from weft.kernel.errors import invalid_field

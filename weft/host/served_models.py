@@ -11,8 +11,8 @@ from runner_svc.backends.openai_http import HttpTimeouts
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings, SleepSettings
 from runner_svc.supervise.process import StopGraces
-from weft.host.config import ModelSection, RunnerSection, SleepSection, WakeSection
 from weft.host.demo import default_threads, llama_command
+from weft.host.runner_sections import ModelSection, RunnerSection, SleepSection, WakeSection
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 from weft.wake.magic_packet import is_mac_address

@@ -12,7 +12,7 @@ import router_svc.service
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
 from weft.host.children import RunnerChild
-from weft.host.config import WeftConfig, published_models
+from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
 from weft.host.garbage import settle_garbage_collector
 from weft.host.gateway import build_gateway
@@ -21,6 +21,7 @@ from weft.host.home import WeftHome
 from weft.host.registry import registry_config
 from weft.host.relay import RelayEndpoint, relay_doors
 from weft.host.router import router_config
+from weft.host.runner_sections import published_models
 from weft.host.stage import ShowProgress, Stage
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError

@@ -9,9 +9,9 @@ from runner_svc.backends.attached_server import AttachedServer, AttachedServerCo
 from runner_svc.config import RunnerConfig
 from runner_svc.report import RunnerReport
 from weft.api.registry.v1 import model_pb2
-from weft.host.config import RunnerSection
 from weft.host.home import WeftHome
 from weft.host.runner import runner_config
+from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError
 
 URL = "http://gpu-box.lan:8000/v1"

@@ -1,0 +1,26 @@
+"""What every section of the configuration file has in common."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from weft.kernel.names import is_name
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError("must be letters, digits, '.', '_', ':' or '-', starting with a letter or digit")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class Section(BaseModel):
+    """A mapping of the file: unknown names are refused, and nothing is converted."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
