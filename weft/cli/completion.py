@@ -35,6 +35,11 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     return _offer(_names(ctx, kinds[0]), incomplete)
 
 
+def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of models."""
+    return _offer(_names(ctx, ResourceKind.MODEL), incomplete)
+
+
 def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of models, pools and agents."""
     kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT)
