@@ -1,9 +1,13 @@
 """Checks of single values that a caller may send. Each raises INVALID_ARGUMENT naming the field."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from weft.kernel.errors import invalid_field
+
+# All that can steer a terminal, C1 and DEL too, and NUL, which PostgreSQL cannot hold. Lines and tabs are text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def require_text(text: str, field: str, max_chars: int) -> str:
@@ -17,9 +21,21 @@ def require_text(text: str, field: str, max_chars: int) -> str:
 
 def require_words(text: str, field: str, max_chars: int) -> str:
     """Return a text of at most `max_chars` characters, of any number of lines."""
-    if len(text) > max_chars or "\0" in text:
-        raise invalid_field(field, f"must be at most {max_chars} characters, none of them NUL")
+    if len(text) > max_chars or _CONTROL.search(text) is not None:
+        raise invalid_field(
+            field, f"must be at most {max_chars} characters, without control characters other than newline and tab"
+        )
     return text
+
+
+def cleaned_words(text: str, field: str, max_chars: int) -> str:
+    """Return a text as `require_words` does, with a space in place of each control character.
+
+    For words that a runner passes on from a program: it must not count as silent because a program writes in colour.
+    """
+    if len(text) > max_chars:
+        raise invalid_field(field, f"must be at most {max_chars} characters")
+    return _CONTROL.sub(" ", text)
 
 
 def require_count(number: int, field: str) -> int:

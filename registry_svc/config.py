@@ -1,5 +1,6 @@
 """Everything about the registry that an operator can set."""
 
+import math
 from dataclasses import dataclass
 
 from weft.kernel.errors import invalid_field
@@ -33,6 +34,8 @@ class RegistryConfig:
     """How old the stored time of a runner's last heartbeat may become."""
     watch_buffer_responses: int = 1024
     """How many changes may wait for one watcher before it is ended with WATCH_LAGGED."""
+    max_waiting_writes: int = 256
+    """How many changes may wait to be written; more are refused: heartbeats wait in the same line."""
     max_models_per_session: int = 1024
     """How many models one runner may publish."""
     max_agents_per_session: int = 256
@@ -45,6 +48,8 @@ class RegistryConfig:
     """How many agents may be known at once, declared or published."""
     max_manifest_bytes: int = 32 * 1024 * 1024
     """How much all models and agents may take together: a snapshot of the mesh must fit into one gRPC message."""
+    max_detail_bytes: int = 8 * 1024 * 1024
+    """How much the words of all capability reports may take together; reports beyond it are kept without words."""
     max_declarations: int = 1_000
     """How many resources one Apply may declare."""
     max_events: int = 1_000
@@ -57,7 +62,7 @@ class RegistryConfig:
             value = getattr(self, name)
             if isinstance(value, str):
                 continue
-            if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
-                raise invalid_field(name, "must be greater than zero")
+            if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+                raise invalid_field(name, "must be a number greater than zero")
         if self.inactive_after_seconds <= self.heartbeat_interval_seconds:
             raise invalid_field("inactive_after_seconds", "must be longer than heartbeat_interval_seconds")

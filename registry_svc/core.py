@@ -1,7 +1,8 @@
 """What every writer of the registry shares: commit to the store, change memory, tell the watchers, in that order."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from typing import TypeVar
 
 import structlog
 
@@ -19,6 +20,10 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry")
+
+RETRY_AFTER_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class RegistryCore:
@@ -70,7 +75,21 @@ class RegistryCore:
     def require_open(self) -> None:
         """Raise SHUTTING_DOWN outside of start and stop."""
         if not self._open:
-            raise WeftError(Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=1.0)
+            raise WeftError(
+                Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=RETRY_AFTER_SECONDS
+            )
+
+    async def write(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Run a caller's write in its turn, see SingleWriter.run. Raises SHUTTING_DOWN and QUEUE_FULL."""
+        self.require_open()
+        # Heartbeats wait in the same line: a flood of registrations must not make runners in good health look silent.
+        if self.writer.waiting >= self.config.max_waiting_writes:
+            raise WeftError(
+                Reason.QUEUE_FULL,
+                f"the registry has {self.config.max_waiting_writes} changes waiting to be written; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return await self.writer.run(write)
 
     def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
         """Everything there is, and a watcher that hears every change after exactly that."""

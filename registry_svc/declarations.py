@@ -42,13 +42,11 @@ class Declarations:
 
     async def apply(self, batch: Batch) -> list[Applied]:
         """One result per declaration, in order; see DeclarationService.Apply."""
-        self._core.require_open()
-        return await self._core.writer.run(lambda: self._apply(batch))
+        return await self._core.write(lambda: self._apply(batch))
 
     async def delete(self, kind: Kind, name: str) -> None:
         """Remove a resource whoever owns it; see DeclarationService.Delete."""
-        self._core.require_open()
-        await self._core.writer.run(lambda: self._delete(kind, name))
+        await self._core.write(lambda: self._delete(kind, name))
 
     async def _apply(self, batch: Batch) -> list[Applied]:
         plan = self._planned(batch)

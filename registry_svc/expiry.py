@@ -82,10 +82,11 @@ class Expiry:
 
     def _silence(self, members: list[Member], now: float) -> None:
         # Memory first: that a runner is gone must be told even while the disk fails. Written with the due pulses.
+        if not members:
+            return
         now_utc = self._clock.utc_now()
         for member in members:
             member.lose(Standing.SILENT, now, now_utc)
-            log.warning("runner is silent", runner=member.profile.name)
         happenings = [
             happening
             for member in members
@@ -94,6 +95,7 @@ class Expiry:
             )
         ]
         self._core.publish(self._core.mesh.retell(members), happenings)
+        log.warning("runners are silent", count=len(members), runners=_some_names(members))
 
     async def _forget(self, members: list[Member]) -> None:
         if not members:
@@ -105,7 +107,7 @@ class Expiry:
         stays, gone = list[Row](), list[Row]()
         for row in rows:
             (stays if self._core.mesh.is_declared(*row) else gone).append(row)
-        log.info("runners forgotten", runners=[member.profile.name for member in members][:MAX_LOGGED_NAMES])
+        log.info("runners forgotten", count=len(members), runners=_some_names(members))
         self._core.publish(
             changes,
             [
@@ -126,3 +128,8 @@ class Expiry:
         if saved is None or saved.standing is not member.pulse.standing:
             return True
         return member.pulse.heard_monotonic - saved.heard_monotonic >= self._config.heartbeat_save_interval_seconds
+
+
+def _some_names(members: list[Member]) -> list[str]:
+    # Not one line each: ten thousand of them would hold up the loop for longer than all that is told.
+    return [member.profile.name for member in members[:MAX_LOGGED_NAMES]]

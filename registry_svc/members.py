@@ -17,6 +17,7 @@ from registry_svc.domain import (
 )
 from registry_svc.policy.liveness import Pulse, heard, lost, share_of
 from registry_svc.policy.overlay import Publisher
+from registry_svc.policy.reports import detail_bytes
 from registry_svc.policy.sessions import Holder
 from registry_svc.store.port import StoredPulse, StoredSession
 
@@ -43,15 +44,19 @@ class Member:
     """Its place in a spread of expiries."""
     sleeping: frozenset[str] = field(init=False)
     """Its models that hibernate, by name."""
+    detail_bytes: int = field(init=False)
+    """How much the words of its last report take."""
 
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
         self.sleeping = _sleeping(self.capability)
+        self.detail_bytes = detail_bytes(self.capability.instances)
 
     def report(self, capability: Capability) -> None:
-        """Take in what the runner says of itself."""
+        """Take in what the runner says of itself. Called by the mesh, which counts."""
         self.capability = capability
         self.sleeping = _sleeping(capability)
+        self.detail_bytes = detail_bytes(capability.instances)
         self.reported = True
 
     def revive(self, now: float, now_utc: datetime) -> None:

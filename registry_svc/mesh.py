@@ -11,6 +11,7 @@ from registry_svc.domain import (
     AgentDeleted,
     AgentManifest,
     AgentPublication,
+    Capability,
     Change,
     DeclaredAgent,
     DeclaredModel,
@@ -45,6 +46,8 @@ class Mesh:
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
         self.sizes = ManifestSizes()
+        self.detail_bytes = 0
+        """How much the words of all reports take."""
 
     def __len__(self) -> int:
         return len(self._by_runner)
@@ -192,6 +195,12 @@ class Mesh:
             agents |= dict.fromkeys(member.agents)
         return self._retold([], models, agents, [member.profile.name for member in members])
 
+    def report(self, member: Member, capability: Capability) -> None:
+        """Take in what the runner of `member` says of itself."""
+        self.detail_bytes -= member.detail_bytes
+        member.report(capability)
+        self.detail_bytes += member.detail_bytes
+
     def retell(self, members: Sequence[Member]) -> list[Change]:
         """What changed now that the runners of `members` came or went."""
         models = dict.fromkeys(name for member in members for name in member.publications)
@@ -228,12 +237,14 @@ class Mesh:
                 del holder.agents[name]
 
     def _add(self, member: Member) -> None:
+        self.detail_bytes += member.detail_bytes
         self._by_session[member.session.id] = member
         self._by_runner[member.profile.name] = member
         self._by_model |= dict.fromkeys(member.publications, member)
         self._by_agent |= dict.fromkeys(member.agents, member)
 
     def _remove(self, member: Member) -> None:
+        self.detail_bytes -= member.detail_bytes
         del self._by_session[member.session.id]
         del self._by_runner[member.profile.name]
         for name in member.publications:

@@ -80,6 +80,8 @@ class PoolIndex:
 
     def _move(self, model: str, manifest: Manifest | None, status: Status) -> set[str]:
         earlier = self._pool_of.get(model)
+        if manifest is not None and earlier == (manifest.pool, bool(manifest.pool_name)):
+            return self._restate(model, manifest.pool, status)
         touched = {pool for pool in (earlier and earlier[0], manifest and manifest.pool) if pool}
         before = {pool: self.status(pool) for pool in touched}
         if earlier is not None:
@@ -89,6 +91,15 @@ class PoolIndex:
             self._pool_of[model] = (manifest.pool, names_it)
             self._pools.setdefault(manifest.pool, _Tally()).add(model, status, names_it=names_it)
         return {pool for pool in touched if self.status(pool) is not before[pool]}
+
+    def _restate(self, model: str, pool: str, status: Status) -> set[str]:
+        # Thousands at once when a site goes silent: without this each would leave its pool and join it anew.
+        tally = self._pools[pool]
+        before = tally.status
+        tally.counts[tally.statuses[model]] -= 1
+        tally.counts[status] += 1
+        tally.statuses[model] = status
+        return set() if tally.status is before else {pool}
 
     def _remove(self, model: str, pool: str, names_it: bool) -> None:
         del self._pool_of[model]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from registry_svc.checks import require_at_most, require_count, require_text, require_unique, require_words
+from registry_svc.checks import cleaned_words, require_at_most, require_count, require_text, require_unique
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
     AgentManifest,
@@ -185,5 +185,5 @@ def _instance(state: runner_pb2.InstanceState, field: str) -> Instance:
         slots_used=require_count(state.slots_used, f"{field}.slots_used"),
         load_progress=progress,
         context_tokens=require_count(state.context_tokens, f"{field}.context_tokens"),
-        detail=require_words(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
+        detail=cleaned_words(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
     )

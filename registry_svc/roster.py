@@ -1,5 +1,6 @@
 """Who is in the mesh: sessions and heartbeats. What time does to them is in `expiry`."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 
@@ -9,6 +10,7 @@ from registry_svc.core import RegistryCore
 from registry_svc.domain import (
     AgentManifest,
     AgentPublication,
+    Capability,
     EventReason,
     Happening,
     Heartbeat,
@@ -25,6 +27,7 @@ from registry_svc.policy.chronicle import of_opening, of_report, of_rows
 from registry_svc.policy.limits import require_room
 from registry_svc.policy.liveness import heard
 from registry_svc.policy.namespace import Claim
+from registry_svc.policy.reports import kept
 from registry_svc.policy.sessions import (
     Admitted,
     Hearing,
@@ -52,8 +55,7 @@ class Roster:
 
     async def open_session(self, opening: Opening) -> Session:
         """Publish a runner, its models and its agents; see RunnerSessionService.OpenSession."""
-        self._core.require_open()
-        return await self._core.writer.run(lambda: self._open(opening))
+        return await self._core.write(lambda: self._open(opening))
 
     async def hear(self, beat: Heartbeat) -> None:
         """Take in a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
@@ -67,8 +69,7 @@ class Roster:
 
     async def close_session(self, session_id: str, incarnation: str) -> None:
         """Make a runner inactive at its own wish; a session or incarnation that is gone already is passed over."""
-        self._core.require_open()
-        await self._core.writer.run(lambda: self._close(session_id, incarnation))
+        await self._core.write(lambda: self._close(session_id, incarnation))
 
     async def _open(self, opening: Opening) -> Session:
         mesh = self._core.mesh
@@ -140,17 +141,21 @@ class Roster:
         return list(of_opening(rows, earlier, gone, name))
 
     def _new_member(self, opening: Opening, decision: Admitted) -> Member:
-        now = self._clock.utc_now()
+        now, earlier = self._clock.utc_now(), self._core.mesh.of_session(opening.session_id)
         return Member(
             session=_session(opening, decision),
             profile=opening.profile,
             pulse=heard(self._clock.monotonic()),
             last_heartbeat_at=now,
-            capability=opening.capability,
+            capability=self._kept(opening.capability, {each.name for each in opening.models}, earlier),
             reported=True,
             publications={each.name: self._publication(each, opening.profile.name, now) for each in opening.models},
             agents={each.name: self._agent_publication(each, opening.profile.name, now) for each in opening.agents},
         )
+
+    def _kept(self, report: Capability, models: Collection[str], earlier: Member | None) -> Capability:
+        taken = self._core.mesh.detail_bytes - (0 if earlier is None else earlier.detail_bytes)
+        return kept(report, models, self._config.max_detail_bytes - taken)
 
     def _publication(self, manifest: Manifest, runner: str, now: datetime) -> Publication:
         earlier = self._core.mesh.published_model(manifest.name)
@@ -169,7 +174,7 @@ class Roster:
         if hearing is Hearing.FRESH:
             member.sequence = beat.sequence
             if beat.capability is not None:
-                member.report(beat.capability)
+                self._core.mesh.report(member, self._kept(beat.capability, member.publications, member))
         happenings = list[Happening]()
         if member.capability != earlier:
             happenings = of_report(earlier, member.capability, member.publications, reported_before=reported_before)

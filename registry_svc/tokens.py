@@ -34,8 +34,7 @@ class JoinTokens:
 
     async def create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
         """A new token and its whole text, which is told this once. Raises TOO_MANY_RESOURCES."""
-        self._core.require_open()
-        return await self._core.writer.run(lambda: self._create(description, lifetime))
+        return await self._core.write(lambda: self._create(description, lifetime))
 
     def newest_first(self) -> list[JoinToken]:
         """All tokens, expired ones too."""
@@ -44,8 +43,7 @@ class JoinTokens:
 
     async def revoke(self, token_id: str) -> None:
         """Make a token useless from now on; raises NOT_FOUND."""
-        self._core.require_open()
-        await self._core.writer.run(lambda: self._revoke(token_id))
+        await self._core.write(lambda: self._revoke(token_id))
 
     def check(self, text: str) -> JoinToken:
         """The token that `text` is; raises UNAUTHENTICATED, which does not say why."""

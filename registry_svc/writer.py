@@ -14,13 +14,20 @@ T = TypeVar("T")
 class SingleWriter:
     """Lets writes pass one by one, so that what one decides on still holds when it acts.
 
-    A write that reaches the disk must also reach memory. Therefore `run` carries on when its caller is cancelled, as
-    happens to every rpc whose client has gone.
+    A write that reaches the disk must also reach memory. Therefore one that has begun carries on when its caller is
+    cancelled, as happens to every rpc whose client has gone. One that has not begun is then dropped.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        """Those of `_running` whose turn has not come."""
+
+    @property
+    def waiting(self) -> int:
+        """How many writes wait for their turn."""
+        return len(self._waiting)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -29,18 +36,22 @@ class SingleWriter:
             yield
 
     async def run(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Run `write` in its turn and return its result; it is finished even if the caller is not there any more.
+        """Run `write` in its turn and return its result; once begun it is finished even if the caller is gone by then.
 
         Raises SHUTTING_DOWN when `drain` gave it up.
         """
         task = asyncio.create_task(self._in_turn(write), name="registry-write")
         self._running.add(task)
+        self._waiting.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._waiting.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise WeftError(Reason.SHUTTING_DOWN, "the registry stopped before this was written") from None
+            if task in self._waiting:
+                task.cancel()
             raise
 
     async def drain(self, limit_seconds: float) -> None:
@@ -55,4 +66,5 @@ class SingleWriter:
 
     async def _in_turn(self, write: Callable[[], Awaitable[T]]) -> T:
         async with self._turn:
+            self._waiting.difference_update({asyncio.current_task()})
             return await write()

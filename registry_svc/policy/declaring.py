@@ -69,7 +69,7 @@ def _of_virtual(kind: Kind, name: str, runner: str, same: bool, publisher_live: 
         raise WeftError(
             Reason.ALREADY_EXISTS,
             f"the {kind.value} {name!r} is published by the runner {runner!r} and differs from this declaration; "
-            "apply with --adopt to take it over",
+            "adopt it (`weft apply --adopt`, or `adopt: true` over HTTP) to take it over",
             metadata={"owner_kind": kind.value, kind.value: name, "runner": runner},
         )
     return Outcome.CONFIGURED

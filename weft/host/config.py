@@ -79,7 +79,7 @@ class RelaySection(Section):
 class RegistrySection(Section):
     """Who is alive."""
 
-    database_url: str | None = None
+    database_url: str | None = Field(default=None, repr=False)
     """Default: an SQLite file under the home. Or `postgresql+asyncpg://user:password@host/database` (TLS:
     `?ssl=require`; a socket: `?host=/folder`), which needs `pip install 'weft[postgres]'` and no transaction-pooling
     proxy between."""

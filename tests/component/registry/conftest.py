@@ -1,13 +1,23 @@
 """One running registry for the tests that need no more."""
 
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from registry_harness import RunningRegistry, running_registry
 
+# The databases of the store's tests: modules that run on all of them name the plugin `database_fixtures`.
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
+
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[RunningRegistry]:
-    async with running_registry(tmp_path) as running:
+def registry_url(tmp_path: Path) -> str:
+    """Where the registry keeps things; modules that run on every database have one of their own."""
+    return f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path, registry_url: str) -> AsyncIterator[RunningRegistry]:
+    async with running_registry(tmp_path, database_url=registry_url) as running:
         yield running

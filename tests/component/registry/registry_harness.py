@@ -269,13 +269,13 @@ def refused(reason: Reason) -> Iterator[list[WeftError]]:
 
 @asynccontextmanager
 async def running_registry(
-    folder: Path, *, clock: FakeClock | None = None, **settings: float
+    folder: Path, *, clock: FakeClock | None = None, database_url: str = "", **settings: float
 ) -> AsyncIterator[RunningRegistry]:
-    """A registry on `folder`/registry.db, served on a Unix socket beside it, with health and reflection."""
+    """A registry on `folder`/registry.db or another database, served on a Unix socket, with health and reflection."""
     clock = clock or FakeClock()
     # Without a spread every expiry has one exact moment.
     chosen = cast("Any", {"restart_spread_seconds": 0.0, **settings})
-    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{folder}/registry.db", **chosen)
+    config = RegistryConfig(database_url=database_url or f"sqlite+aiosqlite:///{folder}/registry.db", **chosen)
     service, server, health = build(config, clock=clock), new_server(), Health()
     service.register(server)
     health.register(server, service.service_names)

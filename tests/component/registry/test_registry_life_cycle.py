@@ -16,7 +16,15 @@ from registry_harness import (
 
 from weft.kernel.reasons import Reason
 
+pytest_plugins = ("database_fixtures",)
+
 FOUR_HOURS = 4 * 3600.0
+
+
+@pytest.fixture
+def registry_url(database_url: str) -> str:
+    """Every database."""
+    return database_url
 
 
 async def test_an_opened_session_publishes_runner_and_models(mesh: RunningRegistry) -> None:

@@ -12,15 +12,23 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.fake_clock import FakeClock
 
+pytest_plugins = ("database_fixtures",)
+
 FOUR_HOURS = 4 * 3600.0
 
 
-async def test_a_restarted_registry_knows_sessions_runners_models_and_keys(tmp_path: Path) -> None:
+@pytest.fixture
+def registry_url(database_url: str) -> str:
+    """Every database."""
+    return database_url
+
+
+async def test_a_restarted_registry_knows_sessions_runners_models_and_keys(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
-    async with running_registry(tmp_path, clock=clock) as before:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         runner = await SomeRunner(before, models=("m1", "m2")).open()
         model = await before.model("m2")
-    async with running_registry(tmp_path, clock=clock) as after:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as after:
         assert await after.model("m2") == model
         watch = await after.watch(include_ticket_keys=True)
         assert watch.snapshot.snapshot.runners[0].ticket_key == runner.ticket_key
@@ -29,13 +37,13 @@ async def test_a_restarted_registry_knows_sessions_runners_models_and_keys(tmp_p
         assert (await after.runner("r1")).status == ACTIVE
 
 
-async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path) -> None:
+async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
-    async with running_registry(tmp_path, clock=clock) as before:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         runner = await SomeRunner(before).open()
         await (await SomeRunner(before, name="closed", models=()).open()).close()
     await clock.advance(FOUR_HOURS * 2)
-    async with running_registry(tmp_path, clock=clock) as after:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as after:
         await after.advance(85.0)
         assert (await after.runner("r1")).status == ACTIVE
         assert (await after.runner("closed")).status == INACTIVE
@@ -45,12 +53,12 @@ async def test_nobody_expires_because_the_registry_was_away(tmp_path: Path) -> N
         assert (await after.runner("r1")).status == ACTIVE
 
 
-async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path: Path) -> None:
+async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
-    async with running_registry(tmp_path, clock=clock) as before:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         await SomeRunner(before).open()
     await clock.advance(FOUR_HOURS * 2)
-    async with running_registry(tmp_path, clock=clock) as after:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as after:
         await after.advance(90.0)
         assert (await after.runner("r1")).status == INACTIVE
         await after.advance(FOUR_HOURS)
@@ -58,12 +66,12 @@ async def test_after_the_grace_a_runner_that_stayed_silent_is_inactive(tmp_path:
             await after.runner("r1")
 
 
-async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path) -> None:
+async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path, registry_url: str) -> None:
     clock = FakeClock()
-    async with running_registry(tmp_path, clock=clock) as before:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
         await SomeRunner(before).open()
         await before.advance(90.0 + FOUR_HOURS / 2)
-    async with running_registry(tmp_path, clock=clock) as after:
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as after:
         await after.advance(FOUR_HOURS / 2 - 5.0)
         assert (await after.runner("r1")).status == INACTIVE
         await after.advance(5.0)
@@ -71,39 +79,41 @@ async def test_time_spent_inactive_before_a_restart_counts(tmp_path: Path) -> No
             await after.runner("r1")
 
 
-async def test_a_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as before:
+async def test_a_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Path, registry_url: str) -> None:
+    async with running_registry(tmp_path, database_url=registry_url) as before:
         first = await SomeRunner(before).open()
-    async with running_registry(tmp_path) as after:
+    async with running_registry(tmp_path, database_url=registry_url) as after:
         second = await SomeRunner(after, incarnation="life-2", session_id=first.session_id).open()
         assert second.session_id == first.session_id
         with refused(Reason.ALREADY_EXISTS):
             await SomeRunner(after, incarnation="life-x").open()
 
 
-async def test_the_same_request_id_gets_the_same_session_across_a_restart(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as before:
+async def test_the_same_request_id_gets_the_same_session_across_a_restart(tmp_path: Path, registry_url: str) -> None:
+    async with running_registry(tmp_path, database_url=registry_url) as before:
         first = await SomeRunner(before).open()
-    async with running_registry(tmp_path) as after:
+    async with running_registry(tmp_path, database_url=registry_url) as after:
         again = await after.sessions.OpenSession(SomeRunner(after, opens=1).opening())
         assert (again.session_id, again.ticket_key) == (first.session_id, first.ticket_key)
 
 
-async def test_a_good_bye_survives_a_restart(tmp_path: Path) -> None:
-    async with running_registry(tmp_path) as before:
+async def test_a_good_bye_survives_a_restart(tmp_path: Path, registry_url: str) -> None:
+    async with running_registry(tmp_path, database_url=registry_url) as before:
         runner = await SomeRunner(before).open()
         await runner.close()
-    async with running_registry(tmp_path) as after:
+    async with running_registry(tmp_path, database_url=registry_url) as after:
         runner.registry = after
         with refused(Reason.SESSION_UNKNOWN):
             await runner.beat()
 
 
-async def test_a_wall_clock_set_back_during_the_absence_expires_nobody_early_or_late(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, clock=FakeClock()) as before:
+async def test_a_wall_clock_set_back_during_the_absence_expires_nobody_early_or_late(
+    tmp_path: Path, registry_url: str
+) -> None:
+    async with running_registry(tmp_path, database_url=registry_url, clock=FakeClock()) as before:
         await SomeRunner(before).open()
     earlier = FakeClock(utc=FakeClock().utc_now().replace(year=2020))
-    async with running_registry(tmp_path, clock=earlier) as after:
+    async with running_registry(tmp_path, database_url=registry_url, clock=earlier) as after:
         await after.advance(85.0)
         assert (await after.runner("r1")).status == ACTIVE
         await after.advance(5.0)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from registry_harness import (
     ACTIVE,
     INACTIVE,
@@ -15,6 +16,14 @@ from registry_harness import (
 
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+
+@pytest.fixture
+def registry_url(database_url: str) -> str:
+    """Every database."""
+    return database_url
 
 
 async def test_a_restarted_runner_adopts_its_rows_by_session_id_with_a_fresh_key(mesh: RunningRegistry) -> None:

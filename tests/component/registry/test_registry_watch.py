@@ -97,7 +97,7 @@ async def test_ticket_keys_go_only_to_watchers_that_ask(mesh: RunningRegistry) -
 
 async def test_a_watcher_that_does_not_read_is_ended_and_the_others_are_not(tmp_path: Path) -> None:
     async with running_registry(tmp_path, watch_buffer_responses=4) as mesh:
-        runner = await SomeRunner(mesh).open()
+        runner = await SomeRunner(mesh, models=tuple(f"m{index}" for index in range(64))).open()
         slow, quick = await mesh.watch(), await mesh.watch()
         for number in range(1, 41):
             await runner.beat(_large_report(number))

@@ -1,5 +1,6 @@
 """Settings that make no sense are refused by name."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ def test_the_defaults_are_those_of_the_mission() -> None:
 
 
 @pytest.mark.parametrize("field", ["delete_after_seconds", "sweep_interval_seconds", "max_runners"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_of_nothing_is_refused_by_name(field: str, value: int) -> None:
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_a_limit_of_nothing_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(FieldError) as refusal:
         RegistryConfig(**{"database_url": URL, field: value})  # type: ignore[arg-type] # one of many, on purpose
     assert refusal.value.field == field

@@ -1,0 +1,279 @@
+"""What nobody in good faith sends: each a clear error that names the field, and nothing half-written."""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from registry_harness import (
+    AGENT,
+    MODEL,
+    POOL,
+    RUNNER,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    an_agent,
+    by_mesh,
+    declare,
+    manifest,
+    ready,
+    refused,
+)
+
+from weft.api.registry.v1 import (
+    agent_pb2,
+    declaration_service_pb2,
+    join_token_service_pb2,
+    registry_service_pb2,
+    runner_pb2,
+)
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+
+Send = Callable[[RunningRegistry, Any], Awaitable[object]]
+
+HOSTILE_NAMES = {
+    "traversal": "../../etc/passwd",
+    "traversal within": "a/../../b",
+    "backslashes": "..\\windows",
+    "option": "--adopt",
+    "hidden": ".ssh",
+    "space": "m 1",
+    "newline at the end": "m1\n",
+    "NUL": "m1\0",
+    "escape": "m1\x1b[2J",
+    "C1": "m1\x9b2J",
+    "ten kilobytes": "m" * 10_240,
+    "Cyrillic": "m\u043edel",
+    "full width": "\uff4d1",
+    "zero width": "m\u200b1",
+    "right to left": "m\u202e1",
+    "ligature": "\ufb01ne",
+    "digit of another script": "m\u0661",
+    "SQL": "'; drop table models; --",
+}
+
+
+def _instance(name: str) -> runner_pb2.Capability:
+    return runner_pb2.Capability(
+        instances=[runner_pb2.InstanceState(model=name, phase=runner_pb2.InstanceState.PHASE_READY)]
+    )
+
+
+def _pool(name: str, *members: str) -> Declaration:
+    return Declaration(pool=declaration_service_pb2.PoolDeclaration(name=name, members=members))
+
+
+def _events(name: str) -> registry_service_pb2.ListEventsRequest:
+    return registry_service_pb2.ListEventsRequest(kind=MODEL, name=name)
+
+
+NAMING: dict[str, Send] = {
+    "runner.name": lambda mesh, name: SomeRunner(mesh, name=name, models=()).open(),
+    "runner.incarnation": lambda mesh, name: SomeRunner(mesh, name="x", models=(), incarnation=f" {name}").open(),
+    "models[1].name": lambda mesh, name: SomeRunner(mesh, name="x", models=("fine", name)).open(),
+    "models[0].pool_name": lambda mesh, name: SomeRunner(mesh, name="x", models=(manifest("fine", pool=name),)).open(),
+    "agents[0].name": lambda mesh, name: SomeRunner(
+        mesh, name="x", models=("fine",), agents=(an_agent(name, "fine"),)
+    ).open(),
+    "agents[0].model": lambda mesh, name: SomeRunner(mesh, name="x", models=(), agents=(an_agent("a", name),)).open(),
+    "agents[0].pool": lambda mesh, name: SomeRunner(
+        mesh, name="x", models=(), agents=(an_agent("a", pool=name),)
+    ).open(),
+    "declarations[1].model.manifest.name": lambda mesh, name: mesh.apply(declare("fine"), declare(name)),
+    "declarations[0].model.runner": lambda mesh, name: mesh.apply(declare("fine", runner=name)),
+    "declarations[1].agent.name": lambda mesh, name: mesh.apply(declare("fine"), Declaration(agent=an_agent(name))),
+    "declarations[0].runner.name": lambda mesh, name: mesh.apply(
+        Declaration(runner=declaration_service_pb2.RunnerDeclaration(name=name))
+    ),
+    "declarations[0].pool.name": lambda mesh, name: mesh.apply(_pool(name)),
+    "declarations[0].pool.members[1]": lambda mesh, name: mesh.apply(_pool("m1", "m1", name)),
+    "name": lambda mesh, name: mesh.delete(MODEL, name),
+    "id": lambda mesh, name: mesh.tokens.RevokeJoinToken(join_token_service_pb2.RevokeJoinTokenRequest(id=name)),
+    "page_token": lambda mesh, name: mesh.registry.ListModels(registry_service_pb2.ListModelsRequest(page_token=name)),
+}
+
+
+async def _require_refusal(mesh: RunningRegistry, send: Send, value: Any, field: str) -> str:
+    """That `value` is refused by this field and nothing has changed; the message."""
+    before = await mesh.watch()
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await send(mesh, value)
+    before.call.cancel()
+    after = await mesh.watch()
+    after.call.cancel()
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == field
+    assert after.snapshot == before.snapshot
+    return errors[0].message
+
+
+@pytest.mark.parametrize("field", NAMING)
+async def test_hostile_names_are_refused_wherever_a_name_is_taken(mesh: RunningRegistry, field: str) -> None:
+    await SomeRunner(mesh).open()
+    for name in HOSTILE_NAMES.values():
+        message = await _require_refusal(mesh, NAMING[field], name, field)
+        assert name not in message
+
+
+async def test_hostile_names_in_reports_and_event_filters_are_refused(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    for name in HOSTILE_NAMES.values():
+        await _require_refusal(
+            mesh, lambda _, name: runner.beat(_instance(name)), name, "capability.instances[0].model"
+        )
+        await _require_refusal(mesh, lambda mesh, name: mesh.registry.ListEvents(_events(name)), name, "name")
+    await runner.beat(ready())
+
+
+async def test_asking_for_a_hostile_name_finds_nothing_and_repeats_nothing(mesh: RunningRegistry) -> None:
+    for name in HOSTILE_NAMES.values():
+        for ask, reason in (
+            (mesh.model, Reason.MODEL_NOT_FOUND),
+            (mesh.runner, Reason.NOT_FOUND),
+            (mesh.agent, Reason.NOT_FOUND),
+            (mesh.pool, Reason.NOT_FOUND),
+        ):
+            with refused(reason) as errors:
+                await ask(name)
+            assert name not in errors[0].message
+
+
+async def test_names_that_differ_in_case_alone_are_different_names(mesh: RunningRegistry) -> None:
+    assert await mesh.apply(declare("m1"), declare("M1")) == ["model m1 created", "model M1 created"]
+
+
+CONTROL_CHARACTERS = ("\0", "\x07", "\x1b", "\r", "\x7f", "\x9b")
+
+
+def _prompting(text: str) -> agent_pb2.AgentManifest:
+    return an_agent("a1", prompt=text)
+
+
+def _described(text: str) -> agent_pb2.AgentManifest:
+    described = an_agent("a1")
+    described.description = text
+    return described
+
+
+@pytest.mark.parametrize(("make", "member"), [(_prompting, "system_prompt"), (_described, "description")])
+async def test_words_that_could_steer_a_terminal_are_refused(
+    mesh: RunningRegistry, make: Callable[[str], agent_pb2.AgentManifest], member: str
+) -> None:
+    async def publish(mesh: RunningRegistry, agent: agent_pb2.AgentManifest) -> object:
+        return await SomeRunner(mesh, agents=(agent,)).open()
+
+    async def apply(mesh: RunningRegistry, agent: agent_pb2.AgentManifest) -> object:
+        return await mesh.apply(declare("m1"), Declaration(agent=agent))
+
+    for character in CONTROL_CHARACTERS:
+        agent = make(f"before{character}after")
+        await _require_refusal(mesh, publish, agent, f"agents[0].{member}")
+        await _require_refusal(mesh, apply, agent, f"declarations[1].agent.{member}")
+    await apply(mesh, make("Two lines:\n\twith a tab, and an \U0001f469\u200d\U0001f4bb."))
+
+
+async def test_a_program_that_writes_in_colour_does_not_make_its_runner_silent(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.beat(ready(detail="\x1b[31mout of memory\x1b[0m\r\n\0at layer 7"))
+    (instance,) = (await mesh.runner("r1")).capability.instances
+    assert instance.detail == " [31mout of memory [0m \n at layer 7"
+
+
+def _state(**values: Any) -> runner_pb2.Capability:
+    state = runner_pb2.InstanceState(model="m1", phase=runner_pb2.InstanceState.PHASE_READY, **values)
+    return runner_pb2.Capability(instances=[state])
+
+
+def _tuned(temperature: float) -> Declaration:
+    agent = an_agent("a1")
+    agent.default_params.temperature = temperature
+    return Declaration(agent=agent)
+
+
+def _waiting(seconds: int) -> Declaration:
+    wake = by_mesh()
+    wake.max_wait.seconds = seconds
+    return declare(manifest("m2", wake=wake))
+
+
+async def _opening_with(mesh: RunningRegistry, max_requests: int) -> object:
+    request = SomeRunner(mesh, name="x", models=()).opening()
+    request.runner.capability.max_requests = max_requests
+    return await mesh.sessions.OpenSession(request)
+
+
+SIZES: list[tuple[str, Send, list[float]]] = [
+    ("models[0].context_tokens", lambda m, n: SomeRunner(m, models=(manifest("x", context_tokens=n),)).open(), [-1]),
+    ("runner.capability.max_requests", _opening_with, [-1, -(2**31)]),
+    (
+        "declarations[0].model.manifest.context_tokens",
+        lambda m, n: m.apply(declare(manifest("x", context_tokens=n))),
+        [-(2**31)],
+    ),
+    (
+        "declarations[0].agent.default_params.temperature",
+        lambda m, n: m.apply(_tuned(n)),
+        [-1, math.nan, math.inf, -math.inf],
+    ),
+    ("declarations[0].model.manifest.wake.max_wait", lambda m, n: m.apply(_waiting(n)), [-1, 3_601, 2**40]),
+    ("page_size", lambda m, n: m.registry.ListPools(registry_service_pb2.ListPoolsRequest(page_size=n)), [-1]),
+    ("limit", lambda m, n: m.registry.ListEvents(registry_service_pb2.ListEventsRequest(limit=n)), [-1]),
+]
+
+
+@pytest.mark.parametrize(("field", "send", "numbers"), SIZES, ids=[field for field, _, _ in SIZES])
+async def test_negative_and_impossible_sizes_are_refused(
+    mesh: RunningRegistry, field: str, send: Send, numbers: list[float]
+) -> None:
+    await SomeRunner(mesh).open()
+    for number in numbers:
+        await _require_refusal(mesh, send, number, field)
+
+
+async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_last_report_stands(
+    mesh: RunningRegistry,
+) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.beat(ready(slots_used=1))
+
+    async def beat(_: RunningRegistry, report: runner_pb2.Capability | None) -> None:
+        await runner.beat(report)
+
+    for member in ("slots_total", "slots_used", "context_tokens"):
+        await _require_refusal(mesh, beat, _state(**{member: -1}), f"capability.instances[0].{member}")
+    for progress in (math.nan, math.inf, -0.1, 1.1):
+        await _require_refusal(mesh, beat, _state(load_progress=progress), "capability.instances[0].load_progress")
+    runner.sequence = -2
+    await _require_refusal(mesh, beat, None, "sequence")
+
+
+async def test_a_million_of_anything_is_refused_by_its_field(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    million = 1_000_000
+    await _require_refusal(
+        mesh, lambda _, report: runner.beat(report), _million_instances(million), "capability.instances"
+    )
+    await _require_refusal(mesh, lambda m, names: m.apply(_pool("m1", *names)), ["m"] * million, _MEMBERS)
+    declarations = declaration_service_pb2.ApplyRequest(declarations=[_pool("m1")] * million)
+    await _require_refusal(mesh, lambda m, request: m.declarations.Apply(request), declarations, "declarations")
+    opening = runner.opening()
+    opening.models.extend([manifest("m2")] * 100_000)
+    await _require_refusal(mesh, lambda m, request: m.sessions.OpenSession(request), opening, "models")
+
+
+_MEMBERS = "declarations[0].pool.members"
+
+
+def _million_instances(count: int) -> runner_pb2.Capability:
+    return runner_pb2.Capability(instances=[ready().instances[0]] * count)
+
+
+async def test_deleting_for_somebody_else_needs_a_kind_that_fits(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    for kind, name in ((AGENT, "m1"), (RUNNER, "m1"), (MODEL, "r1")):
+        with refused(Reason.NOT_FOUND):
+            await mesh.delete(kind, name)
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.delete(POOL, "m1")

@@ -1,0 +1,148 @@
+"""More of everything than anybody needs: refused at a bound, and the others do not notice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from gated_store import GatedStore
+from roster_harness import BareRegistry
+
+from registry_svc.config import RegistryConfig
+from registry_svc.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.testing.fake_clock import FakeClock
+
+WAITING = 3
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[GatedStore]:
+    store = GatedStore()
+    yield store
+    await store.really_close()
+
+
+@pytest.fixture
+async def registry(store: GatedStore) -> AsyncIterator[BareRegistry]:
+    config = RegistryConfig(database_url="sqlite+aiosqlite://", max_waiting_writes=WAITING, max_detail_bytes=100)
+    registry = BareRegistry(store, FakeClock(), config)
+    await registry.start()
+    yield registry
+    await registry.stop()
+
+
+def opening(number: int, *models: str, report: Capability | None = None) -> Opening:
+    return Opening(
+        request_id=f"open-{number}",
+        session_id="",
+        profile=RunnerProfile(name=f"r{number}", incarnation="life-1", address="a", host="", runtime="", version=""),
+        capability=report or Capability(),
+        models=tuple(
+            Manifest(name=each, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+            for each in models
+        ),
+    )
+
+
+def failed(model: str, detail: str) -> Instance:
+    return Instance(
+        model=model,
+        phase=Phase.FAILED,
+        slots_total=0,
+        slots_used=0,
+        load_progress=None,
+        context_tokens=0,
+        detail=detail,
+    )
+
+
+async def flood(registry: BareRegistry, store: GatedStore) -> list[asyncio.Task[object]]:
+    """One opening that is being written and as many more as may wait."""
+    store.gate = asyncio.Event()
+    writing: list[asyncio.Task[object]] = [asyncio.create_task(registry.roster.open_session(opening(0)))]
+    await store.waiting.wait()
+    waiting = range(1, WAITING + 1)
+    writing.extend(asyncio.create_task(registry.roster.open_session(opening(number))) for number in waiting)
+    await asyncio.sleep(0)
+    return writing
+
+
+async def test_more_registrations_than_may_wait_are_refused_at_once(registry: BareRegistry, store: GatedStore) -> None:
+    writing = await flood(registry, store)
+    with pytest.raises(WeftError) as refusal:
+        await registry.roster.open_session(opening(99))
+    assert (refusal.value.reason, refusal.value.retry_after_seconds) == (Reason.QUEUE_FULL, 1.0)
+    assert store.gate is not None
+    store.gate.set()
+    await asyncio.gather(*writing)
+    assert len(registry.core.mesh) == WAITING + 1
+    await registry.roster.open_session(opening(99))
+
+
+async def test_who_leaves_the_line_is_not_written_and_makes_room(registry: BareRegistry, store: GatedStore) -> None:
+    writing = await flood(registry, store)
+    writing[2].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing.pop(2)
+    await asyncio.sleep(0)
+    another = asyncio.create_task(registry.roster.open_session(opening(99)))
+    await asyncio.sleep(0)
+    assert store.gate is not None
+    store.gate.set()
+    await asyncio.gather(*writing, another)
+    assert sorted(registry.core.mesh.runner_names()) == ["r0", "r1", "r3", "r99"]
+
+
+async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareRegistry, store: GatedStore) -> None:
+    session = await registry.roster.open_session(opening(50))
+    writing = await flood(registry, store)
+    beat = Heartbeat(session_id=session.id, incarnation="life-1", sequence=1, capability=None)
+    others = [asyncio.create_task(registry.roster.hear(beat)), asyncio.create_task(registry.expiry.sweep())]
+    await asyncio.sleep(0)
+    assert store.gate is not None
+    store.gate.set()
+    await asyncio.gather(*writing, *others)
+    found = registry.core.mesh.of_session(session.id)
+    assert found is not None
+    assert found.sequence == 1
+
+
+async def test_reports_about_models_of_others_are_not_kept(registry: BareRegistry) -> None:
+    report = Capability(instances=(failed("m1", ""), failed("not-mine", "")))
+    session = await registry.roster.open_session(opening(1, "m1", report=report))
+    assert _kept(registry, 1) == [("m1", "")]
+    beat = Heartbeat(session_id=session.id, incarnation="life-1", sequence=1, capability=report)
+    await registry.roster.hear(beat)
+    assert _kept(registry, 1) == [("m1", "")]
+
+
+async def test_reports_with_more_words_than_there_is_room_for_are_kept_without_them(registry: BareRegistry) -> None:
+    first = await registry.roster.open_session(opening(1, "m1", report=Capability(instances=(failed("m1", "x" * 60),))))
+    second = opening(2, "m2", report=Capability(instances=(failed("m2", "\u00e9" * 30),)))
+    await registry.roster.open_session(second)
+    assert _kept(registry, 1) == [("m1", "x" * 60)]
+    assert _kept(registry, 2) == [("m2", "")]
+    shorter = Capability(instances=(failed("m1", "x" * 40),))
+    beat = Heartbeat(session_id=first.id, incarnation="life-1", sequence=1, capability=shorter)
+    await registry.roster.hear(beat)
+    await registry.roster.hear(replace(beat, sequence=2))
+    await registry.roster.close_session(first.id, "life-1")
+    again = replace(second, request_id="again", session_id=_session(registry, 2))
+    await registry.roster.open_session(again)
+    assert _kept(registry, 2) == [("m2", "\u00e9" * 30)]
+    assert registry.core.mesh.detail_bytes == 100
+
+
+def _kept(registry: BareRegistry, number: int) -> list[tuple[str, str]]:
+    runner = registry.catalogue.runner(f"r{number}")
+    assert runner is not None
+    return [(instance.model, instance.detail) for instance in runner.capability.instances]
+
+
+def _session(registry: BareRegistry, number: int) -> str:
+    member = registry.core.mesh.of_runner(f"r{number}")
+    assert member is not None
+    return member.session.id
