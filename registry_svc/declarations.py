@@ -140,11 +140,11 @@ class Declarations:
         if not members:
             raise WeftError(
                 Reason.NOT_FOUND,
-                f"there is no pool {given.name!r}; a pool follows from its models, set pool_name on them",
+                f"there is no pool {given.name!r}; a pool follows from its models, name it as theirs",
                 metadata={Kind.POOL.value: given.name},
             )
         if given.members and sorted(given.members) != members:
-            raise invalid_field(field_, "must be its members; a pool follows from its models, set pool_name there")
+            raise invalid_field(field_, "must be its members; a pool follows from its models, change theirs")
         plan.results.append(_unchanged(Kind.POOL, given.name, given))
 
     def _require_room(self, plan: _Plan) -> None:

@@ -41,6 +41,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         operations=model.operations,
         remote=model.remote,
         runner_max_requests=runner.max_requests if runner is not None else 0,
+        runner_wakes=model.wake is not None and model.wake.by_runner,
         max_wake_seconds=wake_plan(model).max_wait_seconds,
         load_progress=instance.load_progress if instance is not None else None,
         detail=detail,

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -62,8 +63,18 @@ class Mailbox:
         return decision
 
 
-WakeFinished = Callable[[WeftError | None], None]
-"""Told once, when a wake has ended; with the error when it failed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeEnd:
+    """How a wake ended."""
+
+    error: WeftError | None = None
+    """None: it succeeded."""
+    by_word: bool = False
+    """The fleet does not show it, but the model's runner insists that it is awake."""
+
+
+WakeFinished = Callable[[WakeEnd], None]
+"""Told once, when a wake has ended."""
 
 
 class WakeStarter(Protocol):
@@ -140,11 +151,12 @@ class SchedulingLoop:
         if self._mailboxes.pop(key, None) is not None:
             self._deliver(self._scheduler.finish(key, self._clock.monotonic()))
 
-    def wake_finished(self, model: str, error: WeftError | None) -> None:
+    def wake_finished(self, model: str, end: WakeEnd) -> None:
         """A wake ended."""
         if not self._closed:
-            said = error.message if error is not None else None
-            self._deliver(self._scheduler.wake_finished(model, said, self._clock.monotonic()))
+            said = end.error.message if end.error is not None else None
+            now = self._clock.monotonic()
+            self._deliver(self._scheduler.wake_finished(model, said, now, by_word=end.by_word))
 
     def close(self) -> None:
         """Refuse everybody who waits, and everybody who comes."""

@@ -3,35 +3,30 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import grpc
 import structlog
 
 from router_svc.config import RelayConfig
 from router_svc.relay_sessions import LinkSession, SessionCalls
-from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
+from router_svc.relay_tokens import TokenGate
 from weft.api.router.v1 import relay_service_pb2
 from weft.kernel.address import RUNNER_KEY
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, error_from_call
+from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
 from weft.link.codec import forwardable
 from weft.link.forward import Context, RawServices, finish, forward_to_link
 from weft.link.frames import Side
 from weft.link.link import Link
 from weft.link.multiplexer import LinkLimits
-from weft.link.transport import ACCEPTED_KEY, AttachTransport
-
-if TYPE_CHECKING:
-    from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceAsyncStub
+from weft.link.transport import ACCEPTED_KEY, CLOCK_KEY, AttachTransport
 
 log = structlog.get_logger("weft.relay")
 
-TOKEN_CHECK_SECONDS = 5.0
-MAX_TOKEN_CHARS = 512
 MAX_RUNNER_CALLS = 16
 """Calls that one runner may have open to the registry at once."""
 RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
@@ -87,17 +82,16 @@ class Relay:
         self._config = config
         self._clock = clock
         self._links: dict[str, RelayLink] = {}
-        self._attached = 0
         self._standing: dict[LinkSession, RelayLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._calls: SessionCalls | None = None
-        self._tokens: JoinTokenServiceAsyncStub | None = None
+        self._gate: TokenGate | None = None
         self._stopping = False
 
     def start(self, registry: grpc.aio.Channel) -> None:
         """Take links from now on."""
         self._calls = SessionCalls(registry, self._config.address, self._bind)
-        self._tokens = cast("JoinTokenServiceAsyncStub", join_token_service_pb2_grpc.JoinTokenServiceStub(registry))
+        self._gate = TokenGate(registry, self._clock)
         self._stopping = False
 
     async def stop(self) -> None:
@@ -118,21 +112,16 @@ class Relay:
 
     async def attach(self, context: AttachContext) -> None:
         """Carry one link from the first byte to the last. Raises what ended it, see RelayService.Attach."""
-        calls = self._require_room()
-        self._attached += 1
-        try:
-            await self._check_token(context)
-            self._require_running()
-            standing = RelayLink(self._config, LinkSession(), calls)
-            await self._carry(standing, context)
-        finally:
-            self._attached -= 1
-
-    async def _carry(self, standing: RelayLink, context: AttachContext) -> None:
-        await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
+        self._require_running()
+        assert self._gate is not None, "a link before the relay was started"
+        await self._gate.check(context)
+        standing = RelayLink(self._config, LinkSession(), self._require_room())
+        # From here on `stop` ends it, and it counts.
         self._standing[standing.session] = standing
         opening = asyncio.create_task(self._require_session(standing))
         try:
+            milliseconds = int(self._clock.utc_now().timestamp() * 1000)
+            await context.send_initial_metadata(((ACCEPTED_KEY, "1"), (CLOCK_KEY, str(milliseconds))))
             await standing.link.run(AttachTransport(context, relay_service_pb2.AttachResponse))
         finally:
             del self._standing[standing.session]
@@ -143,7 +132,7 @@ class Relay:
     def _require_room(self) -> SessionCalls:
         self._require_running()
         assert self._calls is not None, "a link before the relay was started"
-        if self._attached >= self._config.max_links:
+        if len(self._standing) >= self._config.max_links:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES, f"{self._config.max_links} runners are joined here, which is the limit"
             )
@@ -152,18 +141,6 @@ class Relay:
     def _require_running(self) -> None:
         if self._stopping or self._calls is None:
             raise WeftError(Reason.SHUTTING_DOWN, "the router is shutting down")
-
-    async def _check_token(self, context: AttachContext) -> None:
-        given = dict(cast("Any", context.invocation_metadata()) or ()).get("authorization", "")
-        scheme, _, token = str(given).partition(" ")
-        if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_CHARS:
-            raise WeftError(Reason.UNAUTHENTICATED, "a join token is needed; make one with `weft runner token create`")
-        assert self._tokens is not None, "a link before the relay was started"
-        try:
-            request = join_token_service_pb2.CheckJoinTokenRequest(token=token)
-            await self._tokens.CheckJoinToken(request, timeout=TOKEN_CHECK_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise _check_error(error_from_call(error, Reason.SERVICE_UNAVAILABLE)) from None
 
     async def _require_session(self, standing: RelayLink) -> None:
         """End a link whose runner does not open its session in time."""
@@ -217,9 +194,10 @@ class Relay:
             await standing.serve(method, requests, context)
 
     async def _find(self, context: Context) -> RelayLink:
-        runner = str(dict(cast("Any", context.invocation_metadata()) or ()).get(RUNNER_KEY, ""))
+        named = [value for key, value in cast("Any", context.invocation_metadata()) or () if key == RUNNER_KEY]
+        runner = str(named[0]) if len(named) == 1 else ""
         if not runner:
-            raise invalid_field(f"metadata {RUNNER_KEY}", "must name the runner, as its address says")
+            raise invalid_field(f"metadata {RUNNER_KEY}", "must name the runner once, as its address says")
         standing = self._links.get(runner)
         if standing is None and self._calls is not None:
             # The mesh may hear of a new session a moment before its link is known here.
@@ -243,9 +221,3 @@ def add_relay_to_server(relay: Relay, server: grpc.aio.Server) -> None:
         response_serializer=relay_service_pb2.AttachResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(RELAY_SERVICE, {"Attach": handler}),))
-
-
-def _check_error(error: WeftError) -> WeftError:
-    if error.reason is Reason.UNAUTHENTICATED:
-        return WeftError(Reason.UNAUTHENTICATED, "the join token is not good; make another: weft runner token create")
-    return WeftError(Reason.SERVICE_UNAVAILABLE, "the token cannot be checked now, because the registry is away")

@@ -33,11 +33,14 @@ class LinkSession:
     """The session that was opened over one link."""
 
     runner: str = ""
+    """Whose link it is: the first name that a session was asked for, whether it was opened or not."""
     session_id: str = ""
     incarnation: str = ""
     max_requests: int = 0
     """Requests the runner works on at once; 0: no limit of its own."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)
+    is_opening: bool = False
+    """Whether the registry is being asked to open it."""
     refusal: WeftError | None = None
     """Why the last attempt to open it failed."""
 
@@ -104,6 +107,10 @@ class SessionCalls:
         name = require_name(request.runner.name, "runner.name")
         if session.runner and session.runner != name:
             raise WeftError(Reason.PERMISSION_DENIED, f"this link belongs to {session.runner}")
+        if session.is_opening:
+            # An opening outlives the call that asked for it; one at a time, or a flood of them would have no bound.
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session is being opened already; ask again")
+        session.runner, session.is_opening = name, True
         # Where it listens is the runner's own affair: the mesh reaches it here.
         request.runner.address = relayed_address(self._address, name)
         request.runner.dial_out = True
@@ -120,14 +127,15 @@ class SessionCalls:
             opening.exception()
 
     async def _open_in_turn(self, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
-        async with self.turn(request.runner.name):
+        async with self.turn(session.runner):
             try:
                 response = await self._sessions.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
             except grpc.aio.AioRpcError as error:
                 session.refusal = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
                 raise
-            session.runner, session.session_id = request.runner.name, response.session_id
-            session.incarnation = request.runner.incarnation
+            finally:
+                session.is_opening = False
+            session.session_id, session.incarnation = response.session_id, request.runner.incarnation
             session.max_requests = request.runner.capability.max_requests
             session.opened.set()
             self._note_open(session)
@@ -136,8 +144,9 @@ class SessionCalls:
     async def _heartbeat(self, session: LinkSession, data: bytes) -> Message:
         request = pb.HeartbeatRequest.FromString(data)
         _require_own(session, request.session_id)
+        response = await self._sessions.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         session.max_requests = request.capability.max_requests
-        return await self._sessions.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
+        return response
 
     async def _close(self, session: LinkSession, data: bytes) -> Message:
         request = pb.CloseSessionRequest.FromString(data)

@@ -1,15 +1,16 @@
 """Carries wakes out: runs a mesh's recipe, asks a runner, and watches the fleet until the model takes requests."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 import structlog
 
 from router_svc.fleet_view import candidate_of, wake_plan
-from router_svc.loop import WakeFinished
+from router_svc.loop import WakeEnd, WakeFinished
 from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Wakes
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -31,6 +32,9 @@ CALL_MARGIN_SECONDS = 5.0
 """How much later than the wake itself a call to a runner ends, so that the wake's own bound is the one that is hit."""
 LOST_RUNNER_RETRY_SECONDS = 1.0
 """Pause before a runner is asked again that the fleet still shows but whose host has only been told to wake."""
+CONFIRM_SECONDS = 2.0
+"""How long a runner that said that the model is awake has to report it before it is asked again. The model may have
+fallen asleep in between, and nobody would wake it until `max_wait`; or the registry is away, and the report with it."""
 MAX_ERROR_CHARS = 500
 """What is passed on of an error: every request that waits gets a copy."""
 
@@ -46,6 +50,7 @@ class RecipeRunner(Protocol):
 class _Step(Enum):
     DONE = "done"
     WAIT = "wait"
+    CONFIRM = "confirm"
     RUN_RECIPE = "run_recipe"
     ASK_RUNNER = "ask_runner"
 
@@ -60,8 +65,12 @@ class _Attempt:
     """On the router's monotonic clock."""
     recipe_ran: bool = False
     runner_was_lost: bool = False
-    woken_incarnations: set[str] = field(default_factory=set)
-    """Runners that said that it is awake; the fleet shows it with their next report."""
+    woken_at: dict[str, float] = field(default_factory=dict)
+    """When which incarnation of its runner said that it is awake; the fleet shows it with its next report."""
+    doubted: bool = False
+    """See Wakes."""
+    runner_insists: bool = False
+    """The runner says that it is awake and the fleet goes on to say something else."""
 
 
 class Waker:
@@ -97,8 +106,9 @@ class Waker:
     async def _wake(self, wakes: Wakes, finished: WakeFinished) -> None:
         log.info("waking", model=wakes.model, runner=wakes.runner, max_wait_seconds=wakes.max_wait_seconds)
         error: WeftError | None = None
+        by_word = False
         try:
-            await self._within_bound(wakes)
+            by_word = await self._within_bound(wakes)
         except WeftError as failed:
             error = _as_wake_failure(failed)
             log.warning("wake failed", model=wakes.model, runner=wakes.runner, error=error.message)
@@ -106,33 +116,48 @@ class Waker:
             error = WeftError(Reason.WAKE_FAILED, "an internal error; the router's log has the details")
             log.exception("wake failed unexpectedly", model=wakes.model, runner=wakes.runner)
         else:
-            log.info("woke", model=wakes.model, runner=wakes.runner)
+            log.info("woke", model=wakes.model, runner=wakes.runner, by_word=by_word)
         # Before anybody is told: the next request may begin the next wake at once.
         del self._tasks[wakes.model]
-        finished(error)
+        finished(WakeEnd(error=error, by_word=by_word))
 
-    async def _within_bound(self, wakes: Wakes) -> None:
+    async def _within_bound(self, wakes: Wakes) -> bool:
+        """Whether that it is awake is known from its runner alone."""
         ends_at = self._clock.monotonic() + wakes.max_wait_seconds
-        attempt = _Attempt(model=wakes.model, max_wait_seconds=wakes.max_wait_seconds, ends_at=ends_at)
-        working = asyncio.create_task(self._bring_up(attempt))
-        expiring = asyncio.create_task(self._clock.sleep(wakes.max_wait_seconds))
+        attempt = _Attempt(
+            model=wakes.model, max_wait_seconds=wakes.max_wait_seconds, ends_at=ends_at, doubted=wakes.doubted
+        )
+        if not await self._ends_within(wakes.max_wait_seconds, self._bring_up(attempt)):
+            raise _not_in_time(wakes.max_wait_seconds)
+        return attempt.runner_insists
+
+    async def _ends_within(self, seconds: float, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether `work` ended in that time; its error is raised. Otherwise it is cancelled and has ended."""
+        working = asyncio.create_task(work)
+        expiring = asyncio.create_task(self._clock.sleep(seconds))
         try:
             await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise _not_in_time(wakes.max_wait_seconds)
-            working.result()
+            if working.done():
+                working.result()
+                return True
+            return False
         finally:
             await stop_tasks(task for task in (working, expiring) if not task.done())
 
     async def _bring_up(self, attempt: _Attempt) -> None:
-        while (step := _next_step(self._view, attempt)) is not _Step.DONE:
+        while (step := _next_step(self._view, attempt, self._clock.monotonic())) is not _Step.DONE:
             match step:
                 case _Step.RUN_RECIPE:
                     await self._carry_out_recipe(attempt)
                 case _Step.ASK_RUNNER:
                     await self._ask_runner(attempt)
                 case _Step.WAIT:
-                    await self._view_changed.wait()
+                    await self._news()
+                case _Step.CONFIRM:
+                    await self._ends_within(CONFIRM_SECONDS, self._news())
+
+    async def _news(self) -> None:
+        await self._view_changed.wait()
 
     async def _carry_out_recipe(self, attempt: _Attempt) -> None:
         recipe = wake_plan(self._view.models[attempt.model]).by_mesh
@@ -167,19 +192,20 @@ class Waker:
             if attempt.recipe_ran:
                 await self._clock.sleep(LOST_RUNNER_RETRY_SECONDS)
             return
-        attempt.woken_incarnations.add(runner.incarnation)
+        attempt.runner_insists = attempt.doubted or runner.incarnation in attempt.woken_at
+        attempt.woken_at[runner.incarnation] = self._clock.monotonic()
 
     def _seconds_left(self, attempt: _Attempt) -> float:
         return max(0.0, attempt.ends_at - self._clock.monotonic())
 
 
-def _next_step(view: FleetView, attempt: _Attempt) -> _Step:
+def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
     """What to do as the fleet is now. Raises WAKE_FAILED when it cannot come up any more."""
     model = view.models.get(attempt.model)
     if model is None:
         raise WeftError(Reason.WAKE_FAILED, "it is not in the mesh any more")
     candidate = candidate_of(view, model)
-    if candidate.readiness is Readiness.READY:
+    if attempt.runner_insists or (candidate.readiness is Readiness.READY and not attempt.doubted):
         return _Step.DONE
     if candidate.readiness is Readiness.LOADING:
         return _Step.WAIT
@@ -190,7 +216,9 @@ def _next_step(view: FleetView, attempt: _Attempt) -> _Step:
     plan = wake_plan(model)
     recipe_is_due = plan.by_mesh is not None and not attempt.recipe_ran
     if runner_is_up and plan.by_runner and not (attempt.runner_was_lost and recipe_is_due):
-        return _Step.WAIT if candidate.incarnation in attempt.woken_incarnations else _Step.ASK_RUNNER
+        woken_at = attempt.woken_at.get(candidate.incarnation)
+        was_woken_just_now = woken_at is not None and now < woken_at + CONFIRM_SECONDS
+        return _Step.CONFIRM if was_woken_just_now else _Step.ASK_RUNNER
     if recipe_is_due:
         return _Step.RUN_RECIPE
     if plan.by_mesh is None:

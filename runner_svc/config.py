@@ -79,3 +79,5 @@ class RunnerConfig:
     """Requests it works on at once over all its models; None: as many as its slots."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     """What recipes see of it."""
+    conceals_local_addresses: bool = False
+    """Whether what it says of itself leaves this machine, and must not name where its own servers listen."""

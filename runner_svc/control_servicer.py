@@ -70,9 +70,9 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             with log.follow(request.line_count) as follower:
                 first = follower.take()
                 if first.lines:
-                    yield _batch(first)
+                    yield self._batch(first)
                 while request.follow and await follower.wait():
-                    yield _batch(follower.take())
+                    yield self._batch(follower.take())
 
     def end_tails(self) -> None:
         """End every stream of logs: the runner is stopping."""
@@ -85,11 +85,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {model[:MAX_NAME_CHARS]}")
         return instance
 
+    def _batch(self, batch: LogBatch) -> pb.TailLogsResponse:
+        return pb.TailLogsResponse(lines=map(self._report.tellable, batch.lines), lost_line_count=batch.lost_line_count)
+
 
 def _require_line_count(field: str, count: int) -> None:
     if not 0 <= count <= MAX_LOG_LINES:
         raise invalid_field(field, f"must be 0 to {MAX_LOG_LINES}")
-
-
-def _batch(batch: LogBatch) -> pb.TailLogsResponse:
-    return pb.TailLogsResponse(lines=batch.lines, lost_line_count=batch.lost_line_count)

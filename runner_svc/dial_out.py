@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import structlog
 
+from runner_svc.concealment import conceal_in_status
 from runner_svc.policy.redial import RedialLimits, RedialPolicy
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.clock import Clock, SystemClock
@@ -22,7 +24,7 @@ from weft.link.forward import Context, RawServices, finish, forward_to_channel, 
 from weft.link.frames import CallStatus, Side
 from weft.link.link import Link, LinkCall
 from weft.link.multiplexer import LinkLimits
-from weft.link.transport import ACCEPTED_KEY, AttachTransport
+from weft.link.transport import ACCEPTED_KEY, CLOCK_KEY, AttachTransport
 
 if TYPE_CHECKING:
     from weft.api.router.v1.relay_service_pb2_grpc import RelayServiceAsyncStub
@@ -35,6 +37,8 @@ CALLABLE_PREFIX = "/weft.api.runner.v1."
 CONNECT_SECONDS = 15.0
 MAX_MESH_CALLS = 65_536
 MAX_OWN_CALLS = 16
+MAX_TIME_DIGITS = 14
+"""Of milliseconds since the epoch: until the year 5138."""
 # A window that gRPC widens by itself would hold megabytes that a slow reader has not asked for.
 _LOCAL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.http2.bdp_probe", 0))
 
@@ -82,13 +86,18 @@ class DialOut:
         tell: Callable[[LinkNews], None],
         *,
         note_fresh_link: Callable[[], None] = lambda: None,
+        note_mesh_time: Callable[[datetime], None] = lambda _: None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """`note_fresh_link` has the runner open its session anew; without it, its next heartbeat does."""
+        """`note_fresh_link` has the runner open its session anew; without it, its next heartbeat does.
+
+        `note_mesh_time` hears what time it is in the mesh, with each link.
+        """
         self._config = config
         self._tell = tell
         self._note_fresh_link = note_fresh_link
+        self._note_mesh_time = note_mesh_time
         self._clock = clock or SystemClock()
         self._random = random or SystemRandom()
         self._redial = RedialPolicy(config.redial)
@@ -114,6 +123,7 @@ class DialOut:
         self._local = grpc.aio.insecure_channel(self._config.local_address, options=_LOCAL_OPTIONS)
         self._given_up = asyncio.get_running_loop().create_future()
         self._task = start_task(self._keep_linked(), name="dial-out")
+        self._task.add_done_callback(self._note_end)
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - the runner itself has drained by now
         """See Service.stop."""
@@ -128,6 +138,11 @@ class DialOut:
         """Returns when dialing on makes no sense, and says why."""
         assert self._given_up is not None, "given_up before start"
         return await asyncio.shield(self._given_up)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """A bug must end the command: nobody sees that a runner has stopped dialing."""
+        if not task.cancelled() and task.exception() is not None and self._given_up is not None:
+            self._given_up.set_result(WeftError(Reason.INTERNAL, "dialing broke off; the log has the details"))
 
     async def _keep_linked(self) -> None:
         while True:
@@ -160,11 +175,13 @@ class DialOut:
             call = stub.Attach(metadata=(("authorization", f"Bearer {self._config.token}"),))
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    await _require_accepted(call)
+                    answer = await _accepted(call)
             except TimeoutError:
                 return WeftError(Reason.CONNECT_FAILED, f"{self._config.target} does not answer")
             except grpc.aio.AioRpcError as error:
                 return self._connect_error(error)
+            if (now := _mesh_time(answer)) is not None:
+                self._note_mesh_time(now)
             await self._carry(AttachTransport(cast("Any", call), relay_service_pb2.AttachRequest))
         except WeftError as error:
             return error
@@ -189,7 +206,14 @@ class DialOut:
             return WeftError(found.reason, f"there is no relay at {self._config.target}; ask where runners join")
         if found.reason is not Reason.CONNECT_FAILED:
             return found
-        if "CERTIFICATE_VERIFY_FAILED" in (error.details() or "") or "Peer name" in (error.details() or ""):
+        details = error.details() or ""
+        if "certificate is not yet valid" in details or "certificate has expired" in details:
+            # A clock may be set right by itself, so this is no reason to give up.
+            return WeftError(
+                Reason.CONNECT_FAILED,
+                f"the certificate of {self._config.target} is not valid now; check this machine's clock",
+            )
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Peer name" in details:
             return WeftError(
                 Reason.PERMISSION_DENIED,
                 f"the certificate of {self._config.target} is not trusted; give --ca-file or --fingerprint",
@@ -200,7 +224,7 @@ class DialOut:
         if not call.method.startswith(CALLABLE_PREFIX):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only the runner's own services are there")
         assert self._local is not None, "a call before start"
-        return await forward_to_channel(call, self._local)
+        return conceal_in_status(await forward_to_channel(call, self._local))
 
     async def _serve_session(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         async with answering(context):
@@ -228,10 +252,18 @@ class DialOut:
         self._tell(LinkNews(state=LinkState.JOINED))
 
 
-async def _require_accepted(call: Any) -> None:
-    """Return once the relay has said yes. Raises AioRpcError when it says no, or is not there."""
+async def _accepted(call: Any) -> dict[str, str | bytes]:
+    """What the relay said beside its yes. Raises AioRpcError when it says no, or is not there."""
     answer = dict(await call.initial_metadata() or ())
     if ACCEPTED_KEY not in answer:
         # A refusal may come before or with its status, which reading raises.
         await call.read()
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "what answers there is no relay; ask where runners join")
+    return answer
+
+
+def _mesh_time(answer: dict[str, str | bytes]) -> datetime | None:
+    milliseconds = str(answer.get(CLOCK_KEY, ""))
+    if not (milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= MAX_TIME_DIGITS):
+        return None
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)

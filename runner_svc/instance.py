@@ -128,12 +128,11 @@ class Instance:
 
     async def load(self) -> None:
         """Wake it; it stays awake until it is unloaded, whatever its idle time. Raises as `wake`."""
-        before, self._life.stays_awake = self._life.stays_awake, True
-        try:
-            await self.wake()
-        except BaseException:
-            self._life.stays_awake = before
-            raise
+        await self.wake()
+        # Not before: several may load at once, and one that gives up must not undo what another has done. An unload
+        # that was asked for meanwhile has the last word.
+        if self.phase is Phase.READY:
+            self._life.stays_awake = True
 
     async def unload(self) -> None:
         """Let running requests end, then put it to sleep; the next wake loads it.

@@ -28,6 +28,7 @@ ATTACH_POLL_SECONDS = 0.5
 CRASH_LOG_LINES = 10
 WAKING = "waking"
 FALLING_ASLEEP = "going to sleep"
+INTERNAL_ERROR = "an internal error; the runner's log has the details"
 
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
 
@@ -106,13 +107,25 @@ class InstanceLife:
         stage = _Stage.HIBERNATE if self._hibernation.start_asleep else _Stage.LOAD
         try:
             while True:
-                stage = await stages[stage]()
+                try:
+                    stage = await stages[stage]()
+                except Exception:
+                    # Without this the model would look as if it were about to load until the runner is restarted.
+                    log.exception("unforeseen error in a model's life", model=self._config.model)
+                    stage = await self._begin_anew()
         finally:
             self.enter(Phase.STOPPING)
             gone = WeftError(Reason.SHUTTING_DOWN, "the runner is stopping")
             self.awake.settle(gone)
             self.asleep.settle(gone)
             await self._backend.stop()
+
+    async def _begin_anew(self) -> _Stage:
+        """After an error that nobody foresaw: as after a death."""
+        await self._backend.stop()
+        self._fail_wake(INTERNAL_ERROR)
+        self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
+        return self._absent(INTERNAL_ERROR) if self._hibernation.attached else await self._restart(INTERNAL_ERROR)
 
     async def _load(self) -> _Stage:
         self.enter(Phase.LOADING, self.last_restart_reason)

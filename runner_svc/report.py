@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from runner_svc.concealment import conceal_local_addresses
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
 from runner_svc.instance import Instance
 from weft import __version__
@@ -23,7 +24,7 @@ class RunnerReport:
     def capability(self) -> runner_pb2.Capability:
         """What the runner can take on right now."""
         return runner_pb2.Capability(
-            instances=[_instance_state(instance) for instance in self._instances],
+            instances=[self._instance_state(instance) for instance in self._instances],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
         )
@@ -48,6 +49,10 @@ class RunnerReport:
         """The agents it publishes."""
         return [_agent(agent) for agent in self._config.agents]
 
+    def tellable(self, text: str) -> str:
+        """Words of an engine or about it, as they may leave the runner."""
+        return conceal_local_addresses(text) if self._config.conceals_local_addresses else text
+
     def describe(self, log_line_count: int) -> runner_service_pb2.DescribeResponse:
         """The description with the last `log_line_count` lines of each backend."""
         return runner_service_pb2.DescribeResponse(
@@ -57,12 +62,22 @@ class RunnerReport:
                     model=instance.model,
                     process_id=instance.backend.process_id or 0,
                     restart_count=instance.restart_count,
-                    last_restart_reason=instance.last_restart_reason,
-                    log_lines=instance.backend.log_lines(log_line_count),
+                    last_restart_reason=self.tellable(instance.last_restart_reason),
+                    log_lines=map(self.tellable, instance.backend.log_lines(log_line_count)),
                     active_request_ids=instance.slots.holders,
                 )
                 for instance in self._instances
             ],
+        )
+
+    def _instance_state(self, instance: Instance) -> runner_pb2.InstanceState:
+        return runner_pb2.InstanceState(
+            model=instance.model,
+            phase=instance.phase.value,  # type: ignore[arg-type]  # same numbers
+            slots_total=instance.slots.total,
+            slots_used=len(instance.slots.holders),
+            context_tokens=instance.context_tokens,
+            detail=self.tellable(instance.detail),
         )
 
 
@@ -98,14 +113,3 @@ def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:
     else:
         manifest.model = agent.model
     return manifest
-
-
-def _instance_state(instance: Instance) -> runner_pb2.InstanceState:
-    return runner_pb2.InstanceState(
-        model=instance.model,
-        phase=instance.phase.value,  # type: ignore[arg-type]  # same numbers
-        slots_total=instance.slots.total,
-        slots_used=len(instance.slots.holders),
-        context_tokens=instance.context_tokens,
-        detail=instance.detail,
-    )

@@ -1,6 +1,7 @@
 """The runner as a service: instances, session, and the three gRPC services on one server."""
 
 import asyncio
+from datetime import datetime
 from random import SystemRandom
 
 import grpc
@@ -9,6 +10,7 @@ import structlog
 from runner_svc.config import InstanceConfig, RunnerConfig, ServedModel
 from runner_svc.control_servicer import RunnerServicer
 from runner_svc.instance import Instance
+from runner_svc.mesh_clock import MeshClock
 from runner_svc.model_digest import model_digest
 from runner_svc.report import RunnerReport
 from runner_svc.servicer import EmbeddingServicer, GenerationServicer, WorkDesk
@@ -46,6 +48,7 @@ class RunnerService:
     def __init__(self, config: RunnerConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        self._mesh_clock = MeshClock(clock)
         self._session: RunnerSession | None = None
         incarnation = new_id("run")
         limit = RequestLimit(config.max_requests)
@@ -75,7 +78,7 @@ class RunnerService:
             gate=self._gate,
             instances=self._instances,
             remote_models=frozenset(model.name for model in self._config.models if model.remote),
-            clock=self._clock,
+            clock=self._mesh_clock,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(desk), server)
@@ -116,6 +119,10 @@ class RunnerService:
         """Open the session anew as soon as possible: the way to the registry has changed. Nothing before `start`."""
         if self._session is not None:
             self._session.reopen()
+
+    def note_mesh_time(self, now: datetime) -> None:
+        """It is `now` in the mesh, UTC: by that tickets are judged, whatever this machine's clock says."""
+        self._mesh_clock.set(now)
 
     def _instance(self, model: ServedModel, limit: RequestLimit) -> Instance:
         config = InstanceConfig(

@@ -23,7 +23,8 @@ def of_opening(
     for kind, name in rows:
         known = (kind, name) in earlier
         reason = EventReason.REVIVED if known else EventReason.REGISTERED
-        message = f"the runner {runner} opened a new session" if known else f"published by the runner {runner}"
+        news = "joined the mesh" if kind is Kind.RUNNER else f"published by the runner {runner}"
+        message = f"the runner {runner} opened a new session" if known else news
         yield Happening(kind=kind, name=name, reason=reason, message=message)
 
 

@@ -41,6 +41,8 @@ class Candidate:
     """Whether serving it sends bytes off the premises."""
     runner_max_requests: int = 0
     """Requests its runner works on at once over all its models; 0: as many as its slots."""
+    runner_wakes: bool = False
+    """Whether its runner wakes it when asked."""
     max_wake_seconds: float = 0.0
     """Longest time that waking it takes; only of interest while it is asleep."""
     load_progress: float | None = None

@@ -54,6 +54,8 @@ class Wakes:
     """Where it slept when that was decided; empty: no runner is known."""
     max_wait_seconds: float
     """When it must have ended, one way or the other."""
+    doubted: bool = False
+    """The fleet shows it ready, and its runner says that it is not."""
 
 
 RequestDecision = Placed | Waits | Loads | Rejects

@@ -14,6 +14,9 @@ class SchedulerLimits:
     """Attempts on runners that took the request and failed before any content, and wakes that failed under it."""
     max_bounces: int = 8
     """Attempts on runners that did not take it: the view of the mesh was behind."""
+    stale_view_bounces: int = 4
+    """Bounces of one request from a model that is shown as ready, after which its runner is believed and asked to wake
+    it: the registry is away and the model fell asleep."""
     bounce_pause_seconds: float = 0.25
     """How long a runner that bounced a request is left alone."""
     busy_pause_seconds: float = 0.25

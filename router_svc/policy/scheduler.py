@@ -10,6 +10,7 @@ from router_svc.policy import refusals, words
 from router_svc.policy.candidates import Candidate, Fleet, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, RequestDecision
 from router_svc.policy.failover import FailureKind, classify
+from router_svc.policy.first_hand import FirstHand
 from router_svc.policy.grants import CandidateKey, GrantBook
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.pauses import PauseBook
@@ -48,7 +49,11 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits | None = None) -> None:
         self._limits = limits or SchedulerLimits()
+        self._told = Fleet()
+        """As the registry tells it."""
         self._fleet = Fleet()
+        """The same with what runners said themselves."""
+        self._first_hand = FirstHand()
         self._requests: dict[int, _Request] = {}
         self._queue = WaitingQueue()
         self._grants = GrantBook()
@@ -67,7 +72,8 @@ class Scheduler:
 
     def update_fleet(self, fleet: Fleet, now: float) -> list[Decision]:
         """The mesh changed: serve whoever can be served now, refuse whoever waits in vain."""
-        self._fleet = fleet
+        self._told = fleet
+        self._fleet = self._first_hand.corrected(fleet)
         alive = [candidate.key for candidate in fleet]
         self._grants.forget_others(alive)
         self._pauses.forget_others(alive)
@@ -110,6 +116,7 @@ class Scheduler:
         rejection = Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not repeated")
         if kind is FailureKind.BOUNCED:
             request.bounces += 1
+            self._doubt(candidate, reason, request.bounces)
         elif kind is FailureKind.BROKE:
             request.broken_on.add(candidate.key)
             request.last_failure = rejection
@@ -130,10 +137,15 @@ class Scheduler:
             self._release(request)
         return self._serve(now)
 
-    def wake_finished(self, model: str, error: str | None, now: float) -> list[Decision]:
-        """A wake ended: with an error, why; without, the fleet shows the model ready now or within the settle time."""
+    def wake_finished(self, model: str, error: str | None, now: float, *, by_word: bool = False) -> list[Decision]:
+        """A wake ended: with an error, why; without, the fleet shows the model ready now or within the settle time.
+
+        `by_word`: its runner insists that it is awake, so it counts as ready until the registry has news of it.
+        """
         if error is None:
             self._wakes.note_woken(model, now)
+            if by_word:
+                self._believe(model, Readiness.READY)
             return self._serve(now)
         failed = self._fail_wake(model, error, now)
         return failed + self._serve(now)
@@ -146,6 +158,15 @@ class Scheduler:
             if expired is not None:
                 decisions.append(self._drop(arrival, expired))
         return decisions + self._serve(now)
+
+    def _doubt(self, candidate: Candidate, reason: Reason, bounces: int) -> None:
+        """A model that is shown as ready and again and again is not: the view is old, and it sleeps."""
+        if reason is Reason.BACKEND_NOT_READY and candidate.runner_wakes and bounces >= self._limits.stale_view_bounces:
+            self._believe(candidate.model, Readiness.ASLEEP)
+
+    def _believe(self, model: str, readiness: Readiness) -> None:
+        self._first_hand.note(self._told, model, readiness)
+        self._fleet = self._first_hand.corrected(self._told)
 
     def _expiry(self, request: _Request, now: float) -> Rejects | None:
         arrival = request.arrival
@@ -212,7 +233,7 @@ class Scheduler:
         else:
             if not waking:
                 waking = [self._wakes.preferred(eligible, self._grants.on_runner)]
-                begun.append(self._wakes.begin(waking[0], now))
+                begun.append(self._wakes.begin(waking[0], now, doubted=waking[0] not in self._told))
             told = self._waits_for_wake(request, waking, now)
         if told == request.told:
             return begun

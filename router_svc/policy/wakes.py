@@ -51,11 +51,16 @@ class WakeBook:
         """Whom to wake: one whose last wake did not fail, then the one on the least loaded runner, then by name."""
         return min(asleep, key=lambda c: (c.model in self._failed_last, on_runner(c), c.model, c.runner))
 
-    def begin(self, candidate: Candidate, now: float) -> Wakes:
-        """Wake it; it must not be waking already."""
+    def begin(self, candidate: Candidate, now: float, *, doubted: bool = False) -> Wakes:
+        """Wake it; it must not be waking already. `doubted`: see Wakes."""
         assert candidate.model not in self._under_way, "a model is woken once at a time"
         self._under_way[candidate.model] = _Wake(candidate=candidate, started_at=now)
-        return Wakes(model=candidate.model, runner=candidate.runner, max_wait_seconds=candidate.max_wake_seconds)
+        return Wakes(
+            model=candidate.model,
+            runner=candidate.runner,
+            max_wait_seconds=candidate.max_wake_seconds,
+            doubted=doubted,
+        )
 
     def note_woken(self, model: str, now: float) -> None:
         """It was woken. From here on the fleet must show it ready within the settle time."""

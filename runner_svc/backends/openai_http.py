@@ -168,6 +168,11 @@ class OpenAiHttp:
                     return await posting
                 async with asyncio.timeout(self._timeouts.headers_seconds):
                     return await posting
+            except RuntimeError as error:
+                # aiohttp's word for a session that `close` has closed, here or before the second try.
+                if not self._session.closed:
+                    raise
+                raise await self._stopped() from error
             except aiohttp.ClientError as error:
                 if last_try or isinstance(error, aiohttp.ClientConnectorError):
                     raise await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection") from error
@@ -190,9 +195,7 @@ class OpenAiHttp:
                         ) from error
                     # RuntimeError is aiohttp's word for a read on a connection that `close` has closed.
                     if isinstance(error, RuntimeError) and self._session.closed:
-                        raise await self._broken(
-                            Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request"
-                        ) from error
+                        raise await self._stopped() from error
                     raise
                 if not chunk:
                     return
@@ -200,6 +203,9 @@ class OpenAiHttp:
                 if b"data:" in chunk:
                     guard.event_seen()
                 yield chunk
+
+    async def _stopped(self) -> WeftError:
+        return await self._broken(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
         return await self._explain_break(reason) or WeftError(reason, message)

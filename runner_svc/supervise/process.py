@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from runner_svc.supervise.logs import LogRing
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 READ_BYTES = 64 * 1024
+_SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
+"""Real-time signals have none."""
 _TRAMPOLINE = str(Path(__file__).with_name("parent_death.py"))
 
 
@@ -127,7 +130,7 @@ def describe_exit(return_code: int) -> str:
     """How a process ended, in words."""
     if return_code >= 0:
         return f"exit code {return_code}"
-    return f"signal {signal.Signals(-return_code).name}"
+    return f"signal {_SIGNAL_NAMES.get(-return_code, -return_code)}"
 
 
 def _signal_group(leader: int, signal_number: signal.Signals) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.loop import SchedulingLoop, WakeFinished
+from router_svc.loop import SchedulingLoop, WakeEnd, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.placement_servicer import PlacementServicer
 from router_svc.policy.decisions import Wakes
@@ -72,7 +72,7 @@ class ImmediateWaker:
     def _end(self, finished: WakeFinished) -> None:
         if self._error is None and self.loop is not None:
             self.loop.update_view(fleet_view(slots=1))
-        finished(self._error)
+        finished(WakeEnd(error=self._error))
 
 
 def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> SchedulingLoop:

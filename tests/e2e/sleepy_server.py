@@ -11,12 +11,14 @@ from typing import Any
 from weft.testing.fake_backend.process import fake_backend_command
 
 _WAKE = """\
-import pathlib, subprocess, sys
+import pathlib, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
 with (folder / "wakes").open("a") as log:
     log.write("wake\\n")
 if (folder / "broken").exists():
     sys.exit("the box is on fire")
+while (folder / "held").exists():
+    time.sleep(0.02)
 process = subprocess.Popen(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 (folder / "pid").write_text(str(process.pid))
 """
@@ -64,10 +66,11 @@ class SleepyServer:
 
     def break_it(self, *, broken: bool) -> None:
         """Let every wake fail with exit code 1, or no more."""
-        if broken:
-            (self._folder / "broken").touch()
-        else:
-            (self._folder / "broken").unlink()
+        self._mark("broken", present=broken)
+
+    def hold(self, *, held: bool) -> None:
+        """Let every wake wait, or no more."""
+        self._mark("held", present=held)
 
     def runner(self, name: str, model: str, **changes: Any) -> dict[str, Any]:
         """A runner section that publishes it."""
@@ -84,6 +87,12 @@ class SleepyServer:
         """Kill it, if it runs."""
         with suppress(FileNotFoundError, ProcessLookupError):
             os.kill(int((self._folder / "pid").read_text()), signal.SIGKILL)
+
+    def _mark(self, name: str, *, present: bool) -> None:
+        if present:
+            (self._folder / name).touch()
+        else:
+            (self._folder / name).unlink()
 
     def _count(self, name: str) -> int:
         path = self._folder / name

@@ -120,6 +120,7 @@ async def test_a_laptop_serves_through_its_link_and_the_mesh_never_learns_how(
             assert await laptop.stop() == 0
         secrets = (backend.base_url.encode(), f":{backend.base_url.rpartition(':')[2]}".encode(), BACKEND_KEY.encode())
     assert b"laptop" in proxy.captured
+    assert b"runner.sock" not in proxy.captured
     assert not [word for word in secrets if word in proxy.captured]
     assert not _traces(plain_mesh.home, *secrets)
     assert not _traces(plain_mesh.home, token.encode())
@@ -265,7 +266,9 @@ async def test_a_link_carries_everything_that_a_runner_can_do(plain_mesh: MeshPr
             tail = control.TailLogs(
                 runner_service_pb2.TailLogsRequest(model="llama", line_count=10, follow=True), **about
             )
-            assert "listening" in "".join((await tail.read()).lines)
+            lines = [*(await tail.read()).lines, *(await plain_mesh.describe("laptop", log_lines=100)).log_lines]
+            assert "listening on <local>" in "".join(lines)
+            assert not [line for line in lines if "127.0.0.1" in line]
             await control.Unload(runner_service_pb2.UnloadRequest(model="llama"), **about)
             assert (await plain_mesh.describe("laptop")).process_id == 0
             await control.Wake(runner_service_pb2.WakeRequest(model="llama"), **about)

@@ -16,6 +16,7 @@ from sleepy_server import SleepyServer
 
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
+from weft.host.demo import demo_model_path
 from weft.kernel.rpc import open_channel
 
 MODEL = "sleepy"
@@ -36,9 +37,11 @@ def server(tmp_path: Path) -> SleepyServer:
     return SleepyServer(tmp_path / "server")
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, number: int = 0) -> tuple[int, dict[str, Any]]:
+async def _ask(
+    http: aiohttp.ClientSession, url: str, number: int = 0, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
     body = {"model": MODEL, "messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 5}
-    async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+    async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
         return response.status, await response.json()
 
 
@@ -125,6 +128,96 @@ async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by
             assert (await _ask(http, mesh.url))[0] == 200
 
 
+@pytest.mark.real
+async def test_a_real_model_is_loaded_by_a_request_put_to_sleep_when_idle_and_loaded_again(tmp_path: Path) -> None:
+    model = {"name": MODEL, "path": str(demo_model_path()), "start_asleep": True, "sleep": {"after_seconds": 2.0}}
+    with running_mesh(
+        tmp_path / "home", "--config", str(write_config(tmp_path, {"name": "box", "models": [model]}))
+    ) as mesh:
+        processes = set()
+        async with aiohttp.ClientSession() as http:
+            for number in range(2):
+                assert await _status(mesh.grpc) == model_pb2.Model.STATUS_HIBERNATING
+                assert (await mesh.describe("box")).process_id == 0
+                status, answer = await _ask(http, mesh.url, number)
+                assert status == 200
+                assert 0 < answer["usage"]["completion_tokens"] <= 5
+                processes.add((await mesh.describe("box")).process_id)
+                await _until(mesh.grpc, model_pb2.Model.STATUS_HIBERNATING)
+        assert len(processes - {0}) == 2
+
+
+async def test_a_stream_gets_its_headers_and_comments_while_its_model_wakes(
+    tmp_path: Path, server: SleepyServer
+) -> None:
+    gateway = {"headers_within_seconds": 0.2, "sse_keepalive_seconds": 0.2}
+    config = write_config(tmp_path, server.runner("box", MODEL), gateway=gateway)
+    server.hold(held=True)
+    body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    try:
+        with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(f"{mesh.url}/v1/chat/completions", json=body) as response,
+            ):
+                assert response.status == 200
+                first = [await response.content.readline() for _ in range(2)]
+                server.hold(held=False)
+                rest = await response.content.read()
+            assert first[0].startswith(f": loading stage=waking {MODEL} on box".encode())
+            assert rest.endswith(b"data: [DONE]\n\n")
+    finally:
+        server.end()
+
+
+async def test_a_pool_is_served_by_the_member_that_can_be_woken(tmp_path: Path, server: SleepyServer) -> None:
+    broken = SleepyServer(tmp_path / "broken")
+    broken.break_it(broken=True)
+    runner = broken.runner("box", "a-broken", pool=MODEL)
+    runner["models"] += server.runner("box", "b-sound", pool=MODEL)["models"]
+    try:
+        with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
+            async with aiohttp.ClientSession() as http:
+                answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(6)))
+            assert [status for status, _ in answers] == [200] * 6
+            assert (broken.wakes, server.wakes) == (1, 1)
+    finally:
+        server.end()
+
+
+async def test_a_ready_member_serves_and_its_sleeping_sibling_sleeps_on(tmp_path: Path, server: SleepyServer) -> None:
+    config = write_config(tmp_path, server.runner("box", "asleep", pool=MODEL), fake_runner("awake", pool=MODEL))
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        async with aiohttp.ClientSession() as http:
+            answers = await asyncio.gather(*(_ask(http, mesh.url, number) for number in range(6)))
+        assert [status for status, _ in answers] == [200] * 6
+    assert server.wakes == 0
+
+
+async def test_a_request_that_runs_out_of_time_or_hangs_up_leaves_the_wake_to_the_next_one(
+    tmp_path: Path, server: SleepyServer
+) -> None:
+    server.hold(held=True)
+    with _sleepy_mesh(tmp_path, server) as mesh:
+        async with aiohttp.ClientSession() as http:
+            status, answer = await _ask(http, mesh.url, headers=_named("late") | {"X-Request-Timeout-Seconds": "0.5"})
+            assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await _ask(http, mesh.url, headers=_named("gone"))
+            asking = asyncio.create_task(_ask(http, mesh.url, headers=_named("stays")))
+            server.hold(held=False)
+            assert (await asking)[0] == 200
+        assert server.wakes == 1
+        lines = [mesh.request_line(name) for name in ("late", "gone", "stays")]
+        assert [line["outcome"] for line in lines] == ["rejected", "cancelled", "completed"]
+        assert all(line["load_wait_ms"] > line["queue_wait_ms"] for line in lines), lines
+
+
+def _named(request_id: str) -> dict[str, str]:
+    return {"X-Request-ID": request_id}
+
+
 async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as network_card:
         network_card.bind(("127.0.0.1", 0))
@@ -151,6 +244,21 @@ async def test_the_mesh_wakes_a_host_whose_runner_is_gone_with_a_magic_packet(tm
                 assert heard == b"\xff" * 6 + bytes.fromhex("02005e100001") * 16
                 await asyncio.to_thread(mesh.start, "runner")
                 assert (await asking)[0] == 200
+
+
+async def test_while_the_registry_is_away_models_wake_and_sleep_and_no_request_fails(tmp_path: Path) -> None:
+    runner = fake_runner("box") | {"load_stall_seconds": 20.0}
+    runner["models"][0] |= {"name": MODEL, "pool": None, "start_asleep": True, "sleep": {"after_seconds": 1.0}}
+    with running_apart(tmp_path, write_config(tmp_path, runner)) as mesh:
+        log = tmp_path / "home" / "logs" / "runner.log"
+        async with aiohttp.ClientSession() as http:
+            await eventually(lambda: _answers(http, mesh.url), 20.0, "the mesh does not answer")
+            registry = f"unix:{tmp_path / 'home' / 'run' / 'registry.sock'}"
+            await _until(registry, model_pb2.Model.STATUS_HIBERNATING)
+            mesh.end("registry", signal.SIGKILL)
+            assert (await _ask(http, mesh.url))[0] == 200, "told to sleep, and asleep"
+            await eventually(lambda: log.read_text().count("went to sleep") == 2, 10.0, "it stays awake")
+            assert (await _ask(http, mesh.url))[0] == 200, "told to sleep, believed to be awake, and asleep"
 
 
 async def _answers(http: aiohttp.ClientSession, url: str) -> bool:

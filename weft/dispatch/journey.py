@@ -47,6 +47,7 @@ class Journey:
     granted: float | None = None
     first_content: float | None = None
     load_wait: float = 0.0
+    _load_wait_at_grant: float = 0.0
     _loading_since: float | None = None
 
     def note_waiting(self, decision: object, now: float) -> None:
@@ -60,6 +61,7 @@ class Journey:
         """An attempt begins."""
         self._end_load_wait(now)
         self.granted = now
+        self._load_wait_at_grant = self.load_wait
         self.attempts.append(_AttemptRecord(grant))
 
     def note_attempt_failed(self, reason: Reason) -> None:
@@ -77,6 +79,7 @@ class Journey:
 
     def receipt(self, reason: Reason, runner_part: receipt_pb2.Receipt | None, now: float) -> receipt_pb2.Receipt:
         """The receipt at the end. `runner_part` is what the runner reported: usage, digest, host, GPU time."""
+        self._end_load_wait(now)
         receipt = receipt_pb2.Receipt()
         if runner_part is not None:
             receipt.CopyFrom(runner_part)
@@ -92,7 +95,10 @@ class Journey:
                 runner_incarnation=attempt.grant.runner_incarnation,
                 reason=attempt.reason.value,  # same numbers
             )
-        waited = (self.granted if self.granted is not None else now) - self.arrived - self.load_wait
+        if self.granted is not None:
+            waited = self.granted - self.arrived - self._load_wait_at_grant
+        else:
+            waited = now - self.arrived - self.load_wait
         receipt.queue_wait.FromNanoseconds(max(0, int(waited * 1e9)))
         receipt.load_wait.FromNanoseconds(int(self.load_wait * 1e9))
         if self.first_content is not None:

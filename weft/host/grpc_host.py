@@ -1,4 +1,4 @@
-"""A gRPC server with services, health and reflection on it."""
+"""A gRPC server with services and health on it, and reflection unless strangers reach it."""
 
 from collections.abc import Sequence
 from ipaddress import ip_address
@@ -16,7 +16,8 @@ CLOSE_SECONDS = 1.0
 
 def is_local(address: str) -> bool:
     """Whether only this machine can connect to a gRPC address."""
-    return address.startswith(("unix:", "127.", "localhost:", "[::1]:"))
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return address.startswith("unix:") or is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
@@ -32,9 +33,10 @@ def is_loopback(host: str) -> bool:
 class GrpcHost:
     """Binds first, so that a service may know its own address before it is built; then carries services."""
 
-    def __init__(self, server: grpc.aio.Server | None = None) -> None:
-        """`server` has options of its own; None: those of the mesh."""
+    def __init__(self, server: grpc.aio.Server | None = None, *, is_public: bool = False) -> None:
+        """`server` has options of its own; None: those of the mesh. A public one tells strangers its health alone."""
         self._server = server or new_server()
+        self._is_public = is_public
         self._health = Health()
         self._services: Sequence[Service] = ()
         self._serving = False
@@ -64,7 +66,10 @@ class GrpcHost:
         names = [name for service in services for name in service.service_names]
         for service in services:
             service.register(self._server)
-        self._health.register(self._server, names)
+        if self._is_public:
+            self._health.register_check(self._server)
+        else:
+            self._health.register(self._server, names)
         await self._health.set_live()
         # A service that depends on another one finds it: connections are retried until the server takes calls.
         for service in services:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,23 +88,23 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
     with private_folder(home, plan.runner.name) as folder:
         host = GrpcHost()
         address = host.bind(f"unix:{folder / SOCKET_NAME}")
-        runner = runner_svc.service.build(
-            runner_config(
-                plan.runner,
-                home,
-                address=address,
-                registry_address=address,
-                published=partial(_is_published, plan.published),
-                drain_seconds=config.drain_seconds,
-            )
+        settings = runner_config(
+            plan.runner,
+            home,
+            address=address,
+            registry_address=address,
+            published=partial(_is_published, plan.published),
+            drain_seconds=config.drain_seconds,
         )
+        # Its socket is nobody else's business either: the relay puts its own address in this place.
+        runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
         link = DialOutConfig(
             target=plan.address.target,
             open_channel=partial(open_join_channel, plan.address, plan.trust),
             token=plan.token,
             local_address=address,
         )
-        dial_out = DialOut(link, tell, note_fresh_link=runner.reopen_session)
+        dial_out = DialOut(link, tell, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
         try:
             await host.start([dial_out, runner])
             settle_garbage_collector()

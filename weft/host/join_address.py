@@ -70,10 +70,7 @@ def parse_trust(address: JoinAddress, ca_file: Path | None, fingerprint: str | N
     if not address.is_tls and (ca_file or fingerprint):
         raise invalid_field("--fingerprint", "and --ca-file are for https:// only")
     if ca_file is not None:
-        try:
-            return Trust(ca=ca_file.expanduser().read_bytes())
-        except OSError as error:
-            raise invalid_field("--ca-file", f"{ca_file} cannot be read: {error.strerror}") from error
+        return Trust(ca=_read_roots(ca_file.expanduser()))
     if fingerprint is None:
         return Trust()
     wanted = fingerprint.lower().replace("sha256:", "").replace(":", "")
@@ -82,6 +79,17 @@ def parse_trust(address: JoinAddress, ca_file: Path | None, fingerprint: str | N
             "--fingerprint", "must be sha256: and 64 hex digits, as `weft runner token create` shows it"
         )
     return Trust(fingerprint=f"sha256:{wanted}")
+
+
+def _read_roots(ca_file: Path) -> bytes:
+    try:
+        roots = ca_file.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise invalid_field("--ca-file", f"{ca_file} holds no PEM certificates") from error
+    except OSError as error:
+        raise invalid_field("--ca-file", f"{ca_file} cannot be read: {error.strerror}") from error
+    return roots
 
 
 async def open_join_channel(address: JoinAddress, trust: Trust) -> grpc.aio.Channel:
@@ -138,7 +146,14 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
             facts: dict[str, Any] = dict(secure.getpeercert() or {})
             names = [str(value) for _, value in facts.get("subjectAltName", ())]
             return secure.getpeercert(binary_form=True) or b"", names
+    except ssl.SSLCertVerificationError as error:
+        # The fingerprint was right: only time can make such a certificate wrong.
+        raise WeftError(
+            Reason.CONNECT_FAILED,
+            f"the certificate of {address.target} is not valid now; check this machine's clock",
+        ) from error
     except ssl.SSLError as error:
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # ValueError: a host that no resolver takes, such as one with a label of 64 characters.
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error

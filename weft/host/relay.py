@@ -16,6 +16,8 @@ from weft.host.relay_certificate import RelayCertificate, certificate_from_files
 from weft.kernel.errors import invalid_field
 from weft.link.transport import LINK_SERVER_OPTIONS
 
+MAX_CALLS_BESIDE_LINKS = 128
+"""Runners that are let in or refused, and looks at its health, at once."""
 _ANY_HOSTS = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
 
 
@@ -52,7 +54,9 @@ class RelayDoor:
         listen = self._section.listen or ""
         host, port = split_address(listen, "relay.listen")
         certificate = _certificate(self._section, self._home, host)
-        self._host = GrpcHost(grpc.aio.server(options=LINK_SERVER_OPTIONS))
+        most = self._section.max_links + MAX_CALLS_BESIDE_LINKS
+        server = grpc.aio.server(options=LINK_SERVER_OPTIONS, maximum_concurrent_rpcs=most)
+        self._host = GrpcHost(server, is_public=True)
         bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)

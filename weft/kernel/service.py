@@ -44,6 +44,16 @@ class Health:
     def __init__(self) -> None:
         self._servicer = health_aio.HealthServicer()
 
+    def register_check(self, server: grpc.aio.Server) -> None:
+        """Add the Check rpc and nothing else: for servers that strangers reach."""
+        check = grpc.unary_unary_rpc_method_handler(
+            self._servicer.Check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        service = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Check": check}),))
+
     def register(self, server: grpc.aio.Server, service_names: Iterable[str]) -> None:
         """Add health and reflection for `service_names` to the server."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)

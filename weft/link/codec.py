@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.link.frames import (
     MAX_CALL_METADATA_BYTES,
+    MAX_FRAMES_AT_ONCE,
     MAX_METHOD_CHARS,
     MAX_PART_BYTES,
     MAX_STATUS_MESSAGE_CHARS,
@@ -30,16 +31,32 @@ _TEXT = re.compile(rb"[\x20-\x7e]*")
 _BINARY_SUFFIX = "-bin"
 # Entries that belong to one connection and mean nothing on the next.
 _HOP_KEYS = frozenset({"user-agent", "te", "content-type", "host"})
-_STATUS_DETAILS = "grpc-status-details-bin"
+STATUS_DETAILS = "grpc-status-details-bin"
+"""The one entry of gRPC's own that is the callee's: a google.rpc.Status."""
+
+
+def is_method(name: str) -> bool:
+    """Whether a link can carry calls of a method so called."""
+    return len(name) <= MAX_METHOD_CHARS and _METHOD.fullmatch(name) is not None
 
 
 def forwardable(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
-    """The entries of a call's metadata that are its caller's and not the transport's."""
-    return tuple(
-        (key, value)
-        for key, value in metadata or ()
-        if key == _STATUS_DETAILS or not (key.startswith(("grpc-", ":")) or key in _HOP_KEYS)
-    )
+    """The entries of a call's metadata that are its caller's and not the transport's.
+
+    Without what gRPC lets pass and the other end would take for a breach of the protocol: one caller must not end a
+    link for all.
+    """
+    return tuple((key, value) for key, value in metadata or () if _is_callers(key) and _is_legal(key, value))
+
+
+def _is_callers(key: str) -> bool:
+    return key == STATUS_DETAILS or not (key.startswith(("grpc-", ":")) or key in _HOP_KEYS)
+
+
+def _is_legal(key: str, value: str | bytes) -> bool:
+    if _KEY.fullmatch(key) is None or key.endswith(_BINARY_SUFFIX) != isinstance(value, bytes):
+        return False
+    return isinstance(value, bytes) or _TEXT.fullmatch(value.encode()) is not None
 
 
 def to_messages(frames: Iterable[Frame]) -> list[pb.LinkFrame]:
@@ -48,7 +65,9 @@ def to_messages(frames: Iterable[Frame]) -> list[pb.LinkFrame]:
 
 
 def from_messages(messages: Sequence[pb.LinkFrame]) -> list[Frame]:
-    """The frames of messages. Raises LinkProtocolError for one that is none."""
+    """The frames of messages. Raises LinkProtocolError for one that is none, and for too many of them."""
+    if len(messages) > MAX_FRAMES_AT_ONCE:
+        raise LinkProtocolError(f"{len(messages)} frames at once")
     return [_from_message(message) for message in messages]
 
 
@@ -102,7 +121,7 @@ def _from_message(message: pb.LinkFrame) -> Frame:
 
 
 def _read_start(call_id: int, start: pb.CallStart) -> Start:
-    if len(start.method) > MAX_METHOD_CHARS or _METHOD.fullmatch(start.method) is None:
+    if not is_method(start.method):
         raise LinkProtocolError("a method name that is none")
     timeout = _seconds(start.timeout) if start.HasField("timeout") else None
     return Start(call_id, start.method, _from_entries(start.metadata), timeout, start.initial_credit)

@@ -11,7 +11,7 @@ import grpc
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.codec import forwardable
+from weft.link.codec import forwardable, is_method
 from weft.link.frames import CallStatus, Metadata
 from weft.link.link import Link, LinkCall
 from weft.link.statuses import grpc_code
@@ -83,7 +83,7 @@ class RawServices(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         """See grpc.GenericRpcHandler."""
         method = str(handler_call_details.method)
-        if not method.startswith(self._prefixes):
+        if not (method.startswith(self._prefixes) and is_method(method)):
             return None
 
         async def serve(requests: AsyncIterator[bytes], context: Context) -> None:

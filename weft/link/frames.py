@@ -9,6 +9,10 @@ from weft.kernel.reasons import Reason
 WINDOW_BYTES = 256 * 1024
 """What either side of a call may send before the other has used some of it up."""
 MAX_PART_BYTES = 64 * 1024
+FRAME_OVERHEAD_BYTES = 16
+"""What a frame or a metadata entry takes besides its bytes, about."""
+MAX_FRAMES_AT_ONCE = 8192
+"""Frames that travel together; a peer that sends more would keep everybody else waiting while they are looked at."""
 MAX_METHOD_CHARS = 256
 MAX_CALL_METADATA_BYTES = 32 * 1024
 MAX_STATUS_MESSAGE_CHARS = 8 * 1024
@@ -93,6 +97,24 @@ class Credit:
 
 
 Frame = Start | Part | HalfClose | End | Cancel | Credit
+
+
+def frame_bytes(frame: Frame) -> int:
+    """Bytes a frame takes on the wire, about."""
+    match frame:
+        case Part():
+            return FRAME_OVERHEAD_BYTES + len(frame.data)
+        case Start():
+            return FRAME_OVERHEAD_BYTES + len(frame.method) + _metadata_bytes(frame.metadata)
+        case End():
+            status = frame.status
+            return FRAME_OVERHEAD_BYTES + len(status.message) + _metadata_bytes(status.trailing_metadata)
+        case _:
+            return FRAME_OVERHEAD_BYTES
+
+
+def _metadata_bytes(metadata: Metadata) -> int:
+    return sum(FRAME_OVERHEAD_BYTES + len(key) + len(value) for key, value in metadata)
 
 
 def part_cost(data: bytes) -> int:

@@ -226,10 +226,13 @@ class Link:
                     known.note_readable()
                     known.note_writable()
             case CallBegan(call):
-                self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
+                task = self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
+                # Not at its own end: a task that is cancelled before its first step never comes there.
+                task.add_done_callback(lambda _: self._answers.pop(call, None))
             case CallOver(call):
-                if (task := self._answers.get(call)) is not None:
-                    task.cancel()
+                self._mux.release(call)
+                if (answer := self._answers.get(call)) is not None:
+                    answer.cancel()
 
     async def _answer_call(self, call: Call) -> None:
         link_call = self._added(call)
@@ -243,7 +246,6 @@ class Link:
         finally:
             self._mux.release(call)
             self._calls.pop(call, None)
-            self._answers.pop(call, None)
 
     def _added(self, call: Call) -> LinkCall:
         link_call = self._calls[call] = LinkCall(self, call)

@@ -12,6 +12,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
 from weft.link.frames import (
     MAX_CALL_ID,
+    MAX_FRAMES_AT_ONCE,
     WINDOW_BYTES,
     CallStatus,
     Cancel,
@@ -24,12 +25,10 @@ from weft.link.frames import (
     Part,
     Side,
     Start,
+    frame_bytes,
 )
 from weft.link.halves import ReceiveHalf, SendHalf
 from weft.link.statuses import status_of
-
-FRAME_OVERHEAD_BYTES = 16
-"""What a frame takes besides its bytes, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +213,7 @@ class Multiplexer:
         frames: list[Frame] = []
         sent: dict[int, Call] = {}
         size = 0
-        while size < max_bytes:
+        while size < max_bytes and len(frames) < MAX_FRAMES_AT_ONCE:
             if self._urgent or self._credit_due:
                 frames.append(self._next_urgent())
             elif self._turns:
@@ -223,8 +222,7 @@ class Multiplexer:
                 sent[call.call_id] = call
             else:
                 break
-            frame = frames[-1]
-            size += FRAME_OVERHEAD_BYTES + (len(frame.data) if isinstance(frame, Part) else 0)
+            size += frame_bytes(frames[-1])
         return frames, list(sent.values())
 
     def _receive(self, frame: Frame) -> Iterator[Event]:

@@ -17,6 +17,8 @@ LINK_KEEPALIVE_MS = 10_000
 """A pulled cable is noticed within this and the ping timeout."""
 ACCEPTED_KEY = "weft-relay"
 """Initial metadata by which a relay says that it has taken a link."""
+CLOCK_KEY = "weft-time"
+"""Initial metadata beside it: the relay's clock in milliseconds since the epoch, for runners whose own is off."""
 MAX_LINK_MESSAGE_BYTES = 1024 * 1024
 """Many times a batch of frames; what is larger was not sent by a peer that keeps the rules."""
 

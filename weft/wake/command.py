@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -16,6 +17,9 @@ MAX_OUTPUT_BYTES = 4 * 1024
 """What is kept of the program's errors: enough for its last line."""
 MAX_LAST_LINE_CHARS = 300
 
+_SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
+"""Real-time signals have none."""
+
 
 async def run_command(argv: Sequence[str], *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
     """Run `argv` with exactly `environment` and return when it has ended with exit code 0.
@@ -24,7 +28,7 @@ async def run_command(argv: Sequence[str], *, timeout_seconds: float, environmen
     What a successful program leaves running lives on, but its standard error is closed: a server that is started this
     way needs an output of its own.
     """
-    tail = _ErrorTail()
+    tail = _open_tail()
     try:
         process = await _start(argv, environment, tail)
         try:
@@ -34,11 +38,24 @@ async def run_command(argv: Sequence[str], *, timeout_seconds: float, environmen
             raise _failed(f"the recipe's command has not ended within {timeout_seconds:g} s") from None
         finally:
             await _end(process)
-        last_line = redacted(tail.last_line(), argv)
+        # Washed before it is cut: half a secret is one as well.
+        last_line = redacted(tail.last_line(), _secrets_of(argv))[:MAX_LAST_LINE_CHARS]
     finally:
         tail.close()
     if return_code != 0:
         raise _failed(f"the recipe's command ended with {_how(return_code)}" + (f": {last_line}" if last_line else ""))
+
+
+def _open_tail() -> "_ErrorTail":
+    try:
+        return _ErrorTail()
+    except OSError as error:
+        raise _failed(f"the recipe's command cannot be started: {error.strerror}") from None
+
+
+def _secrets_of(argv: Sequence[str]) -> list[str]:
+    """The arguments, and what stands behind `--option=` in them."""
+    return [*argv, *(argument.partition("=")[2] for argument in argv)]
 
 
 async def _start(argv: Sequence[str], environment: Mapping[str, str], tail: "_ErrorTail") -> asyncio.subprocess.Process:
@@ -86,10 +103,10 @@ class _ErrorTail:
         self._loop.add_reader(self._read_end, self._read)
 
     def last_line(self) -> str:
-        """The last line that is not blank, cut to MAX_LAST_LINE_CHARS; empty when there is none."""
+        """The last line that is not blank; empty when there is none."""
         self._read()
         lines = [line.strip() for line in self._kept.decode("utf-8", "replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")[:MAX_LAST_LINE_CHARS]
+        return next((line for line in reversed(lines) if line), "")
 
     def close_write_end(self) -> None:
         """Give up our copy of the program's end."""
@@ -112,7 +129,7 @@ class _ErrorTail:
 
 
 def _how(return_code: int) -> str:
-    return f"exit code {return_code}" if return_code >= 0 else f"signal {signal.Signals(-return_code).name}"
+    return f"exit code {return_code}" if return_code >= 0 else f"signal {_SIGNAL_NAMES.get(-return_code, -return_code)}"
 
 
 def _signal_group(leader: int, signal_number: signal.Signals) -> None:

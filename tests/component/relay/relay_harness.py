@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -61,6 +62,7 @@ class ScriptedRegistry(
 
     def __init__(self) -> None:
         self.good_tokens = {TOKEN}
+        self.token_checks = 0
         self.is_away = False
         self.refuse_open: WeftError | None = None
         self.runners: dict[str, runner_pb2.Runner] = {}
@@ -79,6 +81,7 @@ class ScriptedRegistry(
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(self, server)
 
     async def CheckJoinToken(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.token_checks += 1
         async with answering(context):
             if self.is_away:
                 raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
@@ -231,6 +234,8 @@ async def running_mesh_side(folder: Path, **settings: Any) -> AsyncIterator[Mesh
         try:
             yield Mesh(registry, relay, relay_server, address, f"127.0.0.1:{port}", channel, folder)
         finally:
+            # A test that failed may have left somebody waiting.
+            registry.may_answer.set()
             await relay.stop()
             await relay_server.stop(None)
             await router_server.stop(None)
@@ -248,6 +253,7 @@ class Laptop:
     news: list[LinkNews] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     fresh: asyncio.Event = field(default_factory=asyncio.Event)
+    mesh_times: list[datetime] = field(default_factory=list)
     session_id: str = ""
 
     async def until(self, state: LinkState) -> LinkNews:
@@ -303,14 +309,15 @@ async def running_laptop(
         laptop.news.append(news)
         laptop.changed.set()
 
-    dial_out = DialOut(config, tell, note_fresh_link=fresh.set, random=Random(1))
+    times: list[datetime] = []
+    dial_out = DialOut(config, tell, note_fresh_link=fresh.set, note_mesh_time=times.append, random=Random(1))
     script.add_to(server)
     dial_out.register(server)
     server.add_insecure_port(local)
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(open_channel(local))
         sessions = runner_session_service_pb2_grpc.RunnerSessionServiceStub(channel)
-        laptop = Laptop(script, dial_out, cast("Any", sessions), name, fresh=fresh)
+        laptop = Laptop(script, dial_out, cast("Any", sessions), name, fresh=fresh, mesh_times=times)
         await server.start()
         stack.push_async_callback(server.stop, None)
         await dial_out.start()

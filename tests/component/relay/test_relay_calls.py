@@ -107,6 +107,22 @@ async def test_a_slow_reader_stalls_its_own_backend_and_nobody_else(mesh: Mesh, 
     assert await soon(laptop.script.cancelled.get()) == "slow"
 
 
+async def test_one_reader_that_stands_still_does_not_hold_up_fifty_that_read(mesh: Mesh, laptop: Laptop) -> None:
+    async def flood(request: Any, _context: Any) -> AsyncIterator[Any]:
+        number = 0
+        while request.completion.suffix == "slow" or number < 50:
+            number += 1
+            yield frame("x" * 5_000)
+
+    laptop.script.generate = flood
+    slow = mesh.stream("slow")
+    await soon(slow.read())
+    texts = await soon(asyncio.gather(*(_text(mesh.stream("quick")) for _ in range(50))))
+    assert {len(text) for text in texts} == {250_000}
+    assert not slow.done()
+    assert await soon(slow.read()) is not grpc.aio.EOF
+
+
 async def test_a_cancel_reaches_the_backend(mesh: Mesh, laptop: Laptop) -> None:
     async def endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
         yield frame("begun")
@@ -169,6 +185,18 @@ async def test_an_error_comes_through_with_its_details(mesh: Mesh, laptop: Lapto
     assert (error.reason, error.message, error.metadata) == (Reason.SERVER_DIED, "it died", {"model": "m"})
     assert error.retry_after_seconds == 2.0
     assert dict(await call.trailing_metadata())["x-receipt-bin"] == b"\x00\x01"
+
+
+async def test_an_error_names_no_address_of_the_laptop(mesh: Mesh, laptop: Laptop) -> None:
+    async def fail(_request: Any, _context: Any) -> AsyncIterator[Any]:
+        yield frame("begun")
+        raise WeftError(Reason.BACKEND_ERROR, "http://localhost:1234/v1 broke", metadata={"at": "127.0.0.1:1234"})
+
+    laptop.script.generate = fail
+    call = mesh.stream()
+    error = await _refused(_text(call))
+    assert (error.reason, error.message) == (Reason.BACKEND_ERROR, "<local>/v1 broke")
+    assert error.metadata["at"] == "<local>"
 
 
 async def test_metadata_reaches_the_runner_without_what_is_the_relays(mesh: Mesh, laptop: Laptop) -> None:

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
+from raw_link import HEARTBEAT, OPEN, RawLink, end_of
 from relay_harness import (
     RUNNER,
     TOKEN,
@@ -19,7 +20,7 @@ from relay_harness import (
     soon,
 )
 
-from runner_svc.dial_out import LinkState
+from runner_svc.dial_out import DialOut, DialOutConfig, LinkState
 from weft.api.registry.v1 import runner_session_service_pb2
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2_grpc
@@ -28,9 +29,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.link.frames import MAX_PART_BYTES
 from weft.link.transport import MAX_LINK_MESSAGE_BYTES
-
-OPEN = "/weft.api.registry.v1.RunnerSessionService/OpenSession"
-HEARTBEAT = "/weft.api.registry.v1.RunnerSessionService/Heartbeat"
 
 
 @pytest.fixture
@@ -42,42 +40,6 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
 async def _endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
     yield frame("begun")
     await asyncio.Event().wait()
-
-
-async def _end_of(call: Any) -> WeftError:
-    """The error of a call, past what it still gives."""
-
-    async def read_on() -> None:
-        while await call.read() is not grpc.aio.EOF:
-            pass
-
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await soon(read_on())
-    return error_from_call(caught.value, Reason.INTERNAL)
-
-
-class RawLink:
-    """A peer that sends what it likes."""
-
-    def __init__(self, channel: grpc.aio.Channel, token: str = TOKEN) -> None:
-        stub = relay_service_pb2_grpc.RelayServiceStub(channel)
-        self.call: Any = cast("Any", stub.Attach)(metadata=(("authorization", f"Bearer {token}"),))
-
-    async def send(self, *frames: pb.LinkFrame) -> None:
-        await self.call.write(pb.AttachRequest(frames=frames))
-
-    async def ask(self, call_id: int, method: str, message: Any) -> pb.CallEnd:
-        """A whole unary call; how it ended."""
-        await self.send(
-            pb.LinkFrame(call_id=call_id, start=pb.CallStart(method=method, initial_credit=65_536)),
-            pb.LinkFrame(call_id=call_id, part=pb.MessagePart(data=message.SerializeToString())),
-            pb.LinkFrame(call_id=call_id, half_close=pb.HalfClose()),
-        )
-        while True:
-            response = await soon(self.call.read())
-            for answer in response.frames:
-                if answer.HasField("end"):
-                    return cast("pb.CallEnd", answer.end)
 
 
 async def test_the_mesh_learns_the_relays_address_and_not_the_runners(mesh: Mesh) -> None:
@@ -98,9 +60,9 @@ async def test_a_cut_link_ends_its_calls_at_once_and_the_mesh_hears_of_it(mesh: 
             await soon(call.read())
         laptop.dial_out._task.cancel()  # type: ignore[union-attr]
         for call in calls:
-            assert (await _end_of(call)).reason is Reason.WORKER_LOST
+            assert (await end_of(call)).reason is Reason.WORKER_LOST
         assert await soon(mesh.registry.closed.get()) == session
-        assert (await _end_of(mesh.stream())).reason is Reason.WORKER_LOST
+        assert (await end_of(mesh.stream())).reason is Reason.WORKER_LOST
         for _ in calls:
             await soon(laptop.script.cancelled.get())
 
@@ -137,7 +99,7 @@ async def test_a_newer_link_of_a_runner_replaces_the_older_one(mesh: Mesh) -> No
         call = mesh.stream()
         await soon(call.read())
         await newer.open(session)
-        assert (await _end_of(call)).reason is Reason.WORKER_LOST
+        assert (await end_of(call)).reason is Reason.WORKER_LOST
         newer.script.generate = counting(1)
         assert await soon(mesh.stream().read()) is not grpc.aio.EOF
         # The older one's end says nothing about the runner, which is here.
@@ -231,7 +193,7 @@ async def test_while_the_registry_is_away_the_runner_dials_on(mesh: Mesh) -> Non
 async def test_there_is_no_link_without_a_token(mesh: Mesh) -> None:
     async with open_channel(mesh.target) as channel:
         call: Any = relay_service_pb2_grpc.RelayServiceStub(channel).Attach(iter(()))
-        assert (await _end_of(call)).reason is Reason.UNAUTHENTICATED
+        assert (await end_of(call)).reason is Reason.UNAUTHENTICATED
 
 
 async def test_a_router_without_a_relay_is_not_dialed_for_ever(mesh: Mesh) -> None:
@@ -252,7 +214,7 @@ async def test_what_the_registry_refuses_is_told_to_the_runner(mesh: Mesh) -> No
 
 async def test_a_link_without_a_session_is_ended(tmp_path: Path) -> None:
     async with running_mesh_side(tmp_path, open_timeout_seconds=0.05) as mesh, open_channel(mesh.target) as channel:
-        error = await _end_of(RawLink(channel).call)
+        error = await end_of(RawLink(channel).call)
         assert error.reason is Reason.DEADLINE_EXCEEDED
 
 
@@ -260,7 +222,7 @@ async def test_there_are_no_more_links_than_there_may_be(tmp_path: Path) -> None
     async with running_mesh_side(tmp_path, max_links=1) as mesh, running_laptop(mesh) as laptop:
         await laptop.open()
         async with open_channel(mesh.target) as channel:
-            assert (await _end_of(RawLink(channel).call)).reason is Reason.TOO_MANY_RESOURCES
+            assert (await end_of(RawLink(channel).call)).reason is Reason.TOO_MANY_RESOURCES
 
 
 async def test_a_session_of_somebody_else_cannot_be_spoken_for(mesh: Mesh) -> None:
@@ -323,7 +285,7 @@ async def test_a_peer_that_breaks_the_rules_loses_its_link(mesh: Mesh, frames: l
     async with open_channel(mesh.target) as channel:
         link = RawLink(channel)
         await link.send(*frames)
-        assert (await _end_of(link.call)).reason is Reason.MALFORMED_REQUEST
+        assert (await end_of(link.call)).reason is Reason.MALFORMED_REQUEST
 
 
 async def test_a_frame_larger_than_any_ends_the_link(mesh: Mesh) -> None:
@@ -352,3 +314,15 @@ async def test_a_relay_that_stops_says_so(mesh: Mesh) -> None:
         await mesh.relay.stop()
         assert "shutting down" in (await laptop.until(LinkState.LOST)).detail
         assert await soon(mesh.registry.closed.get()) == session
+
+
+async def test_a_bug_while_dialing_is_not_a_runner_that_waits_for_ever() -> None:
+    async def broken() -> grpc.aio.Channel:
+        raise ValueError("a bug")
+
+    config = DialOutConfig(target="mesh:1", open_channel=broken, token=TOKEN, local_address="unix:/nowhere")
+    dial_out = DialOut(config, lambda _: None)
+    await dial_out.start()
+    assert (await soon(dial_out.given_up())).reason is Reason.INTERNAL
+    with pytest.raises(ValueError, match="a bug"):
+        await dial_out.stop(0.0)

@@ -15,6 +15,7 @@ from waker_harness import (
     waking_runner,
 )
 
+from router_svc.policy.limits import SchedulerLimits
 from weft.dispatch.fleet import FleetView, Phase
 from weft.dispatch.port import LoadingModel, Placement
 from weft.kernel.address import RUNNER_KEY, relayed_address
@@ -118,6 +119,53 @@ async def test_a_host_that_fell_asleep_unnoticed_is_woken_and_its_runner_asked_u
         await grant_of(place)
         assert mesh.recipes.ran == [PACKET]
         asked.result()
+
+
+async def test_a_model_that_fell_asleep_again_before_anybody_saw_it_awake_is_woken_again(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        await mesh.wait_for_sleepers(2)
+        await mesh.clock.advance(1.0)
+        mesh.show(Phase.HIBERNATING, detail="idle again")
+        await mesh.wait_for_sleepers(2)
+        await mesh.clock.advance(1.0, sleepers=1)
+        await mesh.clock.advance(1.0)
+        await mesh.runner.asked()
+        mesh.show(Phase.LOADING)
+        mesh.show(Phase.READY)
+        mesh.runner.answer()
+        await grant_of(place)
+
+
+async def test_a_wake_that_the_registry_does_not_tell_of_ends_by_the_runners_word(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        await mesh.wait_for_sleepers(2)
+        await mesh.clock.advance(2.0)
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        assert (await grant_of(place)).runner == RUNNER
+        assert (await grant_of(await stack.enter_async_context(mesh.place("later")))).runner == RUNNER
+        assert len(mesh.runner.calls) == 2
+
+
+async def test_a_model_that_fell_asleep_while_the_registry_was_away_is_woken(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        mesh.show(Phase.READY)
+        place = await stack.enter_async_context(mesh.place())
+        asked = asyncio.create_task(mesh.runner.asked())
+        for _ in range(SchedulerLimits().stale_view_bounces):
+            grant = await grant_of(place)
+            await place.report_attempt_failed(grant.attempt, Reason.BACKEND_NOT_READY)
+            await mesh.clock.advance(0.3)
+        await asked
+        mesh.runner.answer()
+        await grant_of(place)
+        assert len(mesh.runner.calls) == 1
 
 
 async def test_a_command_is_not_run_unless_the_router_allows_commands(tmp_path: Path) -> None:

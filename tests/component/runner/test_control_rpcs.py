@@ -49,6 +49,36 @@ async def test_the_last_lines_of_a_log_come_first_and_then_the_new_ones(tmp_path
         following.cancel()
 
 
+async def test_a_runner_that_is_told_to_names_no_address_of_its_engine(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()], conceals_local_addresses=True) as runner:
+        await runner.until(Phase.READY)
+        described = (await runner.control.Describe(pb.DescribeRequest(log_line_count=1000))).instances[0].log_lines
+        tail: Any = runner.control.TailLogs(pb.TailLogsRequest(model="m", line_count=1000, follow=True))
+        told = list((await tail.read()).lines)
+        await runner.unload()
+        await runner.load()
+        later: list[str] = []
+        async with asyncio.timeout(10.0):
+            while not any("listening on" in line for line in later):
+                later += (await tail.read()).lines
+        tail.cancel()
+        for lines in (described, told, later):
+            assert "listening on <local>" in "\n".join(lines)
+            assert "127.0.0.1" not in "\n".join(lines)
+
+
+async def test_words_about_a_broken_engine_name_no_address_either(tmp_path: Path) -> None:
+    config = LlamaServerConfig(
+        command=("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3"), model_path=Path(__file__), alias="m"
+    )
+    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config))
+    async with running_runner(tmp_path, [model], conceals_local_addresses=True) as runner:
+        state = await runner.until_state(lambda state: "lost" in state.detail)
+        assert "lost <local>" in state.detail
+        described = (await runner.control.Describe(pb.DescribeRequest())).instances[0]
+        assert "127.0.0.1" not in described.last_restart_reason
+
+
 @pytest.mark.parametrize("count", [-1, 1001])
 async def test_a_line_count_out_of_range_is_named(count: int, tmp_path: Path) -> None:
     async with running_runner(tmp_path, [_model()]) as runner:

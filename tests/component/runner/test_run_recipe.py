@@ -128,6 +128,18 @@ async def test_the_last_line_of_a_flood_is_kept_and_cut() -> None:
     assert len(message) < 400
 
 
+async def test_a_program_that_dies_of_a_signal_without_a_name_is_a_failure_as_any_other() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)"
+    assert await _failure(_python(code)) == "the recipe's command ended with signal 37"
+
+
+@pytest.mark.parametrize("said", [f"bad token {SECRET}", "x" * 290 + f" {SECRET}"])
+async def test_neither_the_value_of_an_option_nor_a_part_of_it_is_told(said: str) -> None:
+    code = f"import sys; sys.exit({said.replace(SECRET, '')!r} + sys.argv[1].partition('=')[2])"
+    message = await _failure(CommandRecipe(argv=(sys.executable, "-I", "-S", "-c", code, f"--token={SECRET}")))
+    assert not any(SECRET[:length] in message for length in range(4, len(SECRET)))
+
+
 async def test_arguments_are_not_repeated_and_are_not_for_a_shell(tmp_path: Path) -> None:
     code = "import sys; sys.exit('cannot use ' + sys.argv[1])"
     made = tmp_path / "made"

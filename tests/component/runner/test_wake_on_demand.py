@@ -255,6 +255,21 @@ async def test_a_wrong_key_says_so(tmp_path: Path, server: OtherServer) -> None:
         await runner.until(Phase.READY)
 
 
+async def test_a_request_without_a_first_token_is_told_when_its_server_is_let_go(server: OtherServer) -> None:
+    await server.begin(prefill_seconds=30.0)
+    backend = AttachedServer(AttachedServerConfig(url=server.url, upstream_model="m"))
+    await backend.start()
+    payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
+    answer = asyncio.create_task(anext(backend.generate(payload, CallInfo(request_id="r", traceparent=""))))
+    async with asyncio.timeout(20.0):
+        while not (await _state_of(server)).active_requests:
+            pass
+    await backend.stop()
+    with pytest.raises(WeftError) as failed:
+        await answer
+    assert failed.value.reason is Reason.WORKER_RESTARTED
+
+
 async def test_a_server_without_a_key_gets_no_authorization(server: OtherServer) -> None:
     await server.begin()
     backend = AttachedServer(AttachedServerConfig(url=server.url, upstream_model="m"))

@@ -44,6 +44,24 @@ def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_fa
     assert (receipt.model, receipt.host, receipt.usage.completion_tokens) == ("m-a", "titan", 5)
 
 
+@pytest.mark.parametrize("reason", [Reason.WAKE_FAILED, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED])
+def test_a_request_that_ends_while_its_model_wakes_waited_for_that_and_not_in_the_queue(reason: Reason) -> None:
+    journey = Journey(CONTEXT, arrived=100.0)
+    journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
+    journey.note_waiting(LoadingModel(stage="wakes"), 102.0)
+    receipt = journey.receipt(reason, None, 107.0)
+    assert [_seconds(receipt.queue_wait), _seconds(receipt.load_wait)] == pytest.approx([2.0, 5.0])
+
+
+def test_what_comes_after_an_attempt_does_not_count_against_the_wait_before_it() -> None:
+    journey = Journey(CONTEXT, arrived=100.0)
+    journey.note_grant(GRANT, 103.0)
+    journey.note_attempt_failed(Reason.SERVER_DIED)
+    journey.note_waiting(LoadingModel(stage="wakes"), 104.0)
+    receipt = journey.receipt(Reason.WAKE_FAILED, None, 110.0)
+    assert [_seconds(receipt.queue_wait), _seconds(receipt.load_wait)] == pytest.approx([3.0, 6.0])
+
+
 @pytest.mark.parametrize(
     ("reason", "granted", "outcome"),
     [

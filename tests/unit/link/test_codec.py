@@ -3,6 +3,7 @@ import pytest
 from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.link.codec import forwardable, from_messages, to_messages
 from weft.link.frames import (
+    MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
     CallStatus,
     Cancel,
@@ -73,3 +74,18 @@ def test_what_belongs_to_the_transport_is_not_handed_on() -> None:
     )
     assert forwardable(given) == (("grpc-status-details-bin", b"x"), ("x-request-id", "r1"))
     assert forwardable(None) == ()
+
+
+@pytest.mark.parametrize(
+    "entry", [("x", "ü"), ("x", "a\nb"), ("Upper", "x"), ("x\n", "x"), ("x-bin", "x"), ("x", b"x")]
+)
+def test_what_would_break_the_links_protocol_is_not_handed_on(entry: tuple[str, str | bytes]) -> None:
+    given = forwardable((entry, ("x-request-id", "r1")))
+    assert given == (("x-request-id", "r1"),)
+    assert from_messages(to_messages([Start(2, "/p.S/M", given)])) == [Start(2, "/p.S/M", given)]
+
+
+def test_too_many_frames_at_once_are_refused_before_they_are_looked_at() -> None:
+    from_messages([pb.LinkFrame(call_id=2, credit=1)] * MAX_FRAMES_AT_ONCE)
+    with pytest.raises(LinkProtocolError):
+        from_messages([pb.LinkFrame()] * (MAX_FRAMES_AT_ONCE + 1))

@@ -1,15 +1,19 @@
 import stat
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
+import grpc
 import pytest
 
+from weft.host import relay_certificate
 from weft.host.config import RelaySection
-from weft.host.grpc_host import is_loopback
+from weft.host.grpc_host import is_local, is_loopback
 from weft.host.home import WeftHome
-from weft.host.join_address import JoinAddress, Trust, parse_join_address, parse_trust
+from weft.host.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
 from weft.host.relay import known_endpoint, split_address
 from weft.host.relay_certificate import certificate_from_files, self_signed_certificate
-from weft.kernel.errors import FieldError
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
 
 PIN = "sha256:" + "ab" * 32
 TLS = JoinAddress(host="mesh.example", port=7443, is_tls=True)
@@ -88,6 +92,52 @@ def test_a_listen_address_needs_host_and_port(listen: str) -> None:
 def test_only_this_machine_is_loopback() -> None:
     assert [is_loopback(host) for host in ("localhost", "127.0.0.1", "127.9.9.9", "::1")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "127.evil.example", "")] == [False] * 5
+
+
+def test_a_service_without_tls_listens_on_this_machine_only() -> None:
+    local = ("unix:/run/weft.sock", "127.0.0.1:0", "localhost:7070", "[::1]:7070")
+    assert all(map(is_local, local))
+    assert not any(map(is_local, ("0.0.0.0:7070", "127.evil.example:7070", "[::]:7070", "localhost.example:7070")))
+
+
+def test_a_file_of_roots_must_hold_some(tmp_path: Path) -> None:
+    self_signed_certificate(tmp_path, [])
+    assert parse_trust(TLS, tmp_path / "cert.pem", None).ca == (tmp_path / "cert.pem").read_bytes()
+    for content in (b"", b"garbage", b"\xff\xfe", (tmp_path / "key.pem").read_bytes()):
+        (tmp_path / "roots.pem").write_bytes(content)
+        with pytest.raises(FieldError) as caught:
+            parse_trust(TLS, tmp_path / "roots.pem", None)
+        assert caught.value.field == "--ca-file"
+
+
+@pytest.mark.parametrize("days", [400, -5000])
+async def test_a_clock_that_is_off_is_named(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhen(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Elsewhen":
+            return cls.fromtimestamp((datetime.now(tz) + timedelta(days=days)).timestamp(), tz)
+
+    monkeypatch.setattr(relay_certificate, "datetime", Elsewhen)
+    certificate = self_signed_certificate(tmp_path, [])
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", certificate.credentials())
+    await server.start()
+    try:
+        address = JoinAddress(host="127.0.0.1", port=port, is_tls=True)
+        with pytest.raises(WeftError) as caught:
+            await open_join_channel(address, Trust(fingerprint=certificate.fingerprint))
+        # Not for good: a clock may be set right by itself.
+        assert caught.value.reason is Reason.CONNECT_FAILED
+        assert "this machine's clock" in caught.value.message
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", ".example", "127.0.0.1"])
+async def test_a_host_that_cannot_be_reached_is_one_to_dial_again(host: str) -> None:
+    with pytest.raises(WeftError) as caught:
+        await open_join_channel(JoinAddress(host=host, port=1, is_tls=True), Trust(fingerprint=PIN))
+    assert caught.value.reason is Reason.CONNECT_FAILED
 
 
 def test_the_self_signed_certificate_is_kept_and_its_key_is_private(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@ from itertools import repeat
 
 import pytest
 
+from weft.api.router.v1 import relay_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.link.codec import to_messages
 from weft.link.frames import (
+    MAX_FRAMES_AT_ONCE,
     MAX_PART_BYTES,
     WINDOW_BYTES,
     CallStatus,
@@ -19,7 +22,9 @@ from weft.link.frames import (
     Side,
     Start,
 )
+from weft.link.link import MAX_BATCH_BYTES
 from weft.link.multiplexer import Call, CallBegan, CallOver, CallReadable, Event, LinkLimits, Multiplexer
+from weft.link.transport import MAX_LINK_MESSAGE_BYTES
 
 METHOD = "/pkg.Service/Method"
 EVERYTHING = 1 << 40
@@ -340,3 +345,38 @@ def test_a_callee_cannot_speak_as_the_caller(frame: Frame) -> None:
     _frames(runner)
     with pytest.raises(LinkProtocolError):
         runner.receive(frame)
+
+
+def test_what_travels_together_fits_into_one_message_of_the_transport() -> None:
+    """Calls that fail all at once end with long words, and their ends must not be too much for the stream."""
+    limits = LinkLimits(max_own_calls=1024, max_peer_calls=1024)
+    pair = Pair(router=limits, runner=limits)
+    words = CallStatus(code=14, message="x" * 4000, trailing_metadata=(("x-bin", b"y" * 4000),))
+    for _ in range(1000):
+        pair.router.begin(METHOD, (("x", "z" * 2000),))
+    largest = 0
+    begun: list[Call] = []
+    while pair.router.has_frames:
+        frames, _ = pair.router.take_frames(MAX_BATCH_BYTES)
+        largest = max(largest, pb.AttachResponse(frames=to_messages(frames)).ByteSize())
+        begun += [
+            event.call for frame in frames for event in pair.runner.receive(frame) if isinstance(event, CallBegan)
+        ]
+    for call in begun:
+        pair.runner.end(call, words)
+    ends = 0
+    while pair.runner.has_frames:
+        frames, _ = pair.runner.take_frames(MAX_BATCH_BYTES)
+        largest = max(largest, pb.AttachRequest(frames=to_messages(frames)).ByteSize())
+        ends += len(frames)
+    assert ends == 1000
+    assert largest < MAX_LINK_MESSAGE_BYTES
+
+
+def test_no_more_frames_travel_together_than_the_peer_takes() -> None:
+    many = LinkLimits(max_own_calls=20_000)
+    mux = Multiplexer(Side.ROUTER, many)
+    for _ in range(10_000):
+        mux.begin("/p.S/M")
+    frames, _ = mux.take_frames(EVERYTHING)
+    assert len(frames) == MAX_FRAMES_AT_ONCE

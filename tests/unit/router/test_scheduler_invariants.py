@@ -20,14 +20,15 @@ SLOTS = 2
 RUNNER_MAX_REQUESTS = 3
 SETTLE_SECONDS = 10.0
 DOWN = (Readiness.DOWN,) * len(MODELS)
+FAILURES = (Reason.SERVER_DIED, Reason.NO_SLOT_AVAILABLE, Reason.CANCELLED, Reason.BACKEND_NOT_READY)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.tuples(st.sampled_from(Priority), st.sampled_from(("p", "m-a")))),
         st.tuples(st.just("finish"), st.integers(0, 30)),
-        st.tuples(st.just("fail"), st.sampled_from([Reason.SERVER_DIED, Reason.NO_SLOT_AVAILABLE, Reason.CANCELLED])),
+        st.tuples(st.just("fail"), st.sampled_from(FAILURES)),
         st.tuples(st.just("fleet"), st.tuples(*[st.sampled_from(Readiness)] * len(MODELS))),
         st.tuples(st.just("restart"), st.sampled_from(RUNNERS)),
-        st.tuples(st.just("wake"), st.tuples(st.integers(0, 5), st.sampled_from((None, "no")))),
+        st.tuples(st.just("wake"), st.tuples(st.integers(0, 5), st.sampled_from((None, "no")), st.booleans())),
         st.tuples(st.just("wait"), st.floats(0.0, 20.0)),
     ),
     max_size=60,
@@ -48,6 +49,8 @@ class Observer:
         self.over: set[int] = set()
         self.waking: set[str] = set()
         self.woken_at = float("-inf")
+        self.believed: set[str] = set()
+        """Models that are awake by their runner's word."""
 
     def fleet(self) -> list[Candidate]:
         return [
@@ -58,10 +61,14 @@ class Observer:
                 slots=SLOTS,
                 readiness=state,
                 runner_max_requests=RUNNER_MAX_REQUESTS,
+                runner_wakes=True,
                 incarnation=str(self.incarnations[model[-1]]),
             )
-            for model, state in zip(MODELS, self.readiness, strict=True)
+            for model, state in self.told()
         ]
+
+    def told(self) -> list[tuple[str, Readiness]]:
+        return list(zip(MODELS, self.readiness, strict=True))
 
     def hear(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -104,16 +111,19 @@ class Observer:
     def _step_of_mesh(self, kind: str, argument: object) -> None:
         match kind, argument:
             case "fleet", tuple(readiness):
+                self.believed -= {model for (model, was), now in zip(self.told(), readiness, strict=True) if was != now}
                 self.readiness = readiness
                 self.hear(self.mesh.update_fleet(Fleet.of(self.fleet()), self.now))
             case "restart", str(runner):
                 self.incarnations[runner] += 1
+                self.believed -= {model for model in MODELS if model[-1] == runner}
                 self.hear(self.mesh.update_fleet(Fleet.of(self.fleet()), self.now))
-            case "wake", (int(index), None | str() as error) if self.waking:
+            case "wake", (int(index), None | str() as error, bool(by_word)) if self.waking:
                 model = sorted(self.waking)[index % len(self.waking)]
                 self.waking.remove(model)
                 self.woken_at = self.now if error is None else self.woken_at
-                self.hear(self.mesh.wake_finished(model, error, self.now))
+                self.believed |= {model} if error is None and by_word else set()
+                self.hear(self.mesh.wake_finished(model, error, self.now, by_word=by_word))
             case "wait", float(seconds):
                 self.now += seconds
                 self.hear(self.mesh.tick(self.now))
@@ -133,7 +143,8 @@ class Observer:
         assert self.mesh.waiting == len(self.waiting), "a request was lost or counted twice"
         hopeful = {Readiness.READY, Readiness.LOADING} & set(self.readiness)
         settling = self.now < self.woken_at + SETTLE_SECONDS
-        assert not self.waiting or hopeful or self.waking or settling, "somebody waits for nothing"
+        believed = self.believed & {model for model, state in self.told() if state is Readiness.ASLEEP}
+        assert not self.waiting or hopeful or self.waking or settling or believed, "somebody waits for nothing"
 
 
 @settings(max_examples=300, deadline=None)

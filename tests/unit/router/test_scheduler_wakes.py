@@ -160,6 +160,49 @@ def test_woken_but_never_reported_ready_is_a_failure_after_the_settle_time() -> 
     assert any(isinstance(d, Rejects) and "woke but did not report ready" in d.message for d in decisions)
 
 
+def test_a_runner_that_insists_is_believed_until_the_registry_has_news() -> None:
+    mesh = scheduler(asleep())
+    mesh.submit(arrival(1), 0.0)
+    assert placed(mesh.wake_finished("m", None, 5.0, by_word=True)) == {1: "a"}
+    mesh.finish(1, 6.0)
+    assert placed(mesh.submit(arrival(2, arrived_at=3600.0), 3600.0)) == {2: "a"}
+    mesh.finish(2, 3601.0)
+    becomes(mesh, 3602.0, asleep(detail="idle"))
+    assert woken(mesh.submit(arrival(3, arrived_at=3603.0), 3603.0)) == ["m"]
+
+
+def test_a_runner_that_is_told_to_be_down_has_no_say() -> None:
+    mesh = scheduler(asleep())
+    mesh.submit(arrival(1), 0.0)
+    becomes(mesh, 1.0, candidate(readiness=Readiness.DOWN))
+    assert placed(mesh.wake_finished("m", None, 5.0, by_word=True)) == {}
+
+
+def test_a_model_that_is_shown_as_ready_and_again_and_again_is_not_is_woken() -> None:
+    mesh = scheduler(candidate(runner_wakes=True, max_wake_seconds=60.0), stale_view_bounces=3)
+    mesh.submit(arrival(1), 0.0)
+    for attempt in (1, 2):
+        assert woken(mesh.report_failed(1, attempt, Reason.BACKEND_NOT_READY, float(attempt))) == []
+        assert placed(mesh.tick(attempt + 0.5)) == {1: "a"}
+    decisions = mesh.report_failed(1, 3, Reason.BACKEND_NOT_READY, 3.0)
+    assert Wakes(model="m", runner="a", max_wait_seconds=60.0, doubted=True) in decisions
+    assert placed(mesh.wake_finished("m", None, 5.0, by_word=True)) == {1: "a"}
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        (candidate(runner_wakes=True), Reason.SHUTTING_DOWN),
+        (candidate(runner_wakes=True), Reason.NO_SLOT_AVAILABLE),
+        (candidate(), Reason.BACKEND_NOT_READY),
+    ],
+)
+def test_no_other_bounce_wakes_anything(member: Candidate, reason: Reason) -> None:
+    mesh = scheduler(member, stale_view_bounces=1)
+    mesh.submit(arrival(1), 0.0)
+    assert woken(mesh.report_failed(1, 1, reason, 1.0)) == []
+
+
 def test_a_settle_time_that_passed_while_nobody_waited_does_not_hold_up_the_next_wake() -> None:
     mesh = scheduler(asleep(), wake_settle_seconds=10.0)
     mesh.submit(arrival(1), 0.0)

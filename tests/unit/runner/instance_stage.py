@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
 from runner_svc.config import InstanceConfig
@@ -17,9 +17,6 @@ from weft.kernel.request import Operation
 from weft.testing.fake_clock import FakeClock
 from weft.wake.recipes import Recipe
 
-if TYPE_CHECKING:
-    from weft.kernel.errors import WeftError
-
 
 class StepBackend:
     """A backend that loads and dies when the test says so."""
@@ -30,7 +27,7 @@ class StepBackend:
         self.log = LogRing()
         self.loaded = asyncio.Event()
         self.deaths: asyncio.Queue[str] = asyncio.Queue()
-        self.load_error: WeftError | None = None
+        self.load_error: Exception | None = None
         self.starts = 0
         self.stops = 0
 
@@ -62,7 +59,7 @@ class RecipeBook:
 
     def __init__(self) -> None:
         self.done: list[Recipe] = []
-        self.error: WeftError | None = None
+        self.error: Exception | None = None
         self.go = asyncio.Event()
         self.go.set()
 

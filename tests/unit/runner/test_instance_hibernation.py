@@ -229,6 +229,42 @@ async def test_a_load_that_fails_pins_nothing() -> None:
         assert stage.state == ASLEEP
 
 
+async def test_of_several_loads_at_once_none_that_fails_or_leaves_decides_for_the_others() -> None:
+    async with _living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
+        stage.recipes.error = WeftError(Reason.WAKE_FAILED, "no power")
+        failed = [asyncio.create_task(stage.instance.load()) for _ in range(2)]
+        assert [await _outcome(load) is None for load in failed] == [False, False]
+        stage.recipes.error = None
+        await stage.instance.wake()
+        await stage.clock.advance(10.0)
+        await stage.settle()
+        assert stage.state == ASLEEP, "two loads that failed pinned it"
+        stage.recipes.go.clear()
+        leaves, stays = (asyncio.create_task(stage.instance.load()) for _ in range(2))
+        await stage.settle()
+        leaves.cancel()
+        await stage.settle()
+        stage.recipes.go.set()
+        assert await _outcome(stays) is None
+        await stage.clock.advance(100.0)
+        assert stage.instance.phase is Phase.READY, "a load that left took the other's pin with it"
+
+
+async def test_an_unload_has_the_last_word_over_a_load_that_is_under_way() -> None:
+    async with _living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
+        stage.recipes.go.clear()
+        load = asyncio.create_task(stage.instance.load())
+        await stage.settle()
+        unload = asyncio.create_task(stage.instance.unload())
+        await stage.settle()
+        stage.recipes.go.set()
+        assert [await _outcome(load), await _outcome(unload)] == [None, None]
+        await stage.instance.wake()
+        await stage.clock.advance(10.0)
+        await stage.settle()
+        assert stage.state == ASLEEP
+
+
 async def test_an_unload_lets_running_requests_end_but_not_for_ever() -> None:
     async with _living(drain_seconds=30.0) as stage:
         with stage.instance.admit("r"):
@@ -336,6 +372,35 @@ async def test_an_attached_server_that_we_cannot_wake_is_looked_for_until_it_is_
     await stage.settle()
     assert stage.told[told:] == [Phase.READY], "probing in vain is no news"
     assert stage.instance.restart_count == 0
+    await stage.instance.stop()
+
+
+async def test_an_error_that_nobody_foresaw_fails_the_wake_and_not_the_next_one() -> None:
+    async with _living(attached=True, start_asleep=True, recipe=WAKE) as stage:
+        stage.recipes.error = ValueError("s3cret")
+        error = await _outcome(asyncio.create_task(stage.instance.wake()))
+        assert error is not None
+        assert error.reason is Reason.WAKE_FAILED
+        assert "s3cret" not in error.message
+        assert stage.state == (Phase.HIBERNATING, error.message)
+        stage.recipes.error = None
+        await stage.instance.wake()
+        assert stage.state == (Phase.READY, "")
+
+
+async def test_an_error_that_nobody_foresaw_while_loading_counts_as_a_death() -> None:
+    stage = Stage(max_deaths=2)
+    stage.backend.loaded.set()
+    stage.backend.load_error = ValueError("s3cret")
+    await stage.instance.start()
+    await stage.settle()
+    assert stage.state == (
+        Phase.CRASH_LOOP,
+        "an internal error; the runner's log has the details; next start in 10 s",
+    )
+    stage.backend.load_error = None
+    await stage.clock.advance(10.0)
+    assert stage.state == (Phase.READY, "")
     await stage.instance.stop()
 
 

@@ -75,7 +75,9 @@ def test_the_log_ring_keeps_the_last_lines_within_its_bound_and_cuts_long_ones()
     assert ring.total_bytes > 1000
 
 
-@pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "exit code 0"), (3, "exit code 3"), (-9, "signal SIGKILL"), (-37, "signal 37")]
+)
 def test_an_exit_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
 

@@ -53,7 +53,7 @@ class RelayServiceServicer(object):
         not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
         whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
         call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-        taken the link.
+        taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,7 +31,7 @@ class RelayServiceStub:
     not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
     whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
     call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-    taken the link.
+    taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
     """
 
 class RelayServiceAsyncStub:
@@ -47,7 +47,7 @@ class RelayServiceAsyncStub:
     not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
     whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
     call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-    taken the link.
+    taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
     """
 
 class RelayServiceServicer(metaclass=abc.ABCMeta):
@@ -65,7 +65,7 @@ class RelayServiceServicer(metaclass=abc.ABCMeta):
         not good. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
         whoever reaches the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every
         call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has
-        taken the link.
+        taken the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
         """
 
 def add_RelayServiceServicer_to_server(servicer: RelayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -91,7 +91,8 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Unload(self, request, context):
-        """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+        """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
+        wakes it.
 
         UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
         """

@@ -47,7 +47,8 @@ class RunnerServiceStub:
         weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         weft.api.runner.v1.runner_service_pb2.UnloadResponse,
     ]
-    """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+    """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
+    wakes it.
 
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
     """
@@ -87,7 +88,8 @@ class RunnerServiceAsyncStub:
         weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         weft.api.runner.v1.runner_service_pb2.UnloadResponse,
     ]
-    """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+    """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
+    wakes it.
 
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
     """
@@ -135,7 +137,8 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.UnloadResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.UnloadResponse]]:
-        """Unload lets running requests end, then puts a model to sleep; the next request wakes it.
+        """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
+        wakes it.
 
         UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
         """

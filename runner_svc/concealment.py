@@ -1,0 +1,59 @@
+"""Text that leaves over a link, without the addresses at which the runner's own servers listen."""
+
+import re
+from dataclasses import replace
+
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from weft.link.codec import STATUS_DETAILS
+from weft.link.frames import CallStatus
+
+LOCAL = "<local>"
+"""Stands where such an address was."""
+
+_HOST = r"(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[(?:::|::1|0:0:0:0:0:0:0:1|::ffff:127(?:\.\d{1,3}){3})\])"
+_USER = r"(?:[^\s/@]{1,256}@)?"
+# Older servers say it in words. A longer name that ends or begins like a loopback host is somebody else's.
+_LOCAL_ADDRESS = re.compile(
+    rf"https?://{_USER}{_HOST}(?::\d{{1,5}}|(?![\w:-]|\.\w))"
+    rf"|(?<![\w.-]){_HOST}:\d{{1,5}}"
+    rf"|hostname: {_HOST}, port: \d{{1,5}}",
+    re.IGNORECASE,
+)
+
+
+def conceal_local_addresses(text: str) -> str:
+    """`text` with each loopback URL, and each loopback `host:port`, replaced by `<local>`."""
+    return _LOCAL_ADDRESS.sub(LOCAL, text)
+
+
+def conceal_in_status(status: CallStatus) -> CallStatus:
+    """`status` with the same done to its message and to the error's details."""
+    trailing = tuple(
+        (key, _conceal_in_details(value) if key == STATUS_DETAILS and isinstance(value, bytes) else value)
+        for key, value in status.trailing_metadata
+    )
+    return replace(status, message=conceal_local_addresses(status.message), trailing_metadata=trailing)
+
+
+def _conceal_in_details(serialized: bytes) -> bytes:
+    """A google.rpc.Status; of our own server, so that it can be read."""
+    status = status_pb2.Status.FromString(serialized)
+    status.message = conceal_local_addresses(status.message)
+    for detail in status.details:
+        _conceal_in_detail(detail)
+    concealed: bytes = status.SerializeToString()
+    return concealed
+
+
+def _conceal_in_detail(detail: any_pb2.Any) -> None:
+    info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    if detail.Unpack(info):
+        for key, value in info.metadata.items():
+            info.metadata[key] = conceal_local_addresses(value)
+        detail.Pack(info)
+    elif detail.Unpack(request):
+        for violation in request.field_violations:
+            violation.description = conceal_local_addresses(violation.description)
+        detail.Pack(request)

@@ -1,0 +1,56 @@
+"""A link whose runner sends what it likes."""
+
+from typing import Any, cast
+
+import grpc
+import pytest
+from relay_harness import TOKEN, soon
+
+from weft.api.router.v1 import relay_service_pb2 as pb
+from weft.api.router.v1 import relay_service_pb2_grpc
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+OPEN = "/weft.api.registry.v1.RunnerSessionService/OpenSession"
+HEARTBEAT = "/weft.api.registry.v1.RunnerSessionService/Heartbeat"
+
+
+class RawLink:
+    """A peer that sends what it likes."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str = TOKEN, *more: tuple[str, str]) -> None:
+        stub = relay_service_pb2_grpc.RelayServiceStub(channel)
+        self.call: Any = cast("Any", stub.Attach)(metadata=(("authorization", f"Bearer {token}"), *more))
+
+    async def send(self, *frames: pb.LinkFrame) -> None:
+        await self.call.write(pb.AttachRequest(frames=frames))
+
+    async def start(self, call_id: int, method: str, message: Any) -> None:
+        """A whole unary call, without its answer."""
+        await self.send(
+            pb.LinkFrame(call_id=call_id, start=pb.CallStart(method=method, initial_credit=65_536)),
+            pb.LinkFrame(call_id=call_id, part=pb.MessagePart(data=message.SerializeToString())),
+            pb.LinkFrame(call_id=call_id, half_close=pb.HalfClose()),
+        )
+
+    async def ask(self, call_id: int, method: str, message: Any) -> pb.CallEnd:
+        """A whole unary call; how the first call that ends now ended."""
+        await self.start(call_id, method, message)
+        while True:
+            response = await soon(self.call.read())
+            for answer in response.frames:
+                if answer.HasField("end"):
+                    return cast("pb.CallEnd", answer.end)
+
+
+async def end_of(call: Any) -> WeftError:
+    """The error of a call, past what it still gives."""
+
+    async def read_on() -> None:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await soon(read_on())
+    return error_from_call(caught.value, Reason.INTERNAL)

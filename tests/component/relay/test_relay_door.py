@@ -1,0 +1,63 @@
+"""What strangers find at the address where runners join."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from router_svc.config import RelayConfig
+from router_svc.relay import RELAY_SERVICE, Relay
+from weft.host.config import RelaySection
+from weft.host.home import WeftHome
+from weft.host.relay import RelayDoor
+from weft.kernel.clock import SystemClock
+from weft.kernel.rpc import open_channel
+
+LIMIT_SECONDS = 10.0
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the relay's public address."""
+    home = WeftHome(tmp_path)
+    home.create()
+    relay = Relay(RelayConfig(address="unix:/router.sock"), SystemClock())
+    door = RelayDoor(RelaySection(listen="127.0.0.1:0"), home, relay)
+    await door.start()
+    try:
+        async with open_channel(door.endpoint.url.removeprefix("http://")) as channel:
+            yield channel
+    finally:
+        await door.stop(0.0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/weft.api.runner.v1.RunnerService/Describe",
+        "/weft.api.runner.v1.GenerationService/Generate",
+        "/weft.api.runner.v1.EmbeddingService/Embed",
+        "/weft.api.router.v1.InferenceService/Generate",
+        "/weft.api.registry.v1.RunnerSessionService/OpenSession",
+        "/weft.api.registry.v1.RegistryService/ListRunners",
+        "/weft.api.registry.v1.JoinTokenService/CreateJoinToken",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/grpc.health.v1.Health/Watch",
+    ],
+)
+async def test_nothing_but_the_relay_is_served_there(door: grpc.aio.Channel, method: str) -> None:
+    rpc: Any = door.stream_stream(method)
+    call = rpc(iter([b""]), timeout=LIMIT_SECONDS, metadata=(("weft-runner", "laptop"),))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("service", ["", "liveness", "readiness", RELAY_SERVICE])
+async def test_its_health_can_be_checked(door: grpc.aio.Channel, service: str) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(door)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING

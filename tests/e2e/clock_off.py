@@ -1,0 +1,23 @@
+"""Runs a `weft` command on a machine whose clock is off: `clock_off.py SECONDS python -m weft.cli.main ...`."""
+
+import sys
+from datetime import UTC, datetime, timedelta
+
+from weft.cli.main import app
+from weft.kernel.clock import SystemClock
+
+
+def main() -> None:
+    """Shift the one clock that everything asks, then be `weft`."""
+    off = timedelta(seconds=float(sys.argv[1]))
+
+    def utc_now(self: SystemClock) -> datetime:  # noqa: ARG001 - it takes the place of a method
+        return datetime.now(UTC) + off
+
+    SystemClock.utc_now = utc_now  # type: ignore[method-assign]
+    sys.argv = ["weft", *sys.argv[5:]]
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A laptop and a mesh over time: restarts, revoked tokens, clocks that are off, and how much a laptop takes at once."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from join_process import capturing_proxy, laptop_server, make_token, relay_facts, running_join
+from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
+
+from weft.api.registry.v1 import runner_pb2
+from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+
+CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
+DAY_SECONDS = 86_400
+
+
+@pytest.fixture(scope="module")
+def plain_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("again")
+    config = write_config(folder, relay={"listen": "127.0.0.1:0"})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+async def _chat(mesh: MeshProcess, **changes: Any) -> int:
+    body = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **changes}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def _ready(mesh: MeshProcess) -> None:
+    async def answers() -> bool:
+        return await _chat(mesh) == 200
+
+    await eventually(answers, 15.0, "llama does not answer")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_laptop_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, relay={"listen": f"127.0.0.1:{_free_port()}"})
+    home = tmp_path / "home"
+    async with run_fake_backend() as backend:
+        with running_mesh(home, "--config", str(config)) as mesh:
+            token, url = (await make_token(home))["token"], relay_facts(home)["url"]
+            with running_join(tmp_path / "laptop", url, token, *laptop_server(backend.base_url)) as laptop:
+                await laptop.until("joined as laptop")
+                await _ready(mesh)
+                (before,) = await mesh.runners()
+                mesh.stop(signal.SIGKILL)
+                await laptop.until("no link")
+                with running_mesh(home, "--config", str(config)) as again:
+                    await _ready(again)
+                    (after,) = await again.runners()
+                    assert (after.name, after.incarnation) == (before.name, before.incarnation)
+                    assert after.status == runner_pb2.Runner.STATUS_ACTIVE
+                    code, out, _ = await run_weft("get", "models", "-o", "name", home=home)
+                    assert (code, out.count("llama")) == (0, 1)
+                    assert await laptop.stop() == 0
+
+
+async def test_a_token_that_is_revoked_meanwhile_keeps_the_link_and_ends_the_command_with_it(
+    plain_mesh: MeshProcess, tmp_path: Path
+) -> None:
+    made = await make_token(plain_mesh.home)
+    async with run_fake_backend() as backend, capturing_proxy(relay_facts(plain_mesh.home)["url"]) as proxy:
+        with running_join(
+            tmp_path / "laptop", proxy.address, made["token"], *laptop_server(backend.base_url)
+        ) as laptop:
+            await laptop.until("joined as laptop")
+            await _ready(plain_mesh)
+            assert (await run_weft("runner", "token", "revoke", made["id"], home=plain_mesh.home))[0] == 0
+            assert await _chat(plain_mesh) == 200
+            proxy.cut()
+            assert await laptop.exit_code() == 1
+            assert "the join token is not good; make another: weft runner token create" in laptop.output
+            assert "Traceback" not in laptop.output
+
+
+@pytest.mark.parametrize("seconds", [-3 * DAY_SECONDS, 3 * DAY_SECONDS])
+async def test_a_laptop_whose_clock_is_off_works_all_the_same(
+    plain_mesh: MeshProcess, tmp_path: Path, seconds: int
+) -> None:
+    token, url = (await make_token(plain_mesh.home))["token"], relay_facts(plain_mesh.home)["url"]
+    within = (sys.executable, CLOCK_OFF, str(seconds))
+    async with run_fake_backend() as backend:
+        server = laptop_server(backend.base_url)
+        with running_join(tmp_path / "laptop", url, token, *server, within=within) as laptop:
+            await laptop.until("joined as laptop")
+            await _ready(plain_mesh)
+
+
+async def test_a_laptop_gets_no_more_requests_at_once_than_it_wants(plain_mesh: MeshProcess, tmp_path: Path) -> None:
+    async with run_fake_backend("--parallel", "4", answer_tokens=10, tokens_per_second=40) as backend:
+        with await _joined_with_limit(plain_mesh, tmp_path, backend, max_requests=1) as laptop:
+            await laptop.until("joined as laptop")
+            await _ready(plain_mesh)
+            chats = [asyncio.create_task(_chat(plain_mesh, max_tokens=10)) for _ in range(5)]
+            most = 0
+            while not all(chat.done() for chat in chats):
+                most = max(most, (await backend.state()).active_requests)
+            assert [chat.result() for chat in chats] == [200] * 5
+            assert most == 1
+
+
+async def _joined_with_limit(mesh: MeshProcess, folder: Path, backend: FakeBackendProcess, *, max_requests: int) -> Any:
+    model = {"name": "llama", "url": f"{backend.base_url}/v1", "slots": 4, "publish": True}
+    runner = {"name": "laptop", "runtime": "openai_http", "max_requests": max_requests, "models": [model]}
+    config = folder / "laptop.yaml"
+    config.write_text(yaml.safe_dump({"runners": [runner]}))
+    token, url = (await make_token(mesh.home))["token"], relay_facts(mesh.home)["url"]
+    return running_join(folder / "laptop", url, token, "--config", str(config))

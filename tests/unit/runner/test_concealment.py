@@ -1,0 +1,61 @@
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from runner_svc.concealment import conceal_in_status, conceal_local_addresses
+from weft.kernel.errors import invalid_field
+from weft.link.codec import STATUS_DETAILS
+from weft.link.frames import CallStatus
+from weft.link.statuses import status_of
+
+
+@pytest.mark.parametrize(
+    ("text", "concealed"),
+    [
+        ("listening on http://127.0.0.1:41045", "listening on <local>"),
+        ("listening on http://127.0.0.1:41045listening", "listening on <local>listening"),
+        ("GET https://LOCALHOST:8443/v1 failed", "GET <local>/v1 failed"),
+        ("http://me:pw@127.0.0.1/v1 and [::1]:9, 127.8.9.1:80", "<local>/v1 and <local>, <local>"),
+        ("http://[::1]:8080 http://localhost.", "<local> <local>."),
+        ("bound to 0.0.0.0:8080", "bound to <local>"),
+        ("is listening, hostname: 127.0.0.1, port: 8081, threads: 5", "is listening, <local>, threads: 5"),
+    ],
+)
+def test_addresses_of_this_machine_are_concealed(text: str, concealed: str) -> None:
+    assert conceal_local_addresses(text) == concealed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://10.0.0.1:80",
+        "10.127.0.0.1:80",
+        "my-localhost:80",
+        "http://localhost.example:80",
+        "127.0.0.1",
+        "12:30:45",
+    ],
+)
+def test_other_addresses_are_left_alone(text: str) -> None:
+    assert conceal_local_addresses(text) == text
+
+
+def test_an_error_and_its_details_are_concealed() -> None:
+    error = invalid_field("model", "http://127.0.0.1:41045 does not know it")
+    status = conceal_in_status(status_of(error))
+    assert status.message == "model: <local> does not know it"
+    assert b"127.0.0.1" not in dict(status.trailing_metadata)[STATUS_DETAILS]
+
+
+def test_details_of_another_kind_and_other_metadata_stay() -> None:
+    info = any_pb2.Any()
+    info.Pack(error_details_pb2.ErrorInfo(reason="R", domain="weft", metadata={"at": "localhost:80", "model": "m"}))
+    other = any_pb2.Any(type_url="x/y", value=b"\x00\xff")
+    details = status_pb2.Status(code=14, message="m", details=[info, other]).SerializeToString()
+    trailing: tuple[tuple[str, str | bytes], ...] = (("x-receipt-bin", b"\xff"), (STATUS_DETAILS, details))
+    found = dict(conceal_in_status(CallStatus(code=14, message="m", trailing_metadata=trailing)).trailing_metadata)
+    assert found["x-receipt-bin"] == b"\xff"
+    status = status_pb2.Status.FromString(found[STATUS_DETAILS])
+    assert status.details[1] == other
+    assert status.details[0].Unpack(read := error_details_pb2.ErrorInfo())
+    assert dict(read.metadata) == {"at": "<local>", "model": "m"}

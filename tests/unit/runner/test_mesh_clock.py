@@ -1,0 +1,23 @@
+from datetime import timedelta
+
+from runner_svc.mesh_clock import MeshClock
+from weft.testing.fake_clock import FakeClock
+
+
+async def test_the_machines_own_time_counts_until_the_meshs_is_told() -> None:
+    machine = FakeClock()
+    clock = MeshClock(machine)
+    assert clock.utc_now() == machine.utc_now()
+    mesh_now = machine.utc_now() + timedelta(days=400)
+    clock.set(mesh_now)
+    await machine.advance(7.0)
+    assert clock.utc_now() == mesh_now + timedelta(seconds=7)
+
+
+async def test_a_correction_of_the_machines_own_clock_does_not_move_it() -> None:
+    machine = FakeClock()
+    clock = MeshClock(machine)
+    mesh_now = machine.utc_now()
+    clock.set(mesh_now)
+    machine._utc += timedelta(hours=2)
+    assert clock.utc_now() == mesh_now
