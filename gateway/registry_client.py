@@ -1,6 +1,5 @@
 """The registry over gRPC, as `gateway.ports.RegistryPort`: documents on this side, messages on that one."""
 
-import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
+from weft.resources.declared_fields import declared_field, document_field
 from weft.resources.documents import Document, EventDocument, ModelDocument
 from weft.resources.kinds import ResourceKind
 from weft.resources.messages import (
@@ -33,9 +33,6 @@ from weft.resources.messages import (
     to_declaration,
 )
 
-# `declarations[2].model.manifest.pool_name` in the registry's words is `documents[2].poolName` in the caller's.
-_DECLARED_FIELD = re.compile(r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent|runner|pool)(?=\.|$))?")
-_SNAKE = re.compile(r"_([a-z])")
 _OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
     declaration_service_pb2.ApplyResult.OUTCOME_CREATED: "created",
     declaration_service_pb2.ApplyResult.OUTCOME_CONFIGURED: "configured",
@@ -140,7 +137,8 @@ class RegistryClient:
     def _error(self, error: grpc.aio.AioRpcError) -> WeftError:
         found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
         if isinstance(found, FieldError):
-            return FieldError(_callers_field(found.field), found.message.removeprefix(f"{found.field}: "))
+            why = found.message.removeprefix(f"{found.field}: ")
+            return FieldError(_callers_field(found.field), why, found.reason)
         if found.reason is Reason.SERVICE_UNAVAILABLE:
             return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
         if found.reason is Reason.DEADLINE_EXCEEDED:
@@ -191,4 +189,8 @@ def _applied(result: declaration_service_pb2.ApplyResult) -> AppliedResource:
 
 def _callers_field(field: str) -> str:
     """A field of a request to the registry, as the caller of this API has written it."""
-    return _SNAKE.sub(lambda found: found[1].upper(), _DECLARED_FIELD.sub(r"documents[\1]", field))
+    found = declared_field(field)
+    if found is None:
+        return document_field(field)
+    index, own = found
+    return f"documents[{index}].{own}" if own else f"documents[{index}]"

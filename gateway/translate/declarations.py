@@ -22,7 +22,10 @@ def documents_of_json(values: Sequence[Any]) -> list[Document]:
         except FieldError as error:
             field = where if error.field == "document" else f"{where}.{error.field}"
             raise invalid_field(field, error.message.removeprefix(f"{error.field}: ")) from None
-    return _distinct(tuple(found))
+    try:
+        return _distinct(tuple(found))
+    except FieldError as error:
+        raise invalid_field(error.field.replace(": ", "."), error.message.removeprefix(f"{error.field}: ")) from None
 
 
 def documents_of_yaml(raw: bytes) -> list[Document]:

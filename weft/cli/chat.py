@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from typing import Annotated
+from unicodedata import category
 
 import typer
 
@@ -14,6 +15,7 @@ from weft.cli.output import safe_text
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._address import mesh_address
 from weft.client.resources import Registry, connect_registry
+from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.resources.documents import AgentDocument, Document, ModelDocument, PoolDocument
@@ -21,8 +23,11 @@ from weft.resources.kinds import ResourceKind
 
 AGENT_PREFIX = "agent/"
 QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
-HELP = "/clear forgets the conversation, /history shows it, /quit leaves; Ctrl-C stops an answer, Ctrl-D leaves."
+HELP = "/clear forgets the conversation, /history shows it, /quit or Ctrl-D leaves; Ctrl-C stops an answer."
+PROMPT = "> "
 RULE_CHARS = 57
+MAX_TIMEOUT_SECONDS = 86_400.0
+MAX_PIPED_BYTES = 10 * 1024 * 1024
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 _MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
@@ -37,9 +42,11 @@ def chat(
     ],
     message: Annotated[str | None, typer.Option("--message", "-m", help="Say this, print the answer, leave.")] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens per answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    timeout: Annotated[float, typer.Option(help="Deadline of one answer in seconds.")] = 600.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
+    ] = 600.0,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Chat with a model, a pool or an agent. The answer goes to stdout, everything else to stderr.
@@ -52,17 +59,29 @@ def chat(
     if temperature is not None:
         options["temperature"] = temperature
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    with reporting(), connect(home=home) as mesh:
-        asked, header = resolve(name, home)
-        sys.stderr.write(header)
-        conversation = Conversation(mesh, asked, history, options, timeout)
-        if message is not None:
-            conversation.say(message)
-        elif not sys.stdin.isatty():
-            conversation.say(sys.stdin.read())
-        else:
+    with reporting():
+        once = _only_message(message)
+        with connect(home=home) as mesh:
+            asked, header = resolve(name, home)
+            sys.stderr.write(header)
+            conversation = Conversation(mesh, asked, history, options, timeout)
+            if once is not None:
+                conversation.say(once)
+                return
             with prompt_history(home):
                 converse(conversation)
+
+
+def _only_message(message: str | None) -> str | None:
+    """What is said once, by -m or a pipe; None where somebody sits at a terminal. Raises INVALID_ARGUMENT."""
+    if message is None and sys.stdin.isatty():
+        return None
+    text = message if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1).decode("utf-8", "replace")
+    if len(text) > MAX_PIPED_BYTES:
+        raise WeftError(Reason.REQUEST_TOO_LARGE, f"what comes in is larger than {MAX_PIPED_BYTES // 1024**2} MiB")
+    if not text.strip():
+        raise invalid_field("--message", "there is nothing to say; give it with -m, or pipe it in")
+    return text
 
 
 def resolve(name: str, home: Path) -> tuple[str, str]:
@@ -77,11 +96,15 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
             found = _find(registry, name)
     except WeftError as error:
         if error.reason in _MISSING:
-            raise WeftError(
-                Reason.MODEL_NOT_FOUND, f"there is no model, pool or agent {name}; `weft get models` lists models"
-            ) from error
+            raise WeftError(Reason.MODEL_NOT_FOUND, _nobody(name)) from error
         return name, ""
     return (f"{AGENT_PREFIX}{found.name}" if isinstance(found, AgentDocument) else name), header_of(found)
+
+
+def _nobody(name: str) -> str:
+    if name.startswith(AGENT_PREFIX):
+        return f"there is no agent {name.removeprefix(AGENT_PREFIX)}; `weft get agents` lists them"
+    return f"there is no model, pool or agent {name}; `weft get models` lists models"
 
 
 def header_of(document: Document) -> str:
@@ -122,10 +145,14 @@ def converse(conversation: "Conversation") -> None:
     sys.stderr.write(f"{HELP}\n")
     while True:
         try:
-            text = input("> ").strip()
+            text = input(PROMPT).strip()
         except EOFError:
             sys.stderr.write("\n")
             return
+        except KeyboardInterrupt:
+            # Often one that came too late to stop an answer; it must not cost the conversation.
+            sys.stderr.write("\n")
+            continue
         if text in QUIT_WORDS:
             return
         if text.startswith("/"):
@@ -141,7 +168,7 @@ def _command(text: str, conversation: "Conversation") -> None:
             sys.stderr.write("forgotten\n")
         case "/history":
             for turn in conversation.turns():
-                sys.stderr.write(f"{turn['role']}: {turn['content']}\n")
+                sys.stderr.write(f"{turn['role']}: {shown(turn['content'])}\n")
         case _:
             sys.stderr.write(f"{HELP}\n")
 
@@ -180,15 +207,21 @@ class Conversation:
         turns: list[Message] = [*self._history, {"role": "user", "content": text}]
         answer: list[str] = []
         events = self._mesh.chat(self._model, turns, timeout=self._timeout_seconds, **self._options)
-        for event in events:
-            self._show(event, answer)
+        try:
+            for event in events:
+                self._show(event, answer)
+        except WeftError as error:
+            if error.reason is not Reason.DEADLINE_EXCEEDED:
+                raise
+            late = f"the answer took longer than {self._timeout_seconds:g} s; --timeout allows more"
+            raise WeftError(error.reason, late, metadata=error.metadata) from error
         self._history[:] = [*turns, {"role": "assistant", "content": "".join(answer)}]
 
     def _show(self, event: event_pb2.InferenceEvent, answer: list[str]) -> None:
         match event.WhichOneof("event"):
             case "delta":
                 answer.append(event.delta.text)
-                sys.stdout.write(event.delta.text)
+                sys.stdout.write(shown(event.delta.text) if sys.stdout.isatty() else event.delta.text)
                 sys.stdout.flush()
             case "queued":
                 _aside(f"queued, place {event.queued.position}: {event.queued.reason}")
@@ -204,6 +237,11 @@ def _progress(loading: event_pb2.Loading) -> str:
     share = f" {loading.progress:.0%}" if loading.HasField("progress") else ""
     left = f", {loading.eta.ToNanoseconds() / 1e9:.0f} s left" if loading.HasField("eta") else ""
     return f"{share}{left}"
+
+
+def shown(text: str) -> str:
+    """Text of a model as a terminal may have it: nothing in it can move the cursor or change the title."""
+    return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
 def _aside(text: str) -> None:

@@ -64,9 +64,9 @@ _POOL = (
 )
 _POOL_WIDE = (Column("MODELS", lambda pool: ",".join(pool.members)),)
 EVENT_COLUMNS: tuple[Column, ...] = (
-    Column("TIME", lambda event: f"{event.time.astimezone():%Y-%m-%d %H:%M:%S}"),
-    Column("RESOURCE", lambda event: f"{event.resource_kind.value}/{event.resource_name}"),
-    Column("REASON", lambda event: event.reason),
+    Column("TIME", lambda event: f"{event.time.astimezone():%Y-%m-%d %H:%M:%S}", min_chars=19),
+    Column("RESOURCE", lambda event: f"{event.resource_kind.value}/{event.resource_name}", min_chars=20),
+    Column("REASON", lambda event: event.reason, min_chars=10),
     Column("MESSAGE", lambda event: event.message),
 )
 

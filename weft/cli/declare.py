@@ -1,19 +1,19 @@
 """`weft apply` and `weft diff`: bring the mesh to what files declare, or show how far it is from that."""
 
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weft.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, note, reporting
 from weft.cli.output import json_text, say
 from weft.client.resources import Applied, Outcome, connect_registry
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.resources.declared_fields import declared_field
 from weft.resources.documents import Document
 from weft.resources.files import (
     MAX_DOCUMENTS,
@@ -22,7 +22,7 @@ from weft.resources.files import (
     read_documents,
     refuse_repeats,
 )
-from weft.resources.rendering import declared, yaml_text
+from weft.resources.rendering import declared, plain, yaml_text
 
 STDIN = "-"
 FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -42,8 +42,6 @@ AdoptOption = Annotated[
 ApplyOutputOption = Annotated[
     str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")
 ]
-
-_DECLARATION = re.compile(r"declarations\[(\d+)\]\.?(?:model\.manifest|model|agent|runner|pool)?\.?")
 
 
 def apply(
@@ -121,23 +119,28 @@ def _lines(document: Document | None) -> list[str]:
 
 def _render(applied: list[Applied], output: str, *, dry_run: bool) -> str:
     if output == "json":
-        items = [
-            {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value} for result in applied
-        ]
-        return json_text({"kind": "ApplyResultList", "dryRun": dry_run, "items": items})
+        results = [_result(result) for result in applied]
+        return json_text({"kind": "ApplyAnswer", "dryRun": dry_run, "results": results})
     suffix = " (dry run)" if dry_run else ""
     words = (f" {result.outcome.value}{suffix}" if output == "table" else "" for result in applied)
     return "".join(f"{result.kind.value}/{result.name}{word}\n" for result, word in zip(applied, words, strict=True))
 
 
+def _result(result: Applied) -> dict[str, Any]:
+    """What was done for one document, as `/api/v1/apply` says it."""
+    states = {"before": result.before, "after": result.after}
+    told = {name: plain(document) for name, document in states.items() if document is not None}
+    return {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value, **told}
+
+
 def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:
     """The error in terms of the files: "declarations[2].agent.model" is a place that nobody wrote."""
-    found = _DECLARATION.search(error.message)
-    if found is None or int(found[1]) >= len(documents):
+    found = declared_field(error.field) if isinstance(error, FieldError) else None
+    if not isinstance(error, FieldError) or found is None or found[0] >= len(documents):
         return error
-    where = documents[int(found[1])].where
-    rest = error.message[: found.start()] + error.message[found.end() :].lstrip(": ")
-    return WeftError(error.reason, f"{where}: {rest}", metadata=error.metadata)
+    index, field = found
+    why = error.message.removeprefix(f"{error.field}: ")
+    return FieldError(f"{documents[index].where}: {field}" if field else documents[index].where, why, error.reason)
 
 
 def _texts(files: Iterable[Path]) -> Iterator[tuple[str, str]]:

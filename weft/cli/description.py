@@ -1,5 +1,6 @@
 """What `weft describe` prints, from the facts it found."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -96,8 +97,11 @@ def _agent(agent: AgentDocument) -> Iterator[str]:
     yield _fact("Answers", f"pool/{agent.pool}" if agent.pool else f"model/{agent.model}")
     yield _fact("Ask for", f"agent/{agent.name}")
     yield _fact("Description", agent.description or "-")
-    params = agent.default_params.model_dump(exclude_defaults=True)
-    yield _fact("Parameters", ", ".join(f"{name}={value}" for name, value in params.items()) or "-")
+    params = agent.default_params.model_dump(mode="json", exclude_defaults=True)
+    yield _fact(
+        "Parameters",
+        ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in params.items()) or "-",
+    )
     if status.runner:
         yield _fact("Runner", status.runner)
     yield from _times(status.created_at, status.last_heartbeat_at, status.inactive_since)

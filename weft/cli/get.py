@@ -20,7 +20,7 @@ from weft.cli.options import (
 from weft.cli.output import TextTable, json_line, json_text, say
 from weft.cli.targets import Target, find, parse_targets
 from weft.client.resources import connect_registry
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.resources.documents import Document
 from weft.resources.kinds import ResourceKind
@@ -49,6 +49,8 @@ def get(
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
         kind, targets = parse_targets(resources)
+        if any(target.kind is not kind for target in targets):
+            raise invalid_field("KIND", "resources of one kind can be shown at a time")
         if watch:
             ResourceWatch(kind, targets, output).run(home)
             return
@@ -120,14 +122,12 @@ class ResourceWatch:
 
     def _fingerprint(self, document: Document) -> Any:
         match self._output:
-            case ResourceFormat.JSON:
+            case ResourceFormat.JSON | ResourceFormat.NAME:
                 told = plain(document)
                 told["status"].pop("lastHeartbeatAt", None)
                 return told
             case ResourceFormat.YAML:
                 return declared(document)
-            case ResourceFormat.NAME:
-                return document.status
             case _:
                 return self._table.fingerprint(document)
 

@@ -21,6 +21,8 @@ class Column:
     cell: Callable[[Any], str]
     ticks: bool = False
     """Whether it moves with time alone; a watch does not show a row again for that."""
+    min_chars: int = 0
+    """Width it has from the start: the header of a watch stands there before the first row."""
 
 
 def say(text: str) -> None:
@@ -39,7 +41,7 @@ class TextTable:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._widths = [len(column.title) for column in columns]
+        self._widths = [max(column.min_chars, len(column.title)) for column in columns]
 
     def cells(self, row: Any) -> list[str]:
         """The row's cells, made safe for a terminal; an empty one is "-"."""

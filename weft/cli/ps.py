@@ -1,6 +1,7 @@
 """`weft ps`: what runs."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
@@ -8,6 +9,9 @@ from weft.cli.output import Column, print_resources
 from weft.client.resources import connect_registry, describe_runner
 from weft.resources.documents import RunnerDocument
 from weft.resources.kinds import ResourceKind
+
+MAX_ASKED_AT_ONCE = 16
+"""Runners; one that does not answer must not hold up the others."""
 
 _COLUMNS = (
     Column("MODEL", lambda row: row["model"]),
@@ -29,12 +33,17 @@ def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABL
     """
     with reporting():
         with connect_registry(home=home) as registry:
-            runners = registry.documents(ResourceKind.RUNNER)
-        rows = [row for runner in runners if isinstance(runner, RunnerDocument) for row in _processes(runner)]
+            runners = [one for one in registry.documents(ResourceKind.RUNNER) if isinstance(one, RunnerDocument)]
+        with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
+            rows = [row for processes in pool.map(_processes, runners) for row in processes]
         print_resources("ProcessList", rows, _COLUMNS, output)
 
 
-def _processes(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
+def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:
+    return list(_rows(runner))
+
+
+def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
     """One row per instance; the runner itself is asked for process ids, and may be unreachable."""
     status = runner.status
     if status is None:

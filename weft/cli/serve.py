@@ -17,7 +17,9 @@ from weft.host.serving import Announce
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 
 app = typer.Typer(
-    help="Run one service of a mesh in this process, for meshes that span processes or machines.", no_args_is_help=True
+    help="Run one service of a mesh in this process, for meshes that span processes or machines.",
+    epilog="Example: weft serve registry --listen 127.0.0.1:7070",
+    no_args_is_help=True,
 )
 
 ListenOption = Annotated[

@@ -15,7 +15,7 @@ from weft.cli.get import ResourcesArgument
 from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft.cli.output import say
 from weft.cli.targets import Target, one_target
-from weft.client.resources import connect_registry
+from weft.client.resources import CALL_TIMEOUT_SECONDS, connect_registry
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.resources.documents import Document
@@ -156,7 +156,7 @@ def _look_once(target: Target, expectation: Expectation, home: Path) -> None:
     last = _Last(target)
     with connect_registry(home=home) as registry:
         state = MeshState()
-        state.fold(next(iter(registry.watch())))
+        state.fold(next(registry.watch(CALL_TIMEOUT_SECONDS)))
     if not last.met(expectation, state.document):
         raise last.timed_out(0.0)
 

@@ -5,6 +5,7 @@ from typing import Literal, TypedDict
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
+from weft.kernel.errors import invalid_field
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -37,8 +38,11 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
     for name, value in options.items():
         if name == "stop":
             request.payload.sampling.stop.extend(options["stop"])
-        else:
+            continue
+        try:
             setattr(request.payload.sampling, name, value)
+        except (TypeError, ValueError) as error:
+            raise invalid_field(name, "is not a number, or out of range") from error
     return request
 
 

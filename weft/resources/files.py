@@ -21,6 +21,7 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_INPUT_CHARS = 64
 """So much of a wrong word is repeated in an error."""
 
+_LIST_FIELDS = frozenset({"kind", "items", "nextPageToken"})
 _LIST_KINDS = {kind.list_kind: kind for kind in ResourceKind}
 
 
@@ -140,7 +141,7 @@ def _documents_of(raw: _Raw) -> Iterator[SourcedDocument]:
         yield _sourced(raw, value, (), None)
         return
     items = value.get("items")
-    if not isinstance(items, list) or len(value) > len(("kind", "items")):
+    if not isinstance(items, list) or not value.keys() <= _LIST_FIELDS:
         raise invalid_field(f"{raw.where(())}: items", f"a {kind.list_kind} has kind and items, a list")
     for index, item in enumerate(items):
         yield _sourced(raw, item, ("items", index), kind)

@@ -6,7 +6,12 @@ from weft.resources.document_base import DocumentPart
 from weft.resources.documents import AgentDocument, EventDocument, ModelDocument, PoolDocument, RunnerDocument
 
 
-class ModelList(DocumentPart):
+class _Page(DocumentPart):
+    next_page_token: str | None = None
+    """Over HTTP: asks for the page after this one; empty on the last."""
+
+
+class ModelList(_Page):
     """Models by name."""
 
     kind: Literal["ModelList"]
@@ -15,7 +20,7 @@ class ModelList(DocumentPart):
     """The models."""
 
 
-class AgentList(DocumentPart):
+class AgentList(_Page):
     """Agents by name."""
 
     kind: Literal["AgentList"]
@@ -24,7 +29,7 @@ class AgentList(DocumentPart):
     """The agents."""
 
 
-class RunnerList(DocumentPart):
+class RunnerList(_Page):
     """Runners by name."""
 
     kind: Literal["RunnerList"]
@@ -33,7 +38,7 @@ class RunnerList(DocumentPart):
     """The runners."""
 
 
-class PoolList(DocumentPart):
+class PoolList(_Page):
     """Pools by name."""
 
     kind: Literal["PoolList"]

@@ -64,6 +64,7 @@ class ScriptedMesh:
     new_events: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     applied: list[declaration_service_pb2.ApplyRequest] = field(default_factory=list)
     apply_error: WeftError | None = None
+    chat_error: WeftError | None = None
     asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
@@ -276,6 +277,8 @@ class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
 
     def Chat(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         self._mesh.asked.append(request)
+        if self._mesh.chat_error is not None:
+            refuse(context, self._mesh.chat_error.reason, self._mesh.chat_error.message)
         receipt = receipt_pb2.Receipt(host="box", attempts=[receipt_pb2.Attempt(runner="r1")])
         for event in (
             event_pb2.InferenceEvent(queued=event_pb2.Queued(position=1, reason="every slot is taken")),

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 from cli_harness import ScriptedMesh
 
-from weft.cli.chat import Conversation, converse
+from weft.cli.chat import Conversation, converse, shown
 from weft.cli.chat_history import HISTORY_NAME, prompt_history
 from weft.client import connect
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+CTRL_C = "\x03"
 
 pytest_plugins = ("cli_mesh",)
 
@@ -44,14 +48,59 @@ def test_nobody_answers_for_an_unknown_name(mesh: ScriptedMesh, name: str, code:
     assert not mesh.asked
 
 
+@pytest.mark.parametrize("flags", [("-m", ""), ("-m", " \n"), ()])
+def test_saying_nothing_is_refused(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
+    result = mesh.run("chat", "qwen", *flags, stdin="")
+    assert result.exit_code == 2
+    assert "there is nothing to say" in result.stderr
+    assert not mesh.asked
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--max-tokens", "0"),
+        ("--max-tokens", "99999999999999"),
+        ("--temperature", "9"),
+        ("--temperature", "nan"),
+        ("--timeout", "0"),
+        ("--timeout", "nan"),
+        ("--timeout", "inf"),
+    ],
+)
+def test_a_number_out_of_range_is_wrong_usage(mesh: ScriptedMesh, option: str, value: str) -> None:
+    result = mesh.run("chat", "qwen", "-m", "hi", option, value)
+    assert result.exit_code == 2, result.output
+    assert not mesh.asked
+
+
+def test_an_answer_that_takes_too_long_says_which_option_allows_more(mesh: ScriptedMesh) -> None:
+    mesh.chat_error = WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    result = mesh.run("chat", "qwen", "-m", "hi", "--timeout", "7")
+    assert result.exit_code == 5
+    assert "longer than 7 s; --timeout" in result.stderr
+
+
+def test_what_is_piped_in_need_not_be_text(mesh: ScriptedMesh) -> None:
+    assert mesh.run("chat", "qwen", stdin=b"what is \xff?").exit_code == 0
+    assert mesh.asked[-1].payload.messages[-1].content[0].text == "what is \ufffd?"
+
+
+def test_answers_cannot_steer_a_terminal() -> None:
+    assert shown("\x1b]0;owned\x07\x9b2J one\n\ttwo 👩\u200d🔬\r") == " ]0;owned  2J one\n\ttwo 👩\u200d🔬 "
+
+
 def _typing(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     typed = iter(lines)
 
     def read(_: str) -> str:
         try:
-            return next(typed)
+            line = next(typed)
         except StopIteration:
             raise EOFError from None
+        if line == CTRL_C:
+            raise KeyboardInterrupt
+        return line
 
     monkeypatch.setattr("builtins.input", read)
 
@@ -66,6 +115,15 @@ def test_turns_are_remembered_shown_and_forgotten(
     err = capsys.readouterr().err
     assert "system: Be terse.\nuser: one\nassistant: I am qwen\nuser: two\n" in err
     assert err.count("/clear forgets") == 2, "an unknown command is answered with those there are"
+
+
+def test_ctrl_c_at_the_prompt_does_not_cost_the_conversation(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _typing(monkeypatch, "one", CTRL_C, "two")
+    with connect(home=mesh.home) as client:
+        converse(Conversation(client, "qwen", [], {}, 60.0))
+    assert [len(request.payload.messages) for request in mesh.asked] == [1, 3]
 
 
 def test_what_was_typed_is_kept_for_its_owner_alone(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft wait pool b", ["big"]),
         ("weft events model so", ["solo"]),
         ("weft chat ", ["big", "coder", "qwen", "qwen-2", "solo"]),
+        ("weft chat agent/", ["agent/coder"]),
         ("weft get widgets x", []),
     ],
 )

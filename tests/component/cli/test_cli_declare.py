@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from cli_harness import ScriptedMesh
 from cli_samples import some_model
+from jsonschema import Draft202012Validator
 
+from gateway.schemas.resources import ApplyAnswer
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.resources.schemas import schemas
 
 pytest_plugins = ("cli_mesh",)
 
@@ -44,8 +47,12 @@ def test_apply_says_what_it_did_with_each(mesh: ScriptedMesh, tmp_path: Path) ->
     assert mesh.applied[-1].dry_run
     assert mesh.run("apply", "-f", str(file)).stdout == "model/new created\nagent/coder configured\n"
     again = mesh.run("apply", "-f", str(file), "-o", "json", "--adopt")
-    assert json.loads(again.stdout)["items"][0] == {"kind": "model", "name": "new", "outcome": "unchanged"}
     assert mesh.applied[-1].adopt
+    answer = json.loads(again.stdout)
+    ApplyAnswer.model_validate_json(again.stdout, by_alias=True)
+    assert (answer["kind"], answer["dryRun"]) == ("ApplyAnswer", False), "as /api/v1/apply answers"
+    first = answer["results"][0]
+    assert (first["kind"], first["name"], first["outcome"]) == ("model", "new", "unchanged")
     assert mesh.run("apply", "-f", str(file), "-o", "name").stdout == "model/new\nagent/coder\n"
 
 
@@ -86,6 +93,15 @@ def test_a_refusal_names_the_place_in_the_file(mesh: ScriptedMesh) -> None:
     result = mesh.run("apply", "-f", "-", stdin=f"{AGENT.format(name='a')}---\n{AGENT.format(name='b')}")
     assert result.exit_code == 2
     assert "standard input, document 2 (line 5): model: is odd" in result.stderr
+    mesh.apply_error = invalid_field("declarations[0].agent.system_prompt", "is odd")
+    result = mesh.run("apply", "-f", "-", stdin=AGENT.format(name="a"))
+    assert "document 1 (line 1): systemPrompt: is odd" in result.stderr, "as it is called in documents"
+
+
+def test_a_list_from_http_can_be_applied(mesh: ScriptedMesh) -> None:
+    page = json.dumps({**json.loads(mesh.run("get", "agents", "-o", "json").stdout), "nextPageToken": ""})
+    Draft202012Validator(schemas()["agent-list.json"]).validate(json.loads(page))
+    assert mesh.run("apply", "-f", "-", stdin=page).stdout == "agent/coder unchanged\n"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,13 @@ def test_json_holds_to_the_published_schemas(mesh: ScriptedMesh, kind: str) -> N
     Draft202012Validator(schemas()[f"{singular}.json"]).validate(one)
 
 
+@pytest.mark.parametrize("flags", [(), ("-o", "json"), ("-w",)])
+def test_resources_of_several_kinds_are_not_shown_as_one_list(mesh: ScriptedMesh, flags: tuple[str, ...]) -> None:
+    result = mesh.run("get", "model/qwen", "agent/coder", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "one kind" in result.stderr
+
+
 def test_names_are_kind_and_name(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "agents", "-o", "name").stdout == "agent/coder\n"
 
@@ -157,6 +164,14 @@ def test_a_watch_in_json_is_one_document_per_line(mesh: ScriptedMesh) -> None:
     assert gone == {"kind": "agent", "name": "coder", "deleted": True}
 
 
+def test_a_watch_of_names_does_not_show_heartbeats(mesh: ScriptedMesh) -> None:
+    heartbeat = some_agent()
+    heartbeat.last_heartbeat_time.GetCurrentTime()
+    changes = [Change(agent=heartbeat), Change(agent=some_agent(description="Changed"))]
+    _, lines = _watch(mesh, "agents", "-o", "name", changes=changes)
+    assert lines == ["agent/coder", "agent/coder"]
+
+
 def test_a_watch_of_pools_follows_their_members(mesh: ScriptedMesh) -> None:
     _, lines = _watch(mesh, "pools", changes=[Change(model=some_model("qwen", status="INACTIVE"))])
     assert lines[-1].split() == ["big", "2", "1", "yes"]
@@ -232,7 +247,15 @@ def test_a_solo_model_has_no_pool_block(mesh: ScriptedMesh) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("agent/coder", ["agent/coder", "temperature=0.2", "model/qwen is active", "You are terse."]),
+        (
+            "agent/coder",
+            [
+                "agent/coder",
+                'temperature=0.2, stop=["\\n"], logit_bias={"7": 1.5}',
+                "model/qwen is active",
+                "You are terse.",
+            ],
+        ),
         ("runner/r1", ["dial-out runner", "4711", "Connected"]),
         ("pool/big", ["2 of 2 members are active", "- coder"]),
     ],
@@ -262,6 +285,13 @@ def test_events_are_followed_without_repeats(mesh: ScriptedMesh) -> None:
         mesh.new_events.put(told)
     result = mesh.run("events", "-w", "-o", "json")
     assert [json.loads(line)["sequence"] for line in result.stdout.splitlines()] == [1, 2, 3]
+
+
+def test_events_that_are_followed_stand_under_their_titles(mesh: ScriptedMesh) -> None:
+    mesh.new_events.put(OVER)
+    header, row, *_ = mesh.run("events", "-w").stdout.splitlines()
+    assert header.index("RESOURCE") == row.index("model/")
+    assert header.index("REASON") == row.index("woke")
 
 
 def test_ps_asks_relayed_runners_too(mesh: ScriptedMesh) -> None:

@@ -113,7 +113,7 @@ async def test_what_a_list_answers_can_be_applied_again() -> None:
             "documents[0].contextTokens",
         ),
         (b'{"documents":[{"kind":"model","name":"m","contextTokens":NaN}]}', "malformed_request", None),
-        (encoded({"documents": [AGENT, AGENT]}), "invalid_argument", "documents[1]: name"),
+        (encoded({"documents": [AGENT, AGENT]}), "invalid_argument", "documents[1].name"),
         (encoded({"documents": [AGENT] * 1001}), "invalid_argument", "documents"),
         (b'{"documents":' + b"[" * 100 + b"]" * 100 + b"}", "malformed_request", None),
     ],

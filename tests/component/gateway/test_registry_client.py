@@ -248,6 +248,7 @@ async def test_a_registry_that_does_not_say_what_it_did_is_not_believed(tmp_path
         ("declarations[0].model.runner", "documents[0].runner"),
         ("declarations[0].agent.name", "documents[0].name"),
         ("declarations[0].agent", "documents[0]"),
+        ("declarations[0].agent.default_params.max_tokens", "documents[0].defaultParams.max_tokens"),
         ("declarations", "declarations"),
         ("name", "name"),
     ],
