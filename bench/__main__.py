@@ -46,6 +46,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--seconds", type=float, help="length of one run; default 5")
     parser.add_argument("--connections", type=int, default=32, help="of the throughput scenarios, 1 to 64; default 32")
     parser.add_argument("--repetitions", type=int, help="runs of each kind; default 5")
+    parser.add_argument("--label", default="", help="added to the name of the result, so that two of a day are kept")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder for the result")
     options = parser.parse_args(arguments)
     if not 1 <= options.connections <= 64:
@@ -130,7 +131,9 @@ def main() -> None:
         shares=book.shares(),
         skipped=book.skipped,
     )
-    name = machine.date[:10] + ("-quick" if arguments.quick else "")
+    name = (
+        machine.date[:10] + ("-quick" if arguments.quick else "") + (f"-{arguments.label}" if arguments.label else "")
+    )
     print(markdown(report))
     print(f"bench: written to {write(report, arguments.output, name)}", file=sys.stderr)
 
