@@ -4,16 +4,12 @@ import ipaddress
 import socket
 from collections.abc import Mapping
 
-import aiohttp
-
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.command import run_command
 from weft.wake.magic_packet import magic_packet
 from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
-from weft.wake.substitution import substituted
 
-MAX_HEADER_BYTES = 16 * 1024
 PACKET_COPIES = 3
 """Datagrams get lost and cost nothing."""
 
@@ -25,34 +21,13 @@ async def run_recipe(recipe: Recipe, *, timeout_seconds: float, environment: Map
     """
     match recipe:
         case HttpRecipe():
-            await _send_request(recipe, timeout_seconds, environment)
+            from weft.wake.http_request import send_request  # noqa: PLC0415 - see that module
+
+            await send_request(recipe, timeout_seconds, environment)
         case CommandRecipe():
             await run_command(recipe.argv, timeout_seconds=timeout_seconds, environment=environment)
         case WakeOnLanRecipe():
             _send_packet(recipe)
-
-
-async def _send_request(recipe: HttpRecipe, timeout_seconds: float, environment: Mapping[str, str]) -> None:
-    headers = substituted(recipe.headers, environment)
-    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    # `from None`: aiohttp's own messages hold the address.
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, max_field_size=MAX_HEADER_BYTES) as session,
-            # A redirect could send the headers to somebody else, so it counts as a failure.
-            session.request(recipe.method, recipe.url, headers=headers, allow_redirects=False) as response,
-        ):
-            status = response.status
-    except aiohttp.ClientConnectorError:
-        raise _failed("the recipe's request could not connect") from None
-    except (aiohttp.InvalidURL, ValueError):
-        raise _failed("the recipe's request cannot be sent: its URL or a header is malformed") from None
-    except TimeoutError:
-        raise _failed(f"the recipe's request got no answer within {timeout_seconds:g} s") from None
-    except aiohttp.ClientError:
-        raise _failed("the recipe's request's connection broke before the answer") from None
-    if not 200 <= status < 300:
-        raise _failed(f"the recipe's request was answered with status {status}")
 
 
 def _send_packet(recipe: WakeOnLanRecipe) -> None:

@@ -1,0 +1,40 @@
+"""A recipe's HTTP request. A module of its own, because an HTTP client takes memory that most routers never need."""
+
+from collections.abc import Mapping
+
+import aiohttp
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.wake.recipes import HttpRecipe
+from weft.wake.substitution import substituted
+
+MAX_HEADER_BYTES = 16 * 1024
+
+
+async def send_request(recipe: HttpRecipe, timeout_seconds: float, environment: Mapping[str, str]) -> None:
+    """Send it; returns when it was answered with a 2xx status, raises WAKE_FAILED otherwise."""
+    headers = substituted(recipe.headers, environment)
+    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+    # `from None`: aiohttp's own messages hold the address.
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, max_field_size=MAX_HEADER_BYTES) as session,
+            # A redirect could send the headers to somebody else, so it counts as a failure.
+            session.request(recipe.method, recipe.url, headers=headers, allow_redirects=False) as response,
+        ):
+            status = response.status
+    except aiohttp.ClientConnectorError:
+        raise _failed("the recipe's request could not connect") from None
+    except (aiohttp.InvalidURL, ValueError):
+        raise _failed("the recipe's request cannot be sent: its URL or a header is malformed") from None
+    except TimeoutError:
+        raise _failed(f"the recipe's request got no answer within {timeout_seconds:g} s") from None
+    except aiohttp.ClientError:
+        raise _failed("the recipe's request's connection broke before the answer") from None
+    if not 200 <= status < 300:
+        raise _failed(f"the recipe's request was answered with status {status}")
+
+
+def _failed(message: str) -> WeftError:
+    return WeftError(Reason.WAKE_FAILED, message)
