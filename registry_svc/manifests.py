@@ -6,33 +6,20 @@ from collections.abc import Sequence
 
 from google.protobuf import json_format
 
-from registry_svc.checks import require_at_most, require_count, require_range, require_words
+from registry_svc.checks import require_count, require_words
 from registry_svc.domain import AgentManifest, Manifest
 from registry_svc.wakes import to_wake
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2
+from weft.dispatch.sampling_limits import check_sampling
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.request import Operation
 
 MAX_DESCRIPTION_CHARS = 1_024
 MAX_SYSTEM_PROMPT_CHARS = 65_536
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1_024
-MAX_LOGIT_BIAS_ENTRIES = 300
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# As the comments of common/v1/sampling.proto say.
-_SAMPLING_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, 2**31 - 1),
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repeat_penalty": (0, 2),
-}
 
 
 def to_manifest(manifest: model_pb2.ModelManifest, field: str, *, published: bool) -> Manifest:
@@ -76,15 +63,5 @@ def _operations(numbers: Sequence[int], field: str) -> tuple[Operation, ...]:
 
 def _params(params: sampling_pb2.SamplingParams, field: str) -> str:
     """Checked, and as proto JSON with sorted keys, so that equal parameters are equal texts."""
-    for name, (low, high) in _SAMPLING_RANGES.items():
-        if params.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SAMPLING_RANGES
-            require_range(getattr(params, name), f"{field}.{name}", low, high)
-    require_at_most(params.stop, f"{field}.stop", MAX_STOP_STRINGS)
-    for index, stop in enumerate(params.stop):
-        if not 0 < len(stop) <= MAX_STOP_CHARS:
-            raise invalid_field(f"{field}.stop[{index}]", f"must be 1 to {MAX_STOP_CHARS} characters")
-    if len(params.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise invalid_field(f"{field}.logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES}, has {len(params.logit_bias)}")
-    for token, bias in params.logit_bias.items():
-        require_range(bias, f"{field}.logit_bias[{token}]", -100, 100)
+    check_sampling(params, field)
     return json.dumps(json_format.MessageToDict(params), sort_keys=True, separators=(",", ":"))

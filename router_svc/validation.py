@@ -2,27 +2,15 @@
 
 import math
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.dispatch.sampling_limits import check_sampling
 from weft.kernel.errors import invalid_field
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
-MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
-MAX_LOGIT_BIAS_ENTRIES = 300
 MAX_EMBEDDING_INPUTS = 2_048
 MAX_TOOLS = 128
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (1, 2**31 - 1),
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repeat_penalty": (0, 2),
-}
 
 
 def check_chat(payload: chat_pb2.ChatPayload) -> None:
@@ -42,7 +30,7 @@ def check_chat(payload: chat_pb2.ChatPayload) -> None:
         _check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("top_logprobs"):
         _check_number("payload.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
-    check_sampling(payload.sampling)
+    check_sampling(payload.sampling, "payload.sampling")
 
 
 def check_completion(payload: completion_pb2.CompletionPayload) -> None:
@@ -53,7 +41,7 @@ def check_completion(payload: completion_pb2.CompletionPayload) -> None:
         _check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("logprobs"):
         _check_number("payload.logprobs", payload.logprobs, 0, MAX_TOP_LOGPROBS)
-    check_sampling(payload.sampling)
+    check_sampling(payload.sampling, "payload.sampling")
 
 
 def check_embedding(payload: embedding_pb2.EmbeddingPayload) -> None:
@@ -62,19 +50,6 @@ def check_embedding(payload: embedding_pb2.EmbeddingPayload) -> None:
     _check_prompts("payload.inputs", list(payload.inputs))
     if payload.HasField("dimensions"):
         _check_number("payload.dimensions", payload.dimensions, 1, 2**31 - 1)
-
-
-def check_sampling(sampling: sampling_pb2.SamplingParams) -> None:
-    """Raises INVALID_ARGUMENT naming the field."""
-    for name, (low, high) in _RANGES.items():
-        if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _RANGES
-            _check_number(f"payload.sampling.{name}", getattr(sampling, name), low, high)
-    _check_count("payload.sampling.stop", len(sampling.stop), 0, MAX_STOP_STRINGS)
-    if "" in sampling.stop:
-        raise invalid_field("payload.sampling.stop", "must not hold an empty string")
-    _check_count("payload.sampling.logit_bias", len(sampling.logit_bias), 0, MAX_LOGIT_BIAS_ENTRIES)
-    for token, bias in sampling.logit_bias.items():
-        _check_number(f"payload.sampling.logit_bias[{token}]", bias, -100, 100)
 
 
 def _check_prompts(field: str, prompts: list[completion_pb2.PromptInput]) -> None:

@@ -67,7 +67,7 @@ class SamplingParams(google.protobuf.message.Message):
     """Multiplicative repetition penalty, llama.cpp style. Range 0 to 2; 1 switches it off."""
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Strings that end a choice; at most 16, none empty."""
+        """Strings that end a choice; at most 16 of at most 1,024 characters, none empty."""
 
     @property
     def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
