@@ -159,6 +159,11 @@ def user_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
+def take_interrupts() -> None:
+    """For `preexec_fn`: what a shell starts in the background ignores SIGINT, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those that still run; a zombie does not."""
     found = []

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from mesh_process import WEFT, MeshProcess, fake_runner, run_weft, running_mesh, user_environment, write_config
+from mesh_process import (
+    WEFT,
+    MeshProcess,
+    fake_runner,
+    run_weft,
+    running_mesh,
+    take_interrupts,
+    user_environment,
+    write_config,
+)
 from typer.testing import CliRunner
 
 from weft.cli.main import app
@@ -190,6 +199,7 @@ async def _running(mesh: MeshProcess, *arguments: str) -> AsyncIterator[asyncio.
         env={**user_environment(), "WEFT_HOME": str(mesh.home)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        preexec_fn=take_interrupts,
     )
     try:
         async with asyncio.timeout(READ_SECONDS):

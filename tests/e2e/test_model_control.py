@@ -4,7 +4,16 @@ import asyncio
 import signal
 from pathlib import Path
 
-from mesh_process import WEFT, eventually, fake_runner, run_weft, running_mesh, user_environment, write_config
+from mesh_process import (
+    WEFT,
+    eventually,
+    fake_runner,
+    run_weft,
+    running_mesh,
+    take_interrupts,
+    user_environment,
+    write_config,
+)
 from sleepy_server import SleepyServer
 
 
@@ -46,6 +55,7 @@ async def test_a_followed_log_shows_new_lines_until_ctrl_c(tmp_path: Path) -> No
                 env=user_environment(),
                 stdout=output,
                 stderr=output,
+                preexec_fn=take_interrupts,
             )
         try:
             await eventually(lambda: "listening on" in shown.read_text(), 10.0, "no line is shown")
@@ -54,6 +64,10 @@ async def test_a_followed_log_shows_new_lines_until_ctrl_c(tmp_path: Path) -> No
             await eventually(lambda: shown.read_text().count("listening on") == 2, 10.0, "no new line is shown")
         finally:
             follower.send_signal(signal.SIGINT)
-            async with asyncio.timeout(10):
+            try:
+                async with asyncio.timeout(10):
+                    code = await follower.wait()
+            except TimeoutError:
+                follower.kill()
                 code = await follower.wait()
         assert code == 0
