@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from grpc import ChannelConnectivity
 from runner_harness import NotingRegistry, noting_registry
 
 from runner_svc.config import PublishedAgent, RunnerConfig
@@ -157,6 +158,8 @@ async def test_a_registry_that_restarted_hears_of_the_runner_at_the_next_report_
         await stage.until_beats(1)
         await stage.pass_time(6)
         await stage.registry.end()
+        # Real time, not the clock's: that the connection is lost must have arrived before the runner looks.
+        await stage.until(lambda: stage.session._registry.get_state() is not ChannelConnectivity.READY)
         await stage.registry.serve(f"unix:{tmp_path}/registry.sock")
         await stage.pass_time(4)
         await stage.until_beats(2)
