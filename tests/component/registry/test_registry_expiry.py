@@ -3,6 +3,7 @@
 from itertools import pairwise
 from pathlib import Path
 
+import grpc
 from registry_harness import (
     ACTIVE,
     AGENT_INACTIVE,
@@ -19,6 +20,7 @@ from registry_harness import (
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
 from weft.testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0
@@ -110,14 +112,15 @@ async def test_a_message_beyond_all_limits_is_refused_as_too_large(mesh: Running
 async def test_a_flood_of_registrations_ends_at_the_limit_and_harms_nobody(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_runners=20, max_models=15) as mesh:
         first = await SomeRunner(mesh, name="r0", models=("m0",)).open()
-        accepted = 0
+        accepted, refusals = 0, set[Reason]()
         for number in range(1, 40):
             try:
                 await SomeRunner(mesh, name=f"r{number}", models=() if number % 2 else (f"m{number}",)).open()
-            except Exception:  # noqa: BLE001 - counted here, looked at below
+            except grpc.aio.AioRpcError as error:
+                refusals.add(error_from_call(error, Reason.INTERNAL).reason)
                 continue
             accepted += 1
-        assert accepted == 19
+        assert (accepted, refusals) == (19, {Reason.TOO_MANY_RESOURCES})
         with refused(Reason.TOO_MANY_RESOURCES) as errors:
             await SomeRunner(mesh, name="one-more", models=()).open()
         assert errors[0].metadata == {"resource": "runners", "limit": "20"}
