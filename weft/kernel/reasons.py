@@ -52,6 +52,9 @@ class Reason(IntEnum):
     BACKEND_ERROR = 71
     BACKEND_PROTOCOL_ERROR = 72
     WAKE_FAILED = 73
+    TOOL_CALL_INVALID = 74
+    TOOL_UNAVAILABLE = 75
+    TEMPLATE_FAILED = 76
     INTERNAL = 90
     SERVICE_UNAVAILABLE = 91
 
@@ -127,6 +130,9 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.BACKEND_ERROR: _broken(502),
     Reason.BACKEND_PROTOCOL_ERROR: _broken(502),
     Reason.WAKE_FAILED: _not_begun(503),
+    Reason.TOOL_CALL_INVALID: ReasonTraits("ABORTED", 502, retryable=True, safe_to_retry=False),
+    Reason.TOOL_UNAVAILABLE: _not_begun(503),
+    Reason.TEMPLATE_FAILED: ReasonTraits("ABORTED", 502, retryable=False, safe_to_retry=True),
     Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
 }

@@ -117,6 +117,8 @@ class ChatPayload(google.protobuf.message.Message):
     LOGPROBS_FIELD_NUMBER: builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: builtins.int
     REASONING_EFFORT_FIELD_NUMBER: builtins.int
+    THINKING_FIELD_NUMBER: builtins.int
+    EXTRA_PARAMETERS_FIELD_NUMBER: builtins.int
     parallel_tool_calls: builtins.bool
     """Whether several tools may be called in one turn. Absent: the backend's default."""
     choice_count: builtins.int
@@ -127,6 +129,8 @@ class ChatPayload(google.protobuf.message.Message):
     """How many alternatives per token come with the log probabilities. Range 0 to 20."""
     reasoning_effort: global___ReasoningEffort.ValueType
     """How much the model may think before it answers. Unspecified: the model's default."""
+    thinking: builtins.bool
+    """Whether a model that can think does so before it answers. Absent: the model's default."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]:
         """The conversation, oldest first; at least one message."""
@@ -147,6 +151,12 @@ class ChatPayload(google.protobuf.message.Message):
     def response_format(self) -> global___ResponseFormat:
         """The form the answer must have. Absent: text."""
 
+    @property
+    def extra_parameters(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
+        """Parameters that this list does not know, as the caller named them; at most 64. The backend takes those that it
+        allows and warns about the others (WARNING_CODE_UNSUPPORTED_PARAMETER).
+        """
+
     def __init__(
         self,
         *,
@@ -160,13 +170,17 @@ class ChatPayload(google.protobuf.message.Message):
         logprobs: builtins.bool = ...,
         top_logprobs: builtins.int | None = ...,
         reasoning_effort: global___ReasoningEffort.ValueType = ...,
+        thinking: builtins.bool | None = ...,
+        extra_parameters: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choice_count", b"choice_count", "parallel_tool_calls", b"parallel_tool_calls", "response_format", b"response_format", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choice_count", b"choice_count", "logprobs", b"logprobs", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_parallel_tool_calls", b"_parallel_tool_calls", "_thinking", b"_thinking", "_top_logprobs", b"_top_logprobs", "choice_count", b"choice_count", "extra_parameters", b"extra_parameters", "parallel_tool_calls", b"parallel_tool_calls", "response_format", b"response_format", "sampling", b"sampling", "thinking", b"thinking", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_parallel_tool_calls", b"_parallel_tool_calls", "_thinking", b"_thinking", "_top_logprobs", b"_top_logprobs", "choice_count", b"choice_count", "extra_parameters", b"extra_parameters", "logprobs", b"logprobs", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "sampling", b"sampling", "thinking", b"thinking", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_choice_count", b"_choice_count"]) -> typing.Literal["choice_count"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]) -> typing.Literal["parallel_tool_calls"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_thinking", b"_thinking"]) -> typing.Literal["thinking"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_top_logprobs", b"_top_logprobs"]) -> typing.Literal["top_logprobs"] | None: ...
 

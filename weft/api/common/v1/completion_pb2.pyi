@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.common.v1.json_value_pb2
 import weft.api.common.v1.sampling_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -25,6 +26,7 @@ class CompletionPayload(google.protobuf.message.Message):
     LOGPROBS_FIELD_NUMBER: builtins.int
     ECHO_FIELD_NUMBER: builtins.int
     SUFFIX_FIELD_NUMBER: builtins.int
+    EXTRA_PARAMETERS_FIELD_NUMBER: builtins.int
     choice_count: builtins.int
     """How many continuations per prompt. Absent: 1."""
     logprobs: builtins.int
@@ -41,6 +43,10 @@ class CompletionPayload(google.protobuf.message.Message):
     def sampling(self) -> weft.api.common.v1.sampling_pb2.SamplingParams:
         """How to sample."""
 
+    @property
+    def extra_parameters(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
+        """As in ChatPayload."""
+
     def __init__(
         self,
         *,
@@ -50,9 +56,10 @@ class CompletionPayload(google.protobuf.message.Message):
         logprobs: builtins.int | None = ...,
         echo: builtins.bool = ...,
         suffix: builtins.str | None = ...,
+        extra_parameters: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_logprobs", b"_logprobs", "_suffix", b"_suffix", "choice_count", b"choice_count", "logprobs", b"logprobs", "sampling", b"sampling", "suffix", b"suffix"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_logprobs", b"_logprobs", "_suffix", b"_suffix", "choice_count", b"choice_count", "echo", b"echo", "logprobs", b"logprobs", "prompts", b"prompts", "sampling", b"sampling", "suffix", b"suffix"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_logprobs", b"_logprobs", "_suffix", b"_suffix", "choice_count", b"choice_count", "extra_parameters", b"extra_parameters", "logprobs", b"logprobs", "sampling", b"sampling", "suffix", b"suffix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_choice_count", b"_choice_count", "_logprobs", b"_logprobs", "_suffix", b"_suffix", "choice_count", b"choice_count", "echo", b"echo", "extra_parameters", b"extra_parameters", "logprobs", b"logprobs", "prompts", b"prompts", "sampling", b"sampling", "suffix", b"suffix"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_choice_count", b"_choice_count"]) -> typing.Literal["choice_count"] | None: ...
     @typing.overload

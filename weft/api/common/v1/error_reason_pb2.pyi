@@ -104,6 +104,14 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
     ERROR_REASON_WAKE_FAILED: _ErrorReason.ValueType  # 73
     """A sleeping model could not be woken; the message has the recipe's error."""
+    ERROR_REASON_TOOL_CALL_INVALID: _ErrorReason.ValueType  # 74
+    """The model called a tool of the mesh in a way that nobody can carry out: no JSON, an unknown tool, or arguments that
+    do not fit its schema.
+    """
+    ERROR_REASON_TOOL_UNAVAILABLE: _ErrorReason.ValueType  # 75
+    """The agent or the model lists a tool that this runner does not have."""
+    ERROR_REASON_TEMPLATE_FAILED: _ErrorReason.ValueType  # 76
+    """The model's chat template failed, ran for too long or wanted too much memory."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
     """A fault in weft itself."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
@@ -200,6 +208,14 @@ ERROR_REASON_BACKEND_PROTOCOL_ERROR: ErrorReason.ValueType  # 72
 """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
 ERROR_REASON_WAKE_FAILED: ErrorReason.ValueType  # 73
 """A sleeping model could not be woken; the message has the recipe's error."""
+ERROR_REASON_TOOL_CALL_INVALID: ErrorReason.ValueType  # 74
+"""The model called a tool of the mesh in a way that nobody can carry out: no JSON, an unknown tool, or arguments that
+do not fit its schema.
+"""
+ERROR_REASON_TOOL_UNAVAILABLE: ErrorReason.ValueType  # 75
+"""The agent or the model lists a tool that this runner does not have."""
+ERROR_REASON_TEMPLATE_FAILED: ErrorReason.ValueType  # 76
+"""The model's chat template failed, ran for too long or wanted too much memory."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """A fault in weft itself."""
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 91

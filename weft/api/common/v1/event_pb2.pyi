@@ -14,7 +14,9 @@ import sys
 import typing
 import weft.api.common.v1.json_value_pb2
 import weft.api.common.v1.receipt_pb2
+import weft.api.common.v1.signal_pb2
 import weft.api.common.v1.usage_pb2
+import weft.api.common.v1.warning_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -60,7 +62,7 @@ class InferenceEvent(google.protobuf.message.Message):
     """InferenceEvent is the one message that travels from a runner to the client, whatever the surface.
 
     Order: any number of `queued` and `loading`, then `started` (again after a failover, always before content), then
-    `progress`, `delta`, `tool_call`, `tool_result` and `signal` as they happen, then at most one `usage`, then exactly
+    `progress`, `delta`, `tool_call`, `tool_result`, `signal` and `warning` as they happen, then at most one `usage`, then exactly
     one end: `finished` and an OK status, or a non-OK status with one ErrorInfo. A stream that just ends is a fault.
 
     Events travel in frames (`repeated InferenceEvent`): whatever has arrived since the last write is one frame, and the
@@ -79,6 +81,7 @@ class InferenceEvent(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    WARNING_FIELD_NUMBER: builtins.int
     @property
     def queued(self) -> global___Queued:
         """The request waits."""
@@ -104,7 +107,7 @@ class InferenceEvent(google.protobuf.message.Message):
         """The tool the mesh ran has answered."""
 
     @property
-    def signal(self) -> global___Signal:
+    def signal(self) -> weft.api.common.v1.signal_pb2.Signal:
         """The model raised a one-way control signal."""
 
     @property
@@ -119,6 +122,10 @@ class InferenceEvent(google.protobuf.message.Message):
     def finished(self) -> global___Finished:
         """The end of a completed request."""
 
+    @property
+    def warning(self) -> weft.api.common.v1.warning_pb2.Warning:
+        """Something the caller should know, which did not stop the request."""
+
     def __init__(
         self,
         *,
@@ -128,14 +135,15 @@ class InferenceEvent(google.protobuf.message.Message):
         delta: global___Delta | None = ...,
         tool_call: global___ToolCall | None = ...,
         tool_result: global___ToolResult | None = ...,
-        signal: global___Signal | None = ...,
+        signal: weft.api.common.v1.signal_pb2.Signal | None = ...,
         progress: global___Progress | None = ...,
         usage: weft.api.common.v1.usage_pb2.Usage | None = ...,
         finished: global___Finished | None = ...,
+        warning: weft.api.common.v1.warning_pb2.Warning | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "progress", b"progress", "queued", b"queued", "signal", b"signal", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "progress", b"progress", "queued", b"queued", "signal", b"signal", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["queued", "loading", "started", "delta", "tool_call", "tool_result", "signal", "progress", "usage", "finished"] | None: ...
+    def HasField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "progress", b"progress", "queued", b"queued", "signal", b"signal", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage", "warning", b"warning"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "progress", b"progress", "queued", b"queued", "signal", b"signal", "started", b"started", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage", "warning", b"warning"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["queued", "loading", "started", "delta", "tool_call", "tool_result", "signal", "progress", "usage", "finished", "warning"] | None: ...
 
 global___InferenceEvent = InferenceEvent
 
@@ -375,10 +383,13 @@ class ToolCall(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     ARGUMENTS_FIELD_NUMBER: builtins.int
+    REMOTE_FIELD_NUMBER: builtins.int
     id: builtins.str
     """The call's id."""
     name: builtins.str
     """The tool's name."""
+    remote: builtins.bool
+    """Whether the call sends bytes off the premises."""
     @property
     def arguments(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
         """The arguments, already checked against the tool's schema."""
@@ -389,9 +400,10 @@ class ToolCall(google.protobuf.message.Message):
         id: builtins.str = ...,
         name: builtins.str = ...,
         arguments: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
+        remote: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arguments", b"arguments"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name", "remote", b"remote"]) -> None: ...
 
 global___ToolCall = ToolCall
 
@@ -420,31 +432,6 @@ class ToolResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["content", b"content", "failed", b"failed", "id", b"id"]) -> None: ...
 
 global___ToolResult = ToolResult
-
-@typing.final
-class Signal(google.protobuf.message.Message):
-    """Signal is a one-way message of the model to whoever steers it; no answer goes back."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: builtins.int
-    ARGUMENTS_FIELD_NUMBER: builtins.int
-    name: builtins.str
-    """The signal's name, such as "NEEDS_EXTERNAL_INFO"."""
-    @property
-    def arguments(self) -> weft.api.common.v1.json_value_pb2.JsonObject:
-        """Its arguments."""
-
-    def __init__(
-        self,
-        *,
-        name: builtins.str = ...,
-        arguments: weft.api.common.v1.json_value_pb2.JsonObject | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arguments", b"arguments"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "name", b"name"]) -> None: ...
-
-global___Signal = Signal
 
 @typing.final
 class Progress(google.protobuf.message.Message):

@@ -13,7 +13,9 @@ import google.protobuf.message
 import sys
 import typing
 import weft.api.common.v1.error_reason_pb2
+import weft.api.common.v1.signal_pb2
 import weft.api.common.v1.usage_pb2
+import weft.api.common.v1.warning_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -74,6 +76,9 @@ class Receipt(google.protobuf.message.Message):
     GPU_TIME_FIELD_NUMBER: builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     LEFT_PREMISES_FIELD_NUMBER: builtins.int
+    SIGNALS_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
+    TOOL_RUN_COUNT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id, the same on every hop."""
     outcome: global___Outcome.ValueType
@@ -89,7 +94,9 @@ class Receipt(google.protobuf.message.Message):
     tokens_per_second: builtins.float
     """Decode speed as the backend reported it."""
     left_premises: builtins.bool
-    """Whether any byte of the request left the premises of the mesh."""
+    """Whether any byte of the request left the premises of the mesh, or may have: to a model or a tool elsewhere."""
+    tool_run_count: builtins.int
+    """Tools that the mesh ran for it."""
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """Every attempt in order; the last one is the one that counted."""
@@ -114,6 +121,14 @@ class Receipt(google.protobuf.message.Message):
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
         """Time the backend computed for this request (prefill and decode), as it reported it."""
 
+    @property
+    def signals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.signal_pb2.Signal]:
+        """Control signals that the model raised, in order; at most 64."""
+
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.warning_pb2.Warning]:
+        """What the caller should know and did not stop the request; at most 64."""
+
     def __init__(
         self,
         *,
@@ -131,9 +146,12 @@ class Receipt(google.protobuf.message.Message):
         gpu_time: google.protobuf.duration_pb2.Duration | None = ...,
         tokens_per_second: builtins.float = ...,
         left_premises: builtins.bool = ...,
+        signals: collections.abc.Iterable[weft.api.common.v1.signal_pb2.Signal] | None = ...,
+        warnings: collections.abc.Iterable[weft.api.common.v1.warning_pb2.Warning] | None = ...,
+        tool_run_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
 
 global___Receipt = Receipt
 

@@ -23,22 +23,23 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import agent_behaviour_pb2 as weft_dot_api_dot_common_dot_v1_dot_agent__behaviour__pb2
 from weft.api.common.v1 import sampling_pb2 as weft_dot_api_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/agent.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/sampling.proto\"\xb0\x01\n\rAgentManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x05model\x18\x02 \x01(\tH\x00\x12\x0e\n\x04pool\x18\x03 \x01(\tH\x00\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x15\n\rsystem_prompt\x18\x05 \x01(\t\x12:\n\x0e\x64\x65\x66\x61ult_params\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.SamplingParamsB\x08\n\x06target\"\xf2\x03\n\x05\x41gent\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifest\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .weft.api.registry.v1.Agent.Kind\x12\x0e\n\x06runner\x18\x03 \x01(\t\x12\x32\n\x06status\x18\x04 \x01(\x0e\x32\".weft.api.registry.v1.Agent.Status\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x37\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/agent.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a(weft/api/common/v1/agent_behaviour.proto\x1a!weft/api/common/v1/sampling.proto\"\xe7\x01\n\rAgentManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x05model\x18\x02 \x01(\tH\x00\x12\x0e\n\x04pool\x18\x03 \x01(\tH\x00\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x15\n\rsystem_prompt\x18\x05 \x01(\t\x12:\n\x0e\x64\x65\x66\x61ult_params\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\x35\n\tbehaviour\x18\x07 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviourB\x08\n\x06target\"\xf2\x03\n\x05\x41gent\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifest\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .weft.api.registry.v1.Agent.Kind\x12\x0e\n\x06runner\x18\x03 \x01(\t\x12\x32\n\x06status\x18\x04 \x01(\x0e\x32\".weft.api.registry.v1.Agent.Status\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x37\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_AGENTMANIFEST']._serialized_start=127
-  _globals['_AGENTMANIFEST']._serialized_end=303
-  _globals['_AGENT']._serialized_start=306
-  _globals['_AGENT']._serialized_end=804
-  _globals['_AGENT_KIND']._serialized_start=643
-  _globals['_AGENT_KIND']._serialized_end=706
-  _globals['_AGENT_STATUS']._serialized_start=708
-  _globals['_AGENT_STATUS']._serialized_end=804
+  _globals['_AGENTMANIFEST']._serialized_start=169
+  _globals['_AGENTMANIFEST']._serialized_end=400
+  _globals['_AGENT']._serialized_start=403
+  _globals['_AGENT']._serialized_end=901
+  _globals['_AGENT_KIND']._serialized_start=740
+  _globals['_AGENT_KIND']._serialized_end=803
+  _globals['_AGENT_STATUS']._serialized_start=805
+  _globals['_AGENT_STATUS']._serialized_end=901
 # @@protoc_insertion_point(module_scope)

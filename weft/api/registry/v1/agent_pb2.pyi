@@ -10,6 +10,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.common.v1.agent_behaviour_pb2
 import weft.api.common.v1.sampling_pb2
 
 if sys.version_info >= (3, 10):
@@ -31,6 +32,7 @@ class AgentManifest(google.protobuf.message.Message):
     DESCRIPTION_FIELD_NUMBER: builtins.int
     SYSTEM_PROMPT_FIELD_NUMBER: builtins.int
     DEFAULT_PARAMS_FIELD_NUMBER: builtins.int
+    BEHAVIOUR_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh; same form as a model's name."""
     model: builtins.str
@@ -45,6 +47,10 @@ class AgentManifest(google.protobuf.message.Message):
     def default_params(self) -> weft.api.common.v1.sampling_pb2.SamplingParams:
         """Used where a request leaves a parameter out."""
 
+    @property
+    def behaviour(self) -> weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour:
+        """What the mesh does around its chats. Not set: nothing."""
+
     def __init__(
         self,
         *,
@@ -54,9 +60,10 @@ class AgentManifest(google.protobuf.message.Message):
         description: builtins.str = ...,
         system_prompt: builtins.str = ...,
         default_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
+        behaviour: weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["default_params", b"default_params", "model", b"model", "pool", b"pool", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["default_params", b"default_params", "description", b"description", "model", b"model", "name", b"name", "pool", b"pool", "system_prompt", b"system_prompt", "target", b"target"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "model", b"model", "pool", b"pool", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "description", b"description", "model", b"model", "name", b"name", "pool", b"pool", "system_prompt", b"system_prompt", "target", b"target"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["target", b"target"]) -> typing.Literal["model", "pool"] | None: ...
 
 global___AgentManifest = AgentManifest

@@ -30,7 +30,7 @@ class InferenceServiceStub(object):
 
     Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
     on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too.
+    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
     """
 
     def __init__(self, channel):
@@ -61,7 +61,7 @@ class InferenceServiceServicer(object):
 
     Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
     on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too.
+    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
     """
 
     def Chat(self, request, context):
@@ -116,7 +116,7 @@ class InferenceService(object):
 
     Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
     on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too.
+    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
     """
 
     @staticmethod

@@ -22,7 +22,7 @@ class InferenceServiceStub:
 
     Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
     on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too.
+    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -49,7 +49,7 @@ class InferenceServiceAsyncStub:
 
     Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
     on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too.
+    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
     """
 
     Chat: grpc.aio.UnaryStreamMultiCallable[
@@ -75,7 +75,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
 
     Metadata: `x-request-id` (echoed, made up when absent), `x-tenant-id`, `traceparent`. The call's deadline is passed
     on, minus what was spent; cancelling the call stops the backend. The receipt also travels in the trailer
-    `weft-receipt-bin`, on failures too.
+    `weft-receipt-bin`, on failures too, there without signals and warnings: trailers are small.
     """
 
     @abc.abstractmethod

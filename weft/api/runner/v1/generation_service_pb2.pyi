@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.common.v1.agent_behaviour_pb2
 import weft.api.common.v1.chat_pb2
 import weft.api.common.v1.completion_pb2
 import weft.api.common.v1.event_pb2
@@ -25,6 +26,10 @@ class GenerateRequest(google.protobuf.message.Message):
     TICKET_FIELD_NUMBER: builtins.int
     CHAT_FIELD_NUMBER: builtins.int
     COMPLETION_FIELD_NUMBER: builtins.int
+    BEHAVIOUR_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    agent: builtins.str
+    """The agent that was asked for, by name; empty: none."""
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The router's permit."""
@@ -37,15 +42,21 @@ class GenerateRequest(google.protobuf.message.Message):
     def completion(self) -> weft.api.common.v1.completion_pb2.CompletionPayload:
         """A text completion."""
 
+    @property
+    def behaviour(self) -> weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour:
+        """What the mesh does around the chat, where an agent was asked for; not set: nothing. For chat only."""
+
     def __init__(
         self,
         *,
         ticket: weft.api.runner.v1.ticket_pb2.Ticket | None = ...,
         chat: weft.api.common.v1.chat_pb2.ChatPayload | None = ...,
         completion: weft.api.common.v1.completion_pb2.CompletionPayload | None = ...,
+        behaviour: weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour | None = ...,
+        agent: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "chat", b"chat", "completion", b"completion", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "behaviour", b"behaviour", "chat", b"chat", "completion", b"completion", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion"] | None: ...
 
 global___GenerateRequest = GenerateRequest

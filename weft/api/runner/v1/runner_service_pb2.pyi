@@ -6,10 +6,21 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
+import sys
 import typing
+import weft.api.common.v1.error_reason_pb2
+import weft.api.common.v1.signal_pb2
 import weft.api.registry.v1.runner_pb2
+
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -210,6 +221,12 @@ class InstanceDescription(google.protobuf.message.Message):
     LAST_RESTART_REASON_FIELD_NUMBER: builtins.int
     LOG_LINES_FIELD_NUMBER: builtins.int
     ACTIVE_REQUEST_IDS_FIELD_NUMBER: builtins.int
+    RESTARTS_FIELD_NUMBER: builtins.int
+    REQUESTS_FIELD_NUMBER: builtins.int
+    LAST_CRASH_LINES_FIELD_NUMBER: builtins.int
+    LAST_READY_TIME_FIELD_NUMBER: builtins.int
+    CONTAINMENT_FIELD_NUMBER: builtins.int
+    TIMEOUTS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
     process_id: builtins.int
@@ -218,6 +235,8 @@ class InstanceDescription(google.protobuf.message.Message):
     """How often the backend was restarted after a fault."""
     last_restart_reason: builtins.str
     """Why it was last restarted, in words; empty when never."""
+    containment: builtins.str
+    """How its processes are held together, in words, such as "cgroup" or "process group, sub-reaper"."""
     @property
     def log_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines of the backend's output, oldest first."""
@@ -225,6 +244,26 @@ class InstanceDescription(google.protobuf.message.Message):
     @property
     def active_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of the requests that hold a slot."""
+
+    @property
+    def restarts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Restart]:
+        """The last restarts after a fault, oldest first; at most 20."""
+
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RequestRecord]:
+        """Requests under way and the last ones that ended, oldest first; without their output."""
+
+    @property
+    def last_crash_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The last lines before the last crash, oldest first; they stay while newer output replaces the log."""
+
+    @property
+    def last_ready_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it last became ready. Not set: never."""
+
+    @property
+    def timeouts(self) -> global___TimeoutProfile:
+        """The limits of time it works under."""
 
     def __init__(
         self,
@@ -235,7 +274,258 @@ class InstanceDescription(google.protobuf.message.Message):
         last_restart_reason: builtins.str = ...,
         log_lines: collections.abc.Iterable[builtins.str] | None = ...,
         active_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        restarts: collections.abc.Iterable[global___Restart] | None = ...,
+        requests: collections.abc.Iterable[global___RequestRecord] | None = ...,
+        last_crash_lines: collections.abc.Iterable[builtins.str] | None = ...,
+        last_ready_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        containment: builtins.str = ...,
+        timeouts: global___TimeoutProfile | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "last_restart_reason", b"last_restart_reason", "log_lines", b"log_lines", "model", b"model", "process_id", b"process_id", "restart_count", b"restart_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_ready_time", b"last_ready_time", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "containment", b"containment", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "log_lines", b"log_lines", "model", b"model", "process_id", b"process_id", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts"]) -> None: ...
 
 global___InstanceDescription = InstanceDescription
+
+@typing.final
+class Restart(google.protobuf.message.Message):
+    """Restart is one time that a backend was ended and started again because of a fault."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    RECOVERY_FIELD_NUMBER: builtins.int
+    reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
+    """What kind of fault it was."""
+    detail: builtins.str
+    """The same in words."""
+    @property
+    def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the fault was noticed."""
+
+    @property
+    def recovery(self) -> google.protobuf.duration_pb2.Duration:
+        """From the moment the fault was noticed until it took requests again. Not set: it does not yet, or never did."""
+
+    def __init__(
+        self,
+        *,
+        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
+        detail: builtins.str = ...,
+        recovery: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["recovery", b"recovery", "time", b"time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "reason", b"reason", "recovery", b"recovery", "time", b"time"]) -> None: ...
+
+global___Restart = Restart
+
+@typing.final
+class TimeoutProfile(google.protobuf.message.Message):
+    """TimeoutProfile is how long a runner waits for what. A limit that is not set is off."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONNECT_FIELD_NUMBER: builtins.int
+    HEADERS_FIELD_NUMBER: builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: builtins.int
+    PREFILL_LIVENESS_FIELD_NUMBER: builtins.int
+    IDLE_STREAM_FIELD_NUMBER: builtins.int
+    ABSOLUTE_FIELD_NUMBER: builtins.int
+    PROBE_INTERVAL_FIELD_NUMBER: builtins.int
+    @property
+    def connect(self) -> google.protobuf.duration_pb2.Duration:
+        """For a connection to the backend."""
+
+    @property
+    def headers(self) -> google.protobuf.duration_pb2.Duration:
+        """For the headers of its response."""
+
+    @property
+    def first_token(self) -> google.protobuf.duration_pb2.Duration:
+        """For the first token."""
+
+    @property
+    def prefill_liveness(self) -> google.protobuf.duration_pb2.Duration:
+        """Longest time without a sign of life before the first token: prefill progress, CPU or GPU time."""
+
+    @property
+    def idle_stream(self) -> google.protobuf.duration_pb2.Duration:
+        """Longest time without a token once the answer has begun."""
+
+    @property
+    def absolute(self) -> google.protobuf.duration_pb2.Duration:
+        """For the whole request, tools included."""
+
+    @property
+    def probe_interval(self) -> google.protobuf.duration_pb2.Duration:
+        """How often signs of life are looked for."""
+
+    def __init__(
+        self,
+        *,
+        connect: google.protobuf.duration_pb2.Duration | None = ...,
+        headers: google.protobuf.duration_pb2.Duration | None = ...,
+        first_token: google.protobuf.duration_pb2.Duration | None = ...,
+        prefill_liveness: google.protobuf.duration_pb2.Duration | None = ...,
+        idle_stream: google.protobuf.duration_pb2.Duration | None = ...,
+        absolute: google.protobuf.duration_pb2.Duration | None = ...,
+        probe_interval: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["absolute", b"absolute", "connect", b"connect", "first_token", b"first_token", "headers", b"headers", "idle_stream", b"idle_stream", "prefill_liveness", b"prefill_liveness", "probe_interval", b"probe_interval"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["absolute", b"absolute", "connect", b"connect", "first_token", b"first_token", "headers", b"headers", "idle_stream", b"idle_stream", "prefill_liveness", b"prefill_liveness", "probe_interval", b"probe_interval"]) -> None: ...
+
+global___TimeoutProfile = TimeoutProfile
+
+@typing.final
+class RequestRecord(google.protobuf.message.Message):
+    """RequestRecord is what a runner knows of a request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _State:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _StateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[RequestRecord._State.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: RequestRecord._State.ValueType  # 0
+        """Not set."""
+        STATE_PREFILL: RequestRecord._State.ValueType  # 1
+        """The backend works on the prompt."""
+        STATE_GENERATING: RequestRecord._State.ValueType  # 2
+        """Tokens come."""
+        STATE_RUNNING_TOOL: RequestRecord._State.ValueType  # 3
+        """A tool of the mesh runs."""
+        STATE_COMPLETED: RequestRecord._State.ValueType  # 4
+        """It completed."""
+        STATE_FAILED: RequestRecord._State.ValueType  # 5
+        """It failed; `reason` says why."""
+        STATE_CANCELLED: RequestRecord._State.ValueType  # 6
+        """The caller left or cancelled."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """State is how far it is."""
+
+    STATE_UNSPECIFIED: RequestRecord.State.ValueType  # 0
+    """Not set."""
+    STATE_PREFILL: RequestRecord.State.ValueType  # 1
+    """The backend works on the prompt."""
+    STATE_GENERATING: RequestRecord.State.ValueType  # 2
+    """Tokens come."""
+    STATE_RUNNING_TOOL: RequestRecord.State.ValueType  # 3
+    """A tool of the mesh runs."""
+    STATE_COMPLETED: RequestRecord.State.ValueType  # 4
+    """It completed."""
+    STATE_FAILED: RequestRecord.State.ValueType  # 5
+    """It failed; `reason` says why."""
+    STATE_CANCELLED: RequestRecord.State.ValueType  # 6
+    """The caller left or cancelled."""
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    FIRST_CONTENT_TIME_FIELD_NUMBER: builtins.int
+    LAST_PROGRESS_TIME_FIELD_NUMBER: builtins.int
+    END_TIME_FIELD_NUMBER: builtins.int
+    OUTPUT_CHARS_FIELD_NUMBER: builtins.int
+    TOOL_ITERATIONS_LEFT_FIELD_NUMBER: builtins.int
+    SIGNALS_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The request."""
+    state: global___RequestRecord.State.ValueType
+    """How far it is."""
+    reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
+    """Why it failed."""
+    output_chars: builtins.int
+    """Characters of output so far, reasoning included."""
+    tool_iterations_left: builtins.int
+    """How often the model may still be asked again with results of tools; not set where the mesh runs none."""
+    model: builtins.str
+    """The model it is for."""
+    @property
+    def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the runner took it on."""
+
+    @property
+    def first_content_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the first content came; not set: none came."""
+
+    @property
+    def last_progress_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When something last moved: a token, prefill, a tool, or the backend's processor time."""
+
+    @property
+    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it ended; not set while it runs."""
+
+    @property
+    def signals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.signal_pb2.Signal]:
+        """Control signals so far."""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        state: global___RequestRecord.State.ValueType = ...,
+        reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
+        start_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        first_content_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        last_progress_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        output_chars: builtins.int = ...,
+        tool_iterations_left: builtins.int | None = ...,
+        signals: collections.abc.Iterable[weft.api.common.v1.signal_pb2.Signal] | None = ...,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tool_iterations_left", b"_tool_iterations_left", "end_time", b"end_time", "first_content_time", b"first_content_time", "last_progress_time", b"last_progress_time", "start_time", b"start_time", "tool_iterations_left", b"tool_iterations_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tool_iterations_left", b"_tool_iterations_left", "end_time", b"end_time", "first_content_time", b"first_content_time", "last_progress_time", b"last_progress_time", "model", b"model", "output_chars", b"output_chars", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "start_time", b"start_time", "state", b"state", "tool_iterations_left", b"tool_iterations_left"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_tool_iterations_left", b"_tool_iterations_left"]) -> typing.Literal["tool_iterations_left"] | None: ...
+
+global___RequestRecord = RequestRecord
+
+@typing.final
+class GetRequestRequest(google.protobuf.message.Message):
+    """GetRequestRequest names a request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The request's id."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+global___GetRequestRequest = GetRequestRequest
+
+@typing.final
+class GetRequestResponse(google.protobuf.message.Message):
+    """GetRequestResponse is what is known of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
+    output: builtins.str
+    """Its output so far, while it runs; the last 256 KiB of it. Empty once it has ended."""
+    @property
+    def record(self) -> global___RequestRecord:
+        """The facts."""
+
+    def __init__(
+        self,
+        *,
+        record: global___RequestRecord | None = ...,
+        output: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["record", b"record"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["output", b"output", "record", b"record"]) -> None: ...
+
+global___GetRequestResponse = GetRequestResponse

@@ -55,6 +55,11 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
                 _registered_method=True)
+        self.GetRequest = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/GetRequest',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.GetRequestResponse.FromString,
+                _registered_method=True)
         self.TailLogs = channel.unary_stream(
                 '/weft.api.runner.v1.RunnerService/TailLogs',
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.TailLogsRequest.SerializeToString,
@@ -100,6 +105,15 @@ class RunnerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRequest(self, request, context):
+        """GetRequest returns what is known of one request, with its output so far while it runs.
+
+        NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TailLogs(self, request, context):
         """TailLogs streams a backend's output: its last lines, then new ones for as long as the caller listens.
         """
@@ -129,6 +143,11 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.SerializeToString,
+            ),
+            'GetRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequest,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.GetRequestRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.GetRequestResponse.SerializeToString,
             ),
             'TailLogs': grpc.unary_stream_rpc_method_handler(
                     servicer.TailLogs,
@@ -245,6 +264,33 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/Unload',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/GetRequest',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.GetRequestRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.GetRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,15 @@ class RunnerServiceStub:
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
     """
 
+    GetRequest: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.GetRequestRequest,
+        weft.api.runner.v1.runner_service_pb2.GetRequestResponse,
+    ]
+    """GetRequest returns what is known of one request, with its output so far while it runs.
+
+    NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
+    """
+
     TailLogs: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.TailLogsRequest,
         weft.api.runner.v1.runner_service_pb2.TailLogsResponse,
@@ -92,6 +101,15 @@ class RunnerServiceAsyncStub:
     wakes it.
 
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    """
+
+    GetRequest: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.GetRequestRequest,
+        weft.api.runner.v1.runner_service_pb2.GetRequestResponse,
+    ]
+    """GetRequest returns what is known of one request, with its output so far while it runs.
+
+    NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
     """
 
     TailLogs: grpc.aio.UnaryStreamMultiCallable[
@@ -141,6 +159,17 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         wakes it.
 
         UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        """
+
+    @abc.abstractmethod
+    def GetRequest(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.GetRequestRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.GetRequestResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.GetRequestResponse]]:
+        """GetRequest returns what is known of one request, with its output so far while it runs.
+
+        NOT_FOUND / NOT_FOUND for a request that this life of the runner does not remember.
         """
 
     @abc.abstractmethod
