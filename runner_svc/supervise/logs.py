@@ -5,12 +5,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_RING_BYTES = 256 * 1024
 MAX_LINE_BYTES = 8 * 1024
+MAX_RING_LINES = 16 * 1024
+"""Lines have a price beside their bytes: a flood of empty ones is a flood."""
 MAX_FOLLOWERS = 32
 """Readers of one log at once."""
 MAX_UNREAD_LINES = 1000
@@ -74,7 +77,8 @@ class LogRing:
     def __init__(self, *, max_bytes: int = MAX_RING_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._max_line_bytes = max_line_bytes
-        self._lines: deque[str] = deque()
+        self._lines: deque[tuple[str, int]] = deque()
+        """Each with its size in UTF-8."""
         self._held_bytes = 0
         self._partial = b""
         self._followers: list[LogFollower] = []
@@ -87,10 +91,16 @@ class LogRing:
         *complete, partial = (self._partial + chunk).split(b"\n")
         # A line without an end is cut as well, or a process that never prints one would fill the memory.
         self._partial = partial[: self._max_line_bytes]
-        lines = [line[: self._max_line_bytes].decode("utf-8", "replace").rstrip("\r") for line in complete]
+        lines = [self._text(line) for line in complete]
         for line in lines:
             self._append(line)
         return lines
+
+    def end_line(self) -> None:
+        """The stream is over: what came after its last newline is a line too, and not the beginning of the next one."""
+        partial, self._partial = self._partial, b""
+        if partial:
+            self._append(self._text(partial))
 
     def note(self, line: str) -> None:
         """Add a line of our own, such as the end of a process."""
@@ -98,7 +108,7 @@ class LogRing:
 
     def last(self, count: int) -> list[str]:
         """The last `count` lines, oldest first."""
-        return list(self._lines)[-count:] if count > 0 else []
+        return [line for line, _ in islice(self._lines, max(0, len(self._lines) - count), None)] if count > 0 else []
 
     @contextmanager
     def follow(self, count: int) -> Iterator[LogFollower]:
@@ -117,10 +127,14 @@ class LogRing:
         for follower in self._followers:
             follower.close()
 
+    def _text(self, line: bytes) -> str:
+        return line[: self._max_line_bytes].decode("utf-8", "replace").rstrip("\r")
+
     def _append(self, line: str) -> None:
         for follower in self._followers:
             follower.offer(line)
-        self._lines.append(line)
-        self._held_bytes += len(line)
-        while self._held_bytes > self._max_bytes:
-            self._held_bytes -= len(self._lines.popleft())
+        size = len(line.encode("utf-8", "replace")) + 1
+        self._lines.append((line, size))
+        self._held_bytes += size
+        while self._held_bytes > self._max_bytes or len(self._lines) > MAX_RING_LINES:
+            self._held_bytes -= self._lines.popleft()[1]

@@ -2,22 +2,31 @@
 
 import asyncio
 import os
+import secrets
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
+import structlog
+
+from runner_svc.supervise.cgroup import CgroupLeaf
+from runner_svc.supervise.guarded import EngineEnd, EngineStart, GuardedEngine, start_guarded
+from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.system import System, this_system
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-READ_BYTES = 64 * 1024
+log = structlog.get_logger("weft.process")
+
+SWEEP_SECONDS = 1.0
+"""After the engine's end: how long its guardian may take to end the rest before we do it ourselves."""
+LAST_OUTPUT_SECONDS = 0.2
+"""How long the last words of a dead process may be on their way; a pipe that somebody else holds never ends."""
 _SIGNAL_NAMES = MappingProxyType({number.value: number.name for number in signal.Signals})
 """Real-time signals have none."""
-_TRAMPOLINE = str(Path(__file__).with_name("parent_death.py"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +44,53 @@ class StopGraces:
 class SupervisedProcess:
     """A child in a session and group of its own, its output drained into a LogRing for as long as it lives.
 
-    It gets SIGKILL when this process dies (Linux). `stop` ends the whole group; a grandchild that holds the output
-    pipe cannot delay it.
+    It and all that it starts end when it is stopped, when it dies by itself, and within moments of our own death,
+    whatever session or group they went to (on Linux; see `system.py` for the others). A descendant that holds the
+    output pipe cannot delay that.
     """
 
-    def __init__(self, log: LogRing, graces: StopGraces | None = None) -> None:
+    def __init__(
+        self,
+        log: LogRing,
+        graces: StopGraces | None = None,
+        *,
+        leftovers: Leftovers | None = None,
+        system: System | None = None,
+    ) -> None:
+        """With `leftovers`, what even our death together with the guardian's leaves is found at the next start."""
         self._log = log
         self._graces = graces or StopGraces()
-        self._process: asyncio.subprocess.Process | None = None
-        self._drain: asyncio.Task[None] | None = None
+        self._leftovers = leftovers
+        self._system = system
+        self._engine: GuardedEngine | None = None
+        self._output: _Output | None = None
+        self._tag = ""
+        self._stopping = asyncio.Lock()
         self.ended_by_us = False
         """Whether the process was told to end, as opposed to dying."""
 
     @property
     def pid(self) -> int | None:
-        """The process id while the process runs, else None."""
-        process = self._process
-        return process.pid if process is not None and process.returncode is None else None
+        """The engine's own process id while it runs, else None."""
+        engine = self._engine
+        return engine.pid if engine is not None and not engine.ended.done() else None
+
+    @property
+    def containment(self) -> str:
+        """What keeps its descendants from getting away, for people."""
+        engine = self._engine
+        if engine is not None and engine.leaf is not None:
+            return f"cgroup {engine.leaf.path}"
+        return (self._system or this_system()).words
+
+    def member_pids(self) -> set[int]:
+        """Ids of the process and all its living descendants; without its guardian."""
+        return self._engine.members() if self._engine is not None else set()
+
+    def oom_killed(self) -> bool | None:
+        """Whether the kernel ended it for want of memory; None while it runs, or where that cannot be known."""
+        engine = self._engine
+        return engine.ended.result().out_of_memory if engine is not None and engine.ended.done() else None
 
     async def start(
         self,
@@ -60,70 +99,160 @@ class SupervisedProcess:
         env: Mapping[str, str],
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """Start `argv` with exactly the environment `env`. Raises CONNECT_FAILED when it cannot be run at all.
+        """Start `argv` with the environment `env` and a tag. Raises CONNECT_FAILED when it cannot be run at all.
 
-        `on_line` hears every complete line of output (stdout and stderr are one stream).
+        Raises UNSUPPORTED_OPERATION on a system where processes cannot be supervised. `on_line` hears every complete
+        line of output (stdout and stderr are one stream). To be called from the event loop's own thread.
         """
-        guarded = [sys.executable, "-I", "-S", _TRAMPOLINE, str(os.getpid()), *argv]
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *guarded,
-                env=dict(env),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise WeftError(Reason.CONNECT_FAILED, f"cannot start {argv[0]}: {error.strerror}") from error
+        await self.stop()
+        system = self._system = self._system or this_system()
+        tag = self._tag = self._leftovers.begin() if self._leftovers is not None else f"-:{secrets.token_hex(8)}"
+        leaf = system.make_leaf(tag.rpartition(":")[2])
+        if self._leftovers is not None:
+            self._leftovers.note(tag, leaf=leaf.path if leaf is not None else None)
         self.ended_by_us = False
-        self._drain = asyncio.create_task(self._drain_output(self._process, on_line), name="drain-output")
+        try:
+            self._engine = await self._start_in(leaf, argv, env, on_line)
+        except BaseException as error:
+            if leaf is not None:
+                leaf.remove()
+            await self._forget()
+            if isinstance(error, OSError):
+                raise WeftError(Reason.CONNECT_FAILED, f"cannot start {argv[0]}: {error.strerror}") from error
+            raise
+        if self._leftovers is not None:
+            where = self._engine.leaf.path if self._engine.leaf is not None else None
+            self._leftovers.note(tag, leaf=where, pid=self._engine.pid)
+
+    async def _start_in(
+        self,
+        leaf: CgroupLeaf | None,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        on_line: Callable[[str], None] | None,
+    ) -> GuardedEngine:
+        assert self._system is not None, "known by now"
+        readable, writable = os.pipe()
+        try:
+            self._output = await _drain(readable, self._log, on_line)
+            start = EngineStart(argv=argv, env=env, tag=self._tag, leaf=leaf, output=writable)
+            return await start_guarded(self._system, start)
+        finally:
+            os.close(writable)
 
     async def wait(self) -> str:
-        """Return when the process has ended, with how: "exit code 1", "signal SIGKILL"."""
-        assert self._process is not None, "wait before start"
-        return describe_exit(await self._process.wait())
+        """Return when the process has ended and its last words are read, with how: "exit code 1", "signal SIGKILL"."""
+        engine, output = self._engine, self._output
+        assert engine is not None, "wait before start"
+        end = await asyncio.shield(engine.ended)
+        if output is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(output.ended.wait(), LAST_OUTPUT_SECONDS)
+        return describe_end(end)
 
     async def stop(self) -> None:
-        """End the process and its group: TERM, TERM again, KILL, each within its grace. Idempotent."""
-        process = self._process
-        if process is None or self._drain is None:
-            return
-        self.ended_by_us = process.returncode is None
-        try:
-            graces = self._graces
-            for signal_number, grace in (
-                (signal.SIGTERM, graces.first_term_seconds),
-                (signal.SIGTERM, graces.second_term_seconds),
-                (signal.SIGKILL, graces.kill_seconds),
-            ):
-                if process.returncode is not None:
-                    break
-                _signal_group(process.pid, signal_number)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), grace)
-        finally:
-            # What the process left behind in its group goes too, also when this very stop is cancelled.
-            _signal_group(process.pid, signal.SIGKILL)
-            await self._stop_draining(process)
+        """End the process and all that it started: TERM, TERM again, KILL, each within its grace. Idempotent.
 
-    async def _stop_draining(self, process: asyncio.subprocess.Process) -> None:
-        drain, self._drain = self._drain, None
-        if drain is not None:
-            drain.cancel()
-            with suppress(asyncio.CancelledError):
-                await drain
-        # Closing our end, not waiting for EOF: a grandchild may hold the other end for ever.
-        transport = getattr(process, "_transport", None)
-        if transport is not None:
-            transport.close()
+        Takes at most the graces and SWEEP_SECONDS, also when descendants hold the output. Cancelled, it kills at once.
+        """
+        async with self._stopping:
+            engine = self._engine
+            if engine is None or engine.gone.is_set():
+                await self._forget()
+                return
+            self.ended_by_us = self.ended_by_us or not engine.ended.done()
+            try:
+                await self._end_gently(engine)
+            finally:
+                engine.kill_all()
+                await self._end_rest(engine)
+                await self._forget()
 
-    async def _drain_output(self, process: asyncio.subprocess.Process, on_line: Callable[[str], None] | None) -> None:
-        assert process.stdout is not None, "the output is a pipe"
-        while chunk := await process.stdout.read(READ_BYTES):
-            for line in self._log.feed(chunk):
-                if on_line is not None:
-                    on_line(line)
+    async def _end_gently(self, engine: GuardedEngine) -> None:
+        graces = self._graces
+        for signal_number, grace in (
+            (signal.SIGTERM, graces.first_term_seconds),
+            (signal.SIGTERM, graces.second_term_seconds),
+            (signal.SIGKILL, graces.kill_seconds),
+        ):
+            engine.signal_group(signal_number)
+            # A frozen process gets its TERM only when it goes on.
+            engine.signal_group(signal.SIGCONT)
+            if await engine.until_dead(grace):
+                return
+
+    async def _end_rest(self, engine: GuardedEngine) -> None:
+        for is_last in (False, True):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(engine.gone.wait(), SWEEP_SECONDS)
+                return
+            if is_last:
+                log.error("a process or its descendants do not end", pid=engine.pid)
+            else:
+                engine.drop_guardian()
+
+    async def _forget(self) -> None:
+        output, self._output = self._output, None
+        if output is not None:
+            # Closing our end, not waiting for the other: a descendant that does not die may hold it for ever.
+            await output.close()
+        if self._tag and self._leftovers is not None and (self._engine is None or self._engine.gone.is_set()):
+            self._leftovers.end(self._tag)
+            self._tag = ""
+
+
+class _Output(asyncio.Protocol):
+    """Feeds a LogRing for as long as anybody prints."""
+
+    def __init__(self, ring: LogRing, on_line: Callable[[str], None] | None) -> None:
+        self._ring = ring
+        self._on_line = on_line
+        self._transport: asyncio.BaseTransport | None = None
+        self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        for line in self._ring.feed(data):
+            if self._on_line is not None:
+                try:
+                    self._on_line(line)
+                except Exception:
+                    # Whoever listens must not be able to stop the draining: the process would block on its output.
+                    log.exception("a listener to a process's output failed")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        del exc
+        self._ring.end_line()
+        self.ended.set()
+
+    async def close(self) -> None:
+        """Read no more. Idempotent."""
+        if self._transport is not None:
+            self._transport.close()
+            await self.ended.wait()
+
+
+async def _drain(readable: int, ring: LogRing, on_line: Callable[[str], None] | None) -> _Output:
+    output = _Output(ring, on_line)
+    pipe = os.fdopen(readable, "rb", buffering=0)
+    try:
+        await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)
+    except BaseException:
+        pipe.close()
+        raise
+    return output
+
+
+def describe_end(end: EngineEnd) -> str:
+    """How an engine ended, in words."""
+    if end.exit_code is not None:
+        return describe_exit(end.exit_code)
+    return describe_exit(-(end.killed_by or 0)) + (" (core dumped)" if end.dumped_core else "")
 
 
 def describe_exit(return_code: int) -> str:
@@ -131,8 +260,3 @@ def describe_exit(return_code: int) -> str:
     if return_code >= 0:
         return f"exit code {return_code}"
     return f"signal {_SIGNAL_NAMES.get(-return_code, -return_code)}"
-
-
-def _signal_group(leader: int, signal_number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal_number)

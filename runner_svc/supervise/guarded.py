@@ -1,0 +1,306 @@
+"""The runner's end of a guardian: one engine started, watched, and ended with everything that it started."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import structlog
+
+from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount
+from runner_svc.supervise.guardian import KILL_ALL
+from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
+from runner_svc.supervise.system import System
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task
+
+log = structlog.get_logger("weft.process")
+
+GUARDIAN_SECONDS = 10.0
+"""How long a guardian may take to start the engine: 20 ms on an idle machine (measured), seconds on a thrashing one."""
+DEATH_CHECK_SECONDS = 0.1
+REAP_PAUSE_SECONDS = 0.002
+REAP_SECONDS = 5.0
+"""A guardian that has closed its lifeline only needs the kernel to clean up."""
+ORPHAN_SECONDS = 5.0
+ORPHAN_PAUSE_SECONDS = 0.02
+LEAF_REMOVAL_TRIES = 50
+LEAF_REMOVAL_PAUSE_SECONDS = 0.01
+MAX_LINE_BYTES = 4096
+_GUARDIAN = str(Path(__file__).with_name("guardian.py"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnd:
+    """How an engine ended. Exactly one of the first two is set."""
+
+    exit_code: int | None = None
+    killed_by: int | None = None
+    """The signal."""
+    dumped_core: bool = False
+    out_of_memory: bool | None = None
+    """Whether the kernel killed it for want of memory; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStart:
+    """What is to be started and how."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    tag: str
+    """Goes into its environment, and with that into all its descendants'."""
+    leaf: CgroupLeaf | None
+    output: int
+    """The file descriptor of its stdout and stderr."""
+
+
+class GuardedEngine(asyncio.Protocol):
+    """One engine behind its guardian. `start` makes it."""
+
+    def __init__(self, system: System, start: EngineStart, guardian: "subprocess.Popen[bytes]") -> None:
+        loop = asyncio.get_running_loop()
+        self._system = system
+        self._tag = start.tag
+        self._guardian = guardian
+        self._transport: asyncio.Transport | None = None
+        self._unread = b""
+        self._oom = OutOfMemoryCount(start.leaf)
+        self._started: asyncio.Future[int | OSError] = loop.create_future()
+        self._closed = asyncio.Event()
+        self._killed_by_us = False
+        self._refused = False
+        """The guardian could not start the engine, and ends."""
+        self.leaf = start.leaf
+        """Where it is; None when it could not be put there."""
+        self.pid = 0
+        self.ended: asyncio.Future[EngineEnd] = loop.create_future()
+        self.gone = asyncio.Event()
+        """Nothing of it is left, its guardian included."""
+        self._following = start_task(self._follow(), name="guarded-engine")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        self._unread = self._unread[:MAX_LINE_BYTES]
+        for line in lines:
+            self._hear(line.decode("ascii", "replace").split())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        del exc
+        self._closed.set()
+        self._start_is(OSError(errno.EIO, "its guardian died"))
+
+    async def until_started(self, command: bytes) -> int:
+        """Its process id, once it runs. Raises OSError as exec and fork do, ETIMEDOUT when the guardian is silent."""
+        assert self._transport is not None, "connected"
+        self._transport.write(len(command).to_bytes(4, "big") + command)
+        try:
+            outcome = await asyncio.wait_for(asyncio.shield(self._started), GUARDIAN_SECONDS)
+        except TimeoutError:
+            raise OSError(errno.ETIMEDOUT, "its guardian is silent") from None
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    async def until_dead(self, seconds: float) -> bool:
+        """Whether the engine is dead in time. Looks for itself too: its guardian may be frozen."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not self.ended.done():
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or not self._system.is_alive(self.pid):
+                return left > 0
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.ended), min(left, DEATH_CHECK_SECONDS))
+        return True
+
+    def members(self) -> set[int]:
+        """Ids of the engine and its descendants, as far as they are alive."""
+        if self.gone.is_set():
+            return set()
+        return self.leaf.members() if self.leaf is not None else self._system.descendants(self._guardian.pid)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signal the engine's group, while the engine is there to name it."""
+        if self.pid and not self.ended.done():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def kill_all(self) -> None:
+        """Have everything killed, at once and for good. Idempotent."""
+        self._killed_by_us = True
+        if self.leaf is not None:
+            self.leaf.kill()
+        self.signal_group(signal.SIGKILL)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(KILL_ALL)
+
+    def give_up(self) -> None:
+        """After a start that failed or was cancelled."""
+        if not self._refused and not self._closed.is_set():
+            self._killed_by_us = True
+            self.drop_guardian()
+
+    def drop_guardian(self) -> None:
+        """Kill a guardian that does not do its work; `gone` is set once we have done it."""
+        for pid in self._system.descendants(self._guardian.pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self._guardian.kill()
+        if self._transport is None:
+            self._closed.set()  # it was never heard
+
+    def _hear(self, words: list[str]) -> None:
+        match words:
+            case ["started", pid, entering]:
+                self.pid = int(pid)
+                if entering != "0" and self.leaf is not None:
+                    self.leaf.remove()
+                    self.leaf = None
+                self._start_is(self.pid)
+            case ["failed", number]:
+                self._refused = True
+                self._start_is(OSError(int(number), os.strerror(int(number))))
+            case ["ended", how, number]:
+                self._end(how, int(number))
+            case ["left", *pids]:
+                log.error("processes of an engine do not die", pids=pids)
+            case _:
+                log.error("a guardian said what nobody understands", line=" ".join(words)[:200])
+
+    def _start_is(self, outcome: int | OSError) -> None:
+        if not self._started.done():
+            self._started.set_result(outcome)
+
+    def _end(self, how: str, number: int) -> None:
+        if self.ended.done():
+            return
+        if how == "exited":
+            end = EngineEnd(exit_code=number, out_of_memory=False)
+        else:
+            out_of_memory = False if self._killed_by_us else self._oom.rose_for(number)
+            end = EngineEnd(killed_by=number, dumped_core=how == "dumped", out_of_memory=out_of_memory)
+        self.ended.set_result(end)
+
+    async def _follow(self) -> None:
+        """From the start to the guardian's end and past it: nothing may be left whatever ends first."""
+        try:
+            await self._closed.wait()
+            if self._transport is not None:
+                self._transport.close()
+            if self.pid and not self.ended.done():
+                log.error("the guardian of an engine died", pid=self.pid)
+            self._kill_orphans_now()
+            await self._reap()
+            await self._until_no_orphans()
+        finally:
+            await self._remove_leaf()
+            self._end("killed", signal.SIGKILL)
+            self.gone.set()
+
+    async def _remove_leaf(self) -> None:
+        # Newer kernels let go of a task's cgroup only after its parent may have reaped it.
+        for _ in range(LEAF_REMOVAL_TRIES):
+            if self.leaf is None or self.leaf.remove():
+                return
+            await asyncio.sleep(LEAF_REMOVAL_PAUSE_SECONDS)
+        log.warning("the cgroup of an engine cannot be removed", path=str(self.leaf and self.leaf.path))
+
+    def _kill_orphans_now(self) -> None:
+        if self.ended.done():
+            return
+        if self.leaf is not None:
+            self.leaf.kill()
+        self.signal_group(signal.SIGKILL)
+
+    async def _reap(self) -> None:
+        deadline = asyncio.get_running_loop().time() + REAP_SECONDS
+        while self._guardian.poll() is None:
+            if asyncio.get_running_loop().time() > deadline:
+                self._guardian.kill()
+            await asyncio.sleep(REAP_PAUSE_SECONDS)
+
+    async def _until_no_orphans(self) -> None:
+        """After a guardian that did not finish: what it held has gone to init, and only its tag tells."""
+        if self._refused or self._guardian.returncode == 0:
+            return
+        deadline = asyncio.get_running_loop().time() + ORPHAN_SECONDS
+        while await self._kill_tagged() or (self.leaf is not None and self.leaf.members()):
+            if asyncio.get_running_loop().time() > deadline:
+                log.error("orphans of an engine do not die", pid=self.pid)
+                return
+            await asyncio.sleep(ORPHAN_PAUSE_SECONDS)
+
+    async def _kill_tagged(self) -> set[int]:
+        try:
+            return await asyncio.to_thread(kill_tagged, self._system, self._tag)
+        except RuntimeError:  # no thread can be had: better late than never
+            return kill_tagged(self._system, self._tag)
+
+
+async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
+    """Start an engine behind a guardian. Raises CONNECT_FAILED when it cannot be run; then nothing is left."""
+    command = b"\0".join(os.fsencode(argument) for argument in start.argv)
+    engine: GuardedEngine | None = None
+    try:
+        ours, theirs = socket.socketpair()
+        try:
+            guardian = _spawn_guardian(system, start, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        engine = GuardedEngine(system, start, guardian)
+        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
+        await engine.until_started(command)
+    except BaseException as error:
+        if engine is not None:
+            engine.give_up()
+            await engine.gone.wait()
+        elif start.leaf is not None:
+            start.leaf.remove()
+        if isinstance(error, OSError):
+            raise WeftError(Reason.CONNECT_FAILED, f"cannot start {start.argv[0]}: {_why(error)}") from error
+        raise
+    return engine
+
+
+def _spawn_guardian(system: System, start: EngineStart, lifeline: int) -> "subprocess.Popen[bytes]":
+    """The guardian, as a child of this very thread.
+
+    Without asyncio's watchers: they need a thread, which cannot be had when the limit of processes is reached.
+    """
+    leaf = "" if start.leaf is None else str(start.leaf.path)
+    return subprocess.Popen(  # noqa: S603 - fixed arguments, never a shell
+        [sys.executable, "-I", "-S", _GUARDIAN, str(lifeline), str(os.getpid()), leaf, system.guardian_mode],
+        env={**start.env, TAG_VARIABLE: start.tag},
+        stdin=subprocess.DEVNULL,
+        stdout=start.output,
+        stderr=start.output,
+        pass_fds=(lifeline,),
+        start_new_session=True,
+    )
+
+
+def _why(error: OSError) -> str:
+    words = error.strerror or str(error)
+    if error.errno == errno.EAGAIN:
+        return f"the limit of processes is reached ({words})"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"the limit of open files is reached ({words})"
+    return words

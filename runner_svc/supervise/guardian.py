@@ -1,0 +1,334 @@
+"""The process between a runner and an engine: `python -I -S guardian.py <socket> <runner's pid> <leaf> <mode>`.
+
+It becomes the sub-reaper of all that the engine starts, so that no descendant can leave its tree, starts the engine in
+a session of its own, and waits. When the runner dies, when it says so, or when the engine has ended, every descendant
+is killed, whatever session or group it went to. A program of its own, because the runner is full of threads and may
+not run Python in a fork of itself, and because it must outlive the runner by a moment. Standard library only.
+
+The socket is its lifeline. From the runner: the engine's command line (4 bytes of length, then NUL between arguments;
+not in our own arguments, or whoever looks for the engine by name would find us), later KILL_ALL. To the runner, lines:
+`started <pid> <errno of entering the leaf, or 0>` or `failed <errno>`, then `ended exited|killed|dumped <number>`, and
+`left <pid>...` when something could not be killed. End of file: the other one is gone.
+
+Mode `linux` uses prctl and /proc; mode `portable` has neither and finds descendants through ps: what has left its
+parent's tree before is lost to it.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+LINUX = "linux"
+PORTABLE = "portable"
+KILL_ALL = b"k"
+MAX_COMMAND_BYTES = 2 * 1024 * 1024
+"""As much as Linux takes of arguments and environment with a stack of 8 MiB."""
+KILL_SECONDS = 10.0
+"""How long SIGKILL is repeated; only a process in an uninterruptible wait survives the first."""
+FIRST_PAUSE_SECONDS = 0.001
+MAX_PAUSE_SECONDS = 0.05
+PARENT_CHECK_MILLISECONDS = 1000
+"""Where no signal tells of the parent's death."""
+LEAF_REMOVAL_TRIES = 20
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+_RESET_IN_ENGINE = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
+
+
+def process_table() -> Iterator[tuple[int, int, str]]:
+    """Process id, parent's id and state letter of every process, from /proc."""
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would double this program's memory
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123 - as above
+                # The name of the program may hold spaces and brackets.
+                fields = file.read().rpartition(b")")[2].split()
+                yield int(name), int(fields[1]), fields[0].decode()
+
+
+def ps_table() -> Iterator[tuple[int, int, str]]:
+    """The same from ps, where there is no /proc."""
+    import subprocess  # noqa: PLC0415 - 2 MB that Linux does not need
+
+    listing = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, check=False, text=True)
+    for line in listing.stdout.splitlines():
+        pid, parent, state = line.split()[:3]
+        if int(parent) != os.getpid() or os.getpgid(0) != _group_of(int(pid)):  # not ps itself
+            yield int(pid), int(parent), state
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return os.getpgid(0)
+
+
+def descendants(root: int, table: Iterable[tuple[int, int, str]]) -> set[int]:
+    """Those in the table that come from `root`, without itself; the dead that wait to be reaped do not count."""
+    children: dict[int, list[int]] = {}
+    dead = set()
+    for pid, parent, state in table:
+        children.setdefault(parent, []).append(pid)
+        if state[0] in "ZX":
+            dead.add(pid)
+    found: set[int] = set()
+    unseen = [root]
+    while unseen:
+        fresh = [pid for pid in children.get(unseen.pop(), ()) if pid not in found]
+        found.update(fresh)
+        unseen += fresh
+    return found - dead
+
+
+class Guardian:
+    """One engine and all that it starts."""
+
+    def __init__(self, lifeline: int, runner: int, leaf: str, mode: str) -> None:
+        self._lifeline = lifeline
+        self._runner = runner
+        self._leaf = leaf
+        self._linux = mode == LINUX
+        self._engine = 0
+        self._end_is_told = False
+        self._reaped = False
+
+    def run(self) -> None:
+        """Start the engine, wait until there is a reason to end, leave nothing behind."""
+        wake = self._prepare()
+        command = self._read_command()
+        if not command or not self._start(command):
+            return
+        _let_go_of_output()
+        self._wait(wake)
+        left = self._kill_all()
+        self._look_for_end()
+        if not self._reaped:
+            _reap(self._engine)
+        if left:
+            self._tell("left " + " ".join(str(pid) for pid in sorted(left)))
+        if self._leaf and self._runner_is_gone():
+            _remove_leaf(self._leaf)
+
+    def _prepare(self) -> int:
+        os.set_inheritable(self._lifeline, False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+        # A signal is never a reason by itself: somebody who ends a whole service by TERM leaves it to the runner to
+        # end us. It wakes us, and then we look.
+        readable, writable = os.pipe()
+        os.set_blocking(readable, False)
+        os.set_blocking(writable, False)
+        signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        if self._linux:
+            _prctl(PR_SET_CHILD_SUBREAPER, 1)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        return readable
+
+    def _read_command(self) -> list[bytes]:
+        size = int.from_bytes(_read_exactly(self._lifeline, 4), "big")
+        if not 0 < size <= MAX_COMMAND_BYTES:
+            return []
+        whole = _read_exactly(self._lifeline, size)
+        return whole.split(b"\0") if len(whole) == size else []
+
+    def _start(self, command: list[bytes]) -> bool:
+        hears, says = os.pipe()
+        guardian = os.getpid()
+        try:
+            self._engine = os.fork()
+        except OSError as error:
+            self._tell(f"failed {error.errno}")
+            return False
+        if self._engine == 0:
+            self._become(command, guardian, says)
+        os.close(says)
+        # Closed by exec: what comes before it is why something failed.
+        entering, _, executing = _read_exactly(hears, 64).partition(b" ")
+        os.close(hears)
+        if executing:
+            self._tell(f"failed {executing.decode()}")
+            os.waitpid(self._engine, 0)
+            return False
+        self._tell(f"started {self._engine} {entering.decode() or 0}")
+        return True
+
+    def _become(self, command: list[bytes], guardian: int, says: int) -> None:
+        """In the fork: become the engine."""
+        try:
+            os.setsid()
+            if self._linux:
+                _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != guardian:
+                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for name in _RESET_IN_ENGINE:
+                signal.signal(getattr(signal, name), signal.SIG_DFL)
+            if self._leaf:
+                try:
+                    _write(f"{self._leaf}/cgroup.procs", b"0")
+                except OSError as error:
+                    os.write(says, str(error.errno).encode())
+            os.execvp(command[0], command)  # noqa: S606 - an argument list, never a shell
+        except OSError as error:
+            os.write(says, f" {error.errno}".encode())
+        finally:
+            os._exit(127)
+
+    def _wait(self, wake: int) -> None:
+        poll = select.poll()
+        poll.register(self._lifeline, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        while not (self._look_for_end() or self._runner_is_gone()):
+            ready = {fd for fd, _ in poll.poll(None if self._linux else PARENT_CHECK_MILLISECONDS)}
+            if self._lifeline in ready:
+                return  # KILL_ALL, or the end of the runner
+            with suppress(BlockingIOError):
+                os.read(wake, 4096)
+            self._reap_adopted()
+
+    def _look_for_end(self) -> bool:
+        """Whether the engine has ended; tells the runner once."""
+        if self._end_is_told:
+            return True
+        if self._linux:
+            # Left unreaped until all is over, so that its id and its group's stay its own.
+            end = os.waitid(os.P_PID, self._engine, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is None:
+                return False
+            how = {os.CLD_EXITED: "exited", os.CLD_DUMPED: "dumped"}.get(end.si_code, "killed")
+            number = end.si_status
+        else:
+            pid, status = os.waitpid(self._engine, os.WNOHANG)
+            if pid == 0:
+                return False
+            self._reaped = True
+            number = os.waitstatus_to_exitcode(status)
+            how = "exited" if number >= 0 else "dumped" if os.WCOREDUMP(status) else "killed"
+        self._tell(f"ended {how} {abs(number)}")
+        self._end_is_told = True
+        return True
+
+    def _runner_is_gone(self) -> bool:
+        # Its files are closed a moment before its children are told of its death.
+        lifeline = select.poll()
+        lifeline.register(self._lifeline, 0)  # nothing but its end
+        return os.getppid() != self._runner or bool(lifeline.poll(0))
+
+    def _kill_all(self) -> set[int]:
+        """Kill until nothing is left; returns what would not die."""
+        deadline = time.monotonic() + KILL_SECONDS
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            # Looked up before anything is killed: without a sub-reaper a tree falls apart with its root.
+            table = list(process_table() if self._linux else ps_table())
+            alive = descendants(os.getpid(), table)
+            if self._leaf:
+                with suppress(OSError):
+                    _write(f"{self._leaf}/cgroup.kill", b"1")
+            if not self._reaped:
+                with suppress(OSError):
+                    os.killpg(self._engine, signal.SIGKILL)
+            for pid in alive:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self._look_for_end()
+            for pid, parent, state in table:
+                if parent == os.getpid() and pid != self._engine and state == "Z":
+                    _reap(pid)
+            if time.monotonic() > deadline or not (alive or self._has_children()):
+                return alive
+            time.sleep(pause)
+            pause = min(pause * 2, MAX_PAUSE_SECONDS)
+
+    def _has_children(self) -> bool:
+        """The last word on whether anything is left: a look at the table takes time, in which something may fork.
+
+        An orphan becomes our child, so without a child there is no descendant. Ends the engine's claim to its id.
+        """
+        if not self._linux:
+            return False
+        if self._end_is_told and not self._reaped:
+            _reap(self._engine)
+            self._reaped = True
+        try:
+            self._reap_adopted()
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def _reap_adopted(self) -> None:
+        """Orphans that became our children are ours to reap; the engine is left as it is."""
+        while self._linux:
+            end = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is None or end.si_pid == self._engine:
+                return
+            _reap(end.si_pid)
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # nobody may be left to hear it
+            os.write(self._lifeline, f"{line}\n".encode())
+
+
+def _reap(pid: int) -> None:
+    with suppress(OSError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    """As many bytes, fewer at the end of the file."""
+    whole = b""
+    while len(whole) < size and (chunk := os.read(fd, size - len(whole))):
+        whole += chunk
+    return whole
+
+
+def _write(path: str, content: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+
+
+def _let_go_of_output() -> None:
+    """The output pipe is the engine's alone: held here it would never reach its end."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+
+
+def _remove_leaf(path: str) -> None:
+    for _ in range(LEAF_REMOVAL_TRIES):
+        try:
+            os.rmdir(path)  # noqa: PTH106 - pathlib would double this program's memory
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(MAX_PAUSE_SECONDS)
+        else:
+            return
+
+
+def main() -> None:
+    """Guard what the arguments say."""
+    Guardian(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The processes that tests of the runner have started: the database of the whole test session is not theirs."""
+
+import psutil
+
+OF_THE_SESSION = "postgres"
+
+
+def own_children(*, recursive: bool = False) -> list[psutil.Process]:
+    """The living and the unreaped children of this process."""
+    return [child for child in psutil.Process().children(recursive=recursive) if not _belongs_to_session(child)]
+
+
+def _belongs_to_session(child: psutil.Process) -> bool:
+    try:
+        return child.name().startswith(OF_THE_SESSION)
+    except psutil.NoSuchProcess:
+        return False

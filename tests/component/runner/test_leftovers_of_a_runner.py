@@ -1,0 +1,64 @@
+"""A runner ends what its earlier life left before it starts anything, and remembers what it starts."""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from runner_harness import running_runner
+from supervisor_process import is_alive, until
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
+from runner_svc.supervise.process import StopGraces
+from weft.testing.fake_backend.process import fake_backend_command
+
+START_SECONDS = 20.0
+
+
+@pytest.fixture
+def orphan() -> Iterator[psutil.Process]:
+    process = subprocess.Popen(["sleep", "100"], env={**os.environ, TAG_VARIABLE: "a-runner:earlier"})
+    orphan = psutil.Process(process.pid)
+    assert until(lambda: TAG_VARIABLE in orphan.environ(), START_SECONDS)  # it is empty for a moment of exec
+    yield orphan
+    process.kill()
+    process.wait()
+
+
+def _entries(state: Path) -> list[dict[str, object]]:
+    return list(msgspec.json.decode(state.read_bytes())["entries"])
+
+
+async def test_a_runner_sweeps_before_it_starts_and_records_its_backend_until_it_ends(
+    orphan: psutil.Process, tmp_path: Path
+) -> None:
+    state = tmp_path / "r1.children"
+    earlier = {"identity": "a-runner", "owner_pid": 2**22, "owner_started_at": 1, "entries": []}
+    state.write_bytes(msgspec.json.encode(earlier))
+    leftovers = Leftovers(state)
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command()),
+        model_path=Path(__file__),
+        alias="m",
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+        leftovers=leftovers,
+    )
+    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config))
+    async with running_runner(tmp_path, [model], leftovers=leftovers):
+        assert not is_alive(orphan)
+        deadline = time.monotonic() + START_SECONDS
+        while not any(entry["pid"] for entry in _entries(state)):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        (entry,) = _entries(state)
+        assert str(entry["tag"]).startswith("a-runner:")
+        engine = psutil.Process(int(str(entry["pid"])))
+        assert until(lambda: engine.environ().get(TAG_VARIABLE) == entry["tag"], START_SECONDS)
+    assert _entries(state) == []

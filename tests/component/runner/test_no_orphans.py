@@ -1,0 +1,234 @@
+"""Whatever is killed, nothing of an engine's family outlives it: real processes, real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import supervisor_process
+from supervisor_process import FAMILY_READY, FAMILY_SIZE, Family, is_alive, marked, running_family, until
+
+from runner_svc.supervise.cgroup import make_leaf
+from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
+
+GONE_SECONDS = 2.0
+"""The promise."""
+
+
+def _writable_cgroup() -> bool:
+    leaf = make_leaf("probe")
+    return leaf is not None and leaf.remove()
+
+
+needs_cgroup = pytest.mark.skipif(not _writable_cgroup(), reason="no cgroup v2 that we may write")
+CONTAINMENTS = [pytest.param("cgroup", marks=needs_cgroup), "guardian"]
+
+
+def _nobody_is_left(family: Family) -> bool:
+    return until(lambda: not any(map(is_alive, family.everybody)), GONE_SECONDS)
+
+
+def _guardian(family: Family) -> psutil.Process:
+    assert family.guardian is not None
+    return family.guardian
+
+
+@pytest.mark.parametrize("uvloop", [False, True])
+@pytest.mark.parametrize("how", CONTAINMENTS)
+def test_nothing_outlives_a_supervisor_that_is_killed(how: str, uvloop: bool) -> None:
+    with running_family(how, uvloop=uvloop) as family:
+        assert len(family.members) == FAMILY_SIZE
+        family.supervisor.kill()
+        assert _nobody_is_left(family)
+        assert until(lambda: not is_alive(_guardian(family)), GONE_SECONDS)
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+def test_a_descendant_without_our_tag_does_not_get_away_either(how: str) -> None:
+    script = "env -i setsid sh -c 'sleep 100 & exec sleep 101' & echo the family is there; wait"
+    with running_family(how, script=script) as family:
+        assert until(lambda: len(_guardian(family).children(recursive=True)) == 3, GONE_SECONDS)
+        members = _guardian(family).children(recursive=True)
+        family.supervisor.kill()
+        assert until(lambda: not any(map(is_alive, members)), GONE_SECONDS)
+
+
+def test_the_finder_of_orphans_finds_them_where_there_is_no_guardian() -> None:
+    with running_family("parent death signal alone") as family:
+        family.supervisor.kill()
+        assert until(lambda: not is_alive(family.engine), GONE_SECONDS)
+        assert len(marked(family.mark)) >= FAMILY_SIZE - 1, "the control found no orphans"
+
+
+def test_without_a_sub_reaper_the_group_and_the_tree_end_and_the_limit_of_that_is_known() -> None:
+    """What the code for other systems does, seen on Linux."""
+    script = "sleep 100 & setsid sleep 101 & (setsid sleep 102 &) ; echo the family is there; wait"
+    with running_family("portable", script=script) as family:
+        assert until(lambda: len(marked(family.mark)) == 5, GONE_SECONDS)
+        lost = [process for process in marked(family.mark) if process.cmdline() == ["sleep", "102"]]
+        family.supervisor.kill()
+        assert until(lambda: marked(family.mark) <= set(lost), GONE_SECONDS)
+        assert all(map(is_alive, lost)), "it is better than its description"
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+def test_a_guardian_that_is_killed_takes_nothing_with_it_that_stays(how: str) -> None:
+    with running_family(how) as family:
+        _guardian(family).kill()
+        assert family.said() == "signal SIGKILL, out of memory: False"
+        assert family.said() == "nothing is left"
+        assert _nobody_is_left(family)
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+def test_what_survives_both_is_swept_at_the_next_start(how: str, tmp_path: Path) -> None:
+    state = tmp_path / "runner.children"
+    stranger = subprocess.Popen(["sleep", "102"])
+    try:
+        with running_family(how, state_file=str(state)) as family:
+            _kill_both(family)
+            assert until(lambda: not is_alive(family.engine), GONE_SECONDS)
+            orphans = {process for process in family.everybody if is_alive(process)}
+            assert orphans, "nothing was left to be swept"
+            killed = Leftovers(state).sweep()
+            assert killed
+            assert set(killed) <= {process.pid for process in orphans}, "a stranger was killed"
+            assert _nobody_is_left(family)
+            assert stranger.poll() is None, "a process with the name of an orphan was killed"
+            assert not [leaf for leaf in _leaves(state) if leaf.exists()]
+            assert Leftovers(state).sweep() == []
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def _kill_both(family: Family) -> None:
+    # Frozen first, or whichever lives longer would do its duty.
+    family.supervisor.send_signal(signal.SIGSTOP)
+    _guardian(family).suspend()
+    _guardian(family).kill()
+    family.supervisor.kill()
+    family.supervisor.wait()
+
+
+def _leaves(state: Path) -> list[Path]:
+    return [Path(entry["leaf"]) for entry in msgspec.json.decode(state.read_bytes())["entries"] if entry["leaf"]]
+
+
+@pytest.fixture
+def stranger() -> Iterator[psutil.Process]:
+    process = subprocess.Popen(["sleep", "103"], env={**os.environ, TAG_VARIABLE: "somebody else's:1"})
+    stranger = psutil.Process(process.pid)
+    assert until(lambda: TAG_VARIABLE in stranger.environ(), GONE_SECONDS)  # it is empty for a moment of exec
+    yield stranger
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("change", [{"started_at": 1}, {"tag": "mine:1"}, {"pid": 1}])
+def test_a_process_that_only_looks_like_a_leftover_is_not_touched(
+    change: dict[str, int | str], stranger: psutil.Process, tmp_path: Path
+) -> None:
+    entry = {"tag": "somebody else's:1", "leaf": "", "pid": stranger.pid, "started_at": _ticks(stranger), **change}
+    state = {"identity": "mine", "owner_pid": 1, "owner_started_at": 1, "entries": [entry]}
+    file = tmp_path / "runner.children"
+    file.write_bytes(msgspec.json.encode(state))
+    assert Leftovers(file).sweep() == []
+    assert is_alive(stranger)
+
+
+def test_a_process_with_the_recorded_id_start_and_tag_is_a_leftover(stranger: psutil.Process, tmp_path: Path) -> None:
+    entry = {"tag": "somebody else's:1", "leaf": "", "pid": stranger.pid, "started_at": _ticks(stranger)}
+    state = {"identity": "mine", "owner_pid": 1, "owner_started_at": 1, "entries": [entry]}
+    file = tmp_path / "runner.children"
+    file.write_bytes(msgspec.json.encode(state))
+    assert Leftovers(file).sweep() == [stranger.pid]
+
+
+def test_a_runner_of_the_same_name_that_lives_keeps_its_processes(tmp_path: Path) -> None:
+    state = tmp_path / "runner.children"
+    with running_family("guardian", state_file=str(state)) as family:
+        second = Leftovers(state)
+        recorded = state.read_bytes()
+        assert second.sweep() == []
+        second.note(second.begin(), pid=os.getpid())
+        assert state.read_bytes() == recorded
+        assert is_alive(family.engine)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"identity": 3}', b"\0" * 2_000_000])
+def test_a_state_file_that_is_broken_sweeps_nothing_and_is_written_anew(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "runner.children"
+    file.write_bytes(content)
+    leftovers = Leftovers(file)
+    assert leftovers.sweep() == []
+    tag = leftovers.begin()
+    leftovers.note(tag, pid=os.getpid())
+    assert msgspec.json.decode(file.read_bytes())["entries"][0]["tag"] == tag
+    leftovers.end(tag)
+    assert msgspec.json.decode(file.read_bytes())["entries"] == []
+
+
+def test_a_state_file_that_cannot_be_written_costs_no_service(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    leftovers = Leftovers(tmp_path / "file" / "runner.children")
+    assert leftovers.sweep() == []
+    leftovers.note(leftovers.begin(), pid=os.getpid())
+
+
+def _ticks(process: psutil.Process) -> int:
+    return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _folder_of(controller: str) -> Path | None:
+    """Where cgroups of a v1 controller can be made; most machines have v2 alone."""
+    folder = Path(f"/sys/fs/cgroup/{controller}")
+    return folder if os.access(folder / "cgroup.procs", os.W_OK) else None
+
+
+@pytest.fixture
+def limited(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A cgroup of one controller, with its limits: `(controller, {file: value})`."""
+    controller, limits = request.param
+    parent = _folder_of(controller)
+    if parent is None:
+        pytest.skip(f"no cgroup v1 of {controller} that we may write")
+    folder = parent / f"weft-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        for file, value in limits.items():
+            (folder / file).write_text(value)
+        yield folder
+    finally:
+        assert until(lambda: not (folder / "cgroup.procs").read_text(), GONE_SECONDS)
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("limited", [("pids", {"pids.max": "1"}), ("pids", {"pids.max": "2"})], indirect=True)
+def test_a_limit_of_processes_is_a_failed_start_with_words(limited: Path) -> None:
+    plan = {"how": "guardian", "argv": ["true"], "mark": "limited", "enter_cgroups": [str(limited / "cgroup.procs")]}
+    program = [sys.executable, supervisor_process.__file__, json.dumps(plan)]
+    ran = subprocess.run(program, check=False, capture_output=True, text=True, timeout=20)
+    assert json.loads(ran.stdout)["error"] == (
+        "CONNECT_FAILED: cannot start true: the limit of processes is reached (Resource temporarily unavailable)"
+    )
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("limited", [("memory", {"memory.limit_in_bytes": str(150 * 2**20)})], indirect=True)
+@pytest.mark.parametrize("hungry", [True, False])
+def test_an_engine_that_the_kernel_killed_for_memory_is_told_from_one_killed_by_hand(
+    limited: Path, hungry: bool
+) -> None:
+    eat = f"sleep 0.2; exec {sys.executable} -S -c 'held = [bytes(range(256)) * 4096 for _ in range(400)]'"
+    script = f"echo {FAMILY_READY}; {eat if hungry else 'exec sleep 100'}"
+    with running_family("guardian", script=script, enter_cgroups=[str(limited / "cgroup.procs")]) as family:
+        if not hungry:
+            family.engine.kill()
+        assert family.said() == f"signal SIGKILL, out of memory: {hungry}"

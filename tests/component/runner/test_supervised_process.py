@@ -1,0 +1,309 @@
+"""A supervised process is started, watched, drained and ended, and nothing of it stays."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import psutil
+import pytest
+from own_children import own_children
+from supervisor_process import (
+    FAMILY,
+    FAMILY_READY,
+    FAMILY_SIZE,
+    MARK,
+    QUICK,
+    SYSTEMS,
+    is_alive,
+    marked,
+    running_family,
+    supervised,
+    until,
+)
+
+from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf, own_cgroup
+from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
+from runner_svc.supervise.logs import MAX_RING_BYTES, LogRing
+from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+
+def _writable_cgroup() -> bool:
+    leaf = make_leaf("probing")
+    return leaf is not None and leaf.remove()
+
+
+needs_cgroup = pytest.mark.skipif(not _writable_cgroup(), reason="no cgroup v2 that we may write")
+CONTAINMENTS = [pytest.param("cgroup", marks=needs_cgroup), "guardian"]
+EVERYWHERE = [*CONTAINMENTS, "portable"]
+ENVIRONMENT = dict(os.environ)
+LIVES = 50
+QUICK_STOP_SECONDS = QUICK.first_term_seconds + QUICK.second_term_seconds + SWEEP_SECONDS + 1.0
+"""The graces that are used up, and what comes after."""
+
+
+def _supervisor(how: str = "guardian") -> SupervisedProcess:
+    return SupervisedProcess(LogRing(), QUICK, system=SYSTEMS[how]())
+
+
+@pytest.mark.parametrize("how", EVERYWHERE)
+async def test_the_process_id_is_the_engines_and_it_leads_a_session_and_a_group(how: str) -> None:
+    async with supervised(how, f"echo $$; exec sh -c 'echo {FAMILY_READY}; exec sleep 100'") as (process, ring, _):
+        assert process.pid == int(ring.last(2)[0])
+        assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+        engine = psutil.Process(process.pid)
+        assert until(lambda: TAG_VARIABLE in engine.environ(), 2.0)
+        assert process.member_pids() == {process.pid}
+        assert process.oom_killed() is None
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+async def test_members_are_the_whole_family_and_containment_is_said_in_words(how: str) -> None:
+    async with supervised(how) as (process, _, mark):
+        assert until(lambda: len(process.member_pids()) == FAMILY_SIZE, 2.0)
+        guardian = psutil.Process(process.pid).parent()
+        assert guardian is not None
+        assert {member.pid for member in marked(mark)} - {guardian.pid} == process.member_pids()
+        if how == "cgroup":
+            leaf = CgroupLeaf(Path(process.containment.removeprefix("cgroup ")))
+            assert leaf.members() == process.member_pids()
+            assert leaf.path.name in _cgroups()
+            await process.stop()
+            assert leaf.path.name not in _cgroups()
+        else:
+            assert process.containment == "guardian (sub-reaper)"
+
+
+@pytest.mark.parametrize("how", EVERYWHERE)
+async def test_stop_ends_a_process_deaf_to_sigterm_and_does_not_wait_for_who_holds_the_output(how: str) -> None:
+    async with supervised(how, f"trap '' TERM; {FAMILY}") as (process, _, mark):
+        async with asyncio.timeout(QUICK_STOP_SECONDS):
+            await process.stop()
+        assert process.ended_by_us
+        assert await process.wait() == "signal SIGKILL"
+        if how != "portable":
+            assert not marked(mark)
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+async def test_a_process_that_ends_by_itself_takes_its_descendants_along(how: str) -> None:
+    script = FAMILY.removesuffix("wait\n") + "sleep 0.1; printf 'last words'; exit 3"
+    async with supervised(how, script) as (process, ring, mark):
+        assert await process.wait() == "exit code 3"
+        assert not process.ended_by_us
+        assert until(lambda: not marked(mark), 2.0)
+        assert ring.last(1) == ["last words"]
+        assert process.pid is None
+        assert process.oom_killed() is False
+
+
+async def test_a_signal_is_named() -> None:
+    async with supervised("guardian", f"echo {FAMILY_READY}; kill -SEGV $$") as (process, _, _):
+        assert (await process.wait()).startswith("signal SIGSEGV")
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+async def test_a_frozen_process_is_ended(how: str) -> None:
+    async with supervised(how) as (process, _, mark):
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGSTOP)
+        async with asyncio.timeout(QUICK_STOP_SECONDS):
+            await process.stop()
+        assert not marked(mark)
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+async def test_a_frozen_guardian_does_not_keep_anything_alive(how: str) -> None:
+    async with supervised(how) as (process, _, mark):
+        guardian = psutil.Process(process.pid).parent()
+        assert guardian is not None
+        guardian.suspend()
+        async with asyncio.timeout(QUICK_STOP_SECONDS + SWEEP_SECONDS):
+            await process.stop()
+        assert not marked(mark)
+        assert not is_alive(guardian)
+
+
+async def test_a_second_stop_finds_nothing_to_do_and_stops_at_once_share_the_work() -> None:
+    async with supervised("guardian") as (process, _, mark):
+        await asyncio.gather(*(process.stop() for _ in range(3)))
+        await process.stop()
+        assert not marked(mark)
+        assert process.ended_by_us
+
+
+async def test_a_stop_that_is_cancelled_kills_at_once() -> None:
+    async with supervised("guardian", f"trap '' TERM; {FAMILY}") as (process, _, mark):
+        stopping = asyncio.create_task(process.stop())
+        await asyncio.sleep(0.05)
+        stopping.cancel()
+        with suppress(asyncio.CancelledError):
+            await stopping
+        assert not marked(mark)
+        assert not own_children()
+
+
+@pytest.mark.parametrize("how", CONTAINMENTS)
+@pytest.mark.parametrize("yields", [0, 1, 2, 4, 8])
+async def test_a_start_that_is_cancelled_leaves_nothing(how: str, yields: int, tmp_path: Path) -> None:
+    process = SupervisedProcess(LogRing(), QUICK, leftovers=Leftovers(tmp_path / "r.children"), system=SYSTEMS[how]())
+    mark = uuid4().hex
+    starting = asyncio.create_task(process.start(["sh", "-c", FAMILY], env={**ENVIRONMENT, MARK: mark}))
+    for _ in range(yields):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with suppress(asyncio.CancelledError):
+        await starting
+    await process.stop()
+    assert not marked(mark)
+    assert not own_children()
+    state = tmp_path / "r.children"
+    assert not state.exists() or msgspec.json.decode(state.read_bytes())["entries"] == []
+
+
+@pytest.mark.parametrize("how", EVERYWHERE)
+async def test_a_program_that_cannot_be_run_says_why_and_leaves_nothing(how: str, tmp_path: Path) -> None:
+    no_program = tmp_path / "notes.txt"
+    no_program.write_text("hello")
+    process = _supervisor(how)
+    for program, words in (("/nowhere/engine", "No such file or directory"), (str(no_program), "Permission denied")):
+        with pytest.raises(WeftError) as failed:
+            await process.start([program], env=ENVIRONMENT)
+        assert failed.value.reason is Reason.CONNECT_FAILED
+        assert failed.value.message == f"cannot start {program}: {words}"
+    assert not own_children()
+    await process.start(["true"], env=ENVIRONMENT)
+    assert await process.wait() == "exit code 0"
+    await process.stop()
+
+
+async def test_a_file_limit_that_is_reached_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> tuple[int, int]:
+        raise OSError(24, os.strerror(24))
+
+    monkeypatch.setattr("os.pipe", refuse)
+    with pytest.raises(WeftError) as failed:
+        await _supervisor().start(["true"], env=ENVIRONMENT)
+    assert failed.value.reason is Reason.CONNECT_FAILED
+
+
+async def test_output_is_drained_while_it_floods_and_kept_within_bounds() -> None:
+    ring = LogRing()
+    process = SupervisedProcess(ring, QUICK)
+    code = "import os; [os.write(1, os.urandom(65536)) for _ in range(160)]; os.write(1, b'x' * 5_000_000)"
+    await process.start([sys.executable, "-S", "-c", code], env=ENVIRONMENT)
+    async with asyncio.timeout(20.0):
+        assert await process.wait() == "exit code 0"
+    await process.stop()
+    assert ring.total_bytes == 160 * 65536 + 5_000_000
+    assert sum(len(line.encode()) for line in ring.last(1_000_000)) <= MAX_RING_BYTES
+
+
+async def test_a_listener_that_fails_does_not_stop_the_draining() -> None:
+    ring = LogRing()
+    process = SupervisedProcess(ring, QUICK)
+
+    def fail(line: str) -> None:
+        raise ValueError(line)
+
+    await process.start(["sh", "-c", "echo one; echo two"], env=ENVIRONMENT, on_line=fail)
+    await process.wait()
+    await process.stop()
+    assert ring.last(2) == ["one", "two"]
+
+
+async def test_every_child_is_recorded_until_it_is_gone(tmp_path: Path) -> None:
+    state = tmp_path / "runner.children"
+    async with supervised("guardian", f"echo {FAMILY_READY}; sleep 100", leftovers=Leftovers(state)) as (process, _, _):
+        (entry,) = msgspec.json.decode(state.read_bytes())["entries"]
+        assert entry["pid"] == process.pid
+        engine = psutil.Process(process.pid)
+        assert until(lambda: engine.environ().get(TAG_VARIABLE) == entry["tag"], 2.0)
+        await process.stop()
+        assert msgspec.json.decode(state.read_bytes())["entries"] == []
+
+
+async def test_fifty_lives_leave_no_process_no_descriptor_no_thread_and_no_cgroup() -> None:
+    processes = [_supervisor(how) for how in ("cgroup", "guardian")]  # the first is like the second where it must be
+    own = psutil.Process()
+    seen = set()
+
+    async def live(number: int) -> None:
+        process = processes[number % 2]
+        await process.start(["sh", "-c", "setsid sleep 100 & wait"], env=ENVIRONMENT)
+        seen.add(Path(process.containment).name)
+        if number % 4 < 2:
+            os.kill(process.pid or 0, signal.SIGKILL)
+            await process.wait()
+        await process.stop()
+
+    await live(0)
+    before = (own.num_fds(), threading.active_count())
+    for number in range(LIVES):
+        await live(number)
+    assert (own.num_fds(), threading.active_count()) == before
+    assert not seen & _cgroups()
+    assert not own_children()
+
+
+def _cgroups() -> set[str]:
+    own = own_cgroup()
+    return {folder.name for folder in own.glob("weft-*")} if own is not None else set()
+
+
+def test_the_guardian_is_small() -> None:
+    """Not a matter of time: 10.7 MB resident here, most of it shared with every other Python."""
+    with running_family("guardian", script=f"echo {FAMILY_READY}; sleep 100") as family:
+        assert family.guardian is not None
+        assert family.guardian.memory_info().rss < 16 * 2**20
+        assert family.guardian.num_threads() == 1
+        assert "sleep" not in " ".join(family.guardian.cmdline()), "who looks for the engine would find the guardian"
+        output = {Path(f"/proc/{family.engine.pid}/fd/1").stat().st_ino}
+        assert output.isdisjoint(_inodes(family.guardian.pid)), "the guardian holds the output"
+
+
+def _inodes(pid: int) -> set[int]:
+    return {file.stat().st_ino for file in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+async def test_the_fake_backend_and_its_grandchild_in_another_session_end_together() -> None:
+    command = fake_backend_command(fork_grandchild=True, grandchild_setsid=True, ignore_sigterm=True)
+    process = _supervisor()
+    pids: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def hear(line: str) -> None:
+        if line.startswith("grandchild "):
+            pids.set_result(int(line.removeprefix("grandchild ")))
+
+    await process.start(command, env=ENVIRONMENT, on_line=hear)
+    grandchild = psutil.Process(await asyncio.wait_for(pids, 20.0))
+    await process.stop()
+    assert not is_alive(grandchild)
+
+
+def test_systems_agree_about_a_process() -> None:
+    systems = [SYSTEMS["guardian"](), SYSTEMS["portable"]()]
+    with running_family("guardian") as family:
+        assert family.guardian is not None
+        tree = {process.pid for process in family.guardian.children(recursive=True)}
+        for system in systems:
+            assert system.descendants(family.guardian.pid) == tree
+            assert system.variable(family.engine.pid, MARK) == family.mark
+            assert system.variable(family.engine.pid, "WEFT_NO_SUCH") is None
+            assert family.engine.pid in set(system.own_processes())
+            assert system.started_at(family.engine.pid) == system.started_at(family.engine.pid) is not None
+            assert not system.kill_if(family.engine.pid, lambda: False)
+            assert is_alive(family.engine)
+        assert systems[0].kill_if(family.engine.pid, lambda: True)
+        assert until(lambda: not is_alive(family.engine), 2.0)
+        for system in systems:
+            assert until(lambda: system.started_at(family.engine.pid) is None, 2.0)  # noqa: B023 - called at once
+            assert not system.kill_if(family.engine.pid, lambda: True)

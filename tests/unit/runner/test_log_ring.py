@@ -1,0 +1,54 @@
+"""The memory of what a process printed is bounded whatever it prints."""
+
+import random
+import tracemalloc
+
+import pytest
+
+from runner_svc.supervise.logs import MAX_LINE_BYTES, MAX_RING_BYTES, MAX_RING_LINES, LogRing
+
+
+def test_a_flood_of_empty_lines_is_bounded_too() -> None:
+    ring = LogRing()
+    for _ in range(100):
+        ring.feed(b"\n" * 10_000)
+    assert len(ring.last(1_000_000)) <= MAX_RING_LINES
+    assert ring.total_bytes == 1_000_000
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "\N{OWL}"])
+def test_the_limit_is_in_bytes_whatever_the_alphabet(character: str) -> None:
+    ring = LogRing(max_bytes=1000)
+    for _ in range(100):
+        ring.feed(f"{character * 20}\n".encode())
+    assert 900 < sum(len(line.encode()) + 1 for line in ring.last(1000)) <= 1000
+
+
+def test_a_line_without_end_is_cut_and_the_next_one_is_whole() -> None:
+    ring = LogRing()
+    for _ in range(100):
+        ring.feed(b"x" * 10_000)
+    assert ring.last(1) == []
+    ring.feed(b"\nnext\n")
+    assert ring.last(2) == ["x" * MAX_LINE_BYTES, "next"]
+
+
+def test_binary_noise_is_kept_as_text_and_within_bounds() -> None:
+    noise = random.Random(1).randbytes(4 * MAX_RING_BYTES)
+    ring = LogRing()
+    tracemalloc.start()
+    for start in range(0, len(noise), 65536):
+        ring.feed(noise[start : start + 65536])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(len(line.encode()) for line in ring.last(1_000_000)) <= MAX_RING_BYTES
+    assert held < 8 * MAX_RING_BYTES
+
+
+def test_the_last_words_of_a_stream_are_a_line_and_not_the_start_of_the_next_life() -> None:
+    ring = LogRing()
+    ring.feed(b"out of mem")
+    ring.end_line()
+    ring.end_line()
+    ring.feed(b"hello\n")
+    assert ring.last(3) == ["out of mem", "hello"]
