@@ -1,0 +1,135 @@
+"""All tools of a runner: which there are, whether a call fits, and what came of it, with every limit kept."""
+
+import asyncio
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from runner_svc.tools.names import wire_names
+from runner_svc.tools.outcomes import bounded, failure
+from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
+from runner_svc.tools.schemas import ArgumentCheck
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.tools")
+
+CANCEL_GRACE_SECONDS = 1.0
+"""How long a call may take to end once it has been cancelled; then it is left to itself."""
+MAX_ABANDONED_CALLS = 64
+"""Calls left to themselves at once; beyond that no tool is run."""
+
+
+class ToolBox:
+    """The tools of all sources of one runner."""
+
+    def __init__(self, sources: Sequence[ToolSource] = ()) -> None:
+        self._sources = tuple(sources)
+        self._known: dict[str, ToolDescription] = {}
+        self._checks: dict[str, ArgumentCheck] = {}
+        self._abandoned: set[asyncio.Task[ToolOutcome]] = set()
+
+    async def start(self) -> None:
+        """Start every source, side by side. A source that is down is retried by itself and holds nobody up."""
+        await asyncio.gather(*(source.runner.start() for source in self._sources))
+
+    async def stop(self) -> None:
+        """Stop every source and whatever calls were left to themselves."""
+        for task in self._abandoned:
+            task.cancel()
+        ends = await asyncio.gather(*(source.runner.stop() for source in self._sources), return_exceptions=True)
+        for source, end in zip(self._sources, ends, strict=True):
+            if isinstance(end, Exception):
+                log.warning("a source of tools did not stop cleanly", source=source.name, error=repr(end)[:512])
+
+    def pick(self, names: Sequence[str], taken: Collection[str] = ()) -> tuple[ToolDescription, ...]:
+        """The tools of these names, each once, with wire names that are unique and not among `taken`.
+
+        Raises TOOL_UNAVAILABLE naming the tool and saying why: not configured, or its server is down.
+        """
+        picked = [self._find(name) for name in dict.fromkeys(names)]
+        wires = wire_names((tool.name for tool in picked), taken)
+        return tuple(dataclasses.replace(tool, wire_name=wires[tool.name]) for tool in picked)
+
+    def is_remote(self, name: str) -> bool:
+        """Whether a call of this tool sends bytes off the premises."""
+        source = self._source_of(name)
+        return source is not None and source.remote
+
+    def check(self, name: str, arguments_text: str) -> dict[str, Any]:
+        """The arguments of a call, as the model wrote them. An empty text stands for no arguments.
+
+        Raises TOOL_CALL_INVALID when they are not JSON, not an object or do not fit the tool's schema;
+        TOOL_UNAVAILABLE for a tool that has never been picked and is not there.
+        """
+        tool = self._known.get(name) or self._find(name)
+        known = self._checks.get(name)
+        if known is None or known.schema is not tool.parameters:
+            known = self._checks[name] = ArgumentCheck(name, tool.parameters)
+        return known.parse(arguments_text)
+
+    async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """Call a tool. Never raises but CancelledError: timeouts, crashes and caps become outcomes."""
+        source = self._source_of(name)
+        if source is None:
+            return failure(f"the tool {name} is not configured")
+        if len(self._abandoned) >= MAX_ABANDONED_CALLS:
+            return failure("too many earlier tool calls have not come to an end; the tool was not run")
+        outcome = await self._run_bounded(source, name, arguments)
+        log.debug("tool called", tool=name, failed=outcome.failed, cut=outcome.cut)
+        return outcome
+
+    async def _run_bounded(self, source: ToolSource, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        task = asyncio.create_task(_call(source, name, arguments), name=f"tool {name}")
+        try:
+            await asyncio.wait([task], timeout=source.timeout_seconds)
+        finally:
+            ended = task.done() or await self._end(task)
+        if not ended or task.cancelled():
+            return failure(f"the tool did not answer within {source.timeout_seconds:g} s and was given up")
+        return task.result()
+
+    async def _end(self, task: asyncio.Task[ToolOutcome]) -> bool:
+        """Cancel a call that takes too long. False: it goes on nevertheless, watched but not waited for."""
+        task.cancel()
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+        done, _ = await asyncio.wait([task], timeout=CANCEL_GRACE_SECONDS)
+        return bool(done)
+
+    def _find(self, name: str) -> ToolDescription:
+        source = self._source_of(name)
+        if source is None:
+            raise _unavailable(name, "it is not among the tools of this runner")
+        for tool in source.runner.descriptions():
+            if tool.name == name:
+                self._known[name] = tool
+                return tool
+        raise _unavailable(name, source.runner.why_missing(name))
+
+    def _source_of(self, name: str) -> ToolSource | None:
+        """The source that a tool belongs to by its name; the longest prefix wins."""
+        fitting = [source for source in self._sources if name == source.name or name.startswith(f"{source.name}.")]
+        return max(fitting, key=lambda source: len(source.name), default=None)
+
+
+async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+    """Call and bound: every failure becomes an outcome here, inside the task, so that nothing is left unretrieved."""
+    try:
+        outcome = await source.runner.call(name, arguments)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        outcome = failure("it cancelled itself")
+    except WeftError as error:
+        outcome = failure(error.message)
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model
+        outcome = failure(f"{type(error).__name__}: {error}")
+    return bounded(outcome, source.max_output_bytes)
+
+
+def _unavailable(name: str, why: str) -> WeftError:
+    return WeftError(Reason.TOOL_UNAVAILABLE, f"the tool {name} cannot be used: {why}", metadata={"tool": name})

@@ -1,0 +1,184 @@
+"""One connection to an MCP server through the official SDK. Imported only where an MCP server is configured."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import mcp_types as types
+from mcp.client import Client
+from mcp.client.session import IncomingMessage
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from runner_svc.tools.config import McpCommand, McpHttp
+from runner_svc.tools.mcp_http import bounded_client
+from runner_svc.tools.mcp_stdio import server_process
+from runner_svc.tools.port import ToolOutcome
+
+MAX_PAGES = 64
+"""Pages of a list of tools; a server that never ends it is not asked for more."""
+MAX_LISTED_TOOLS = 4096
+"""Tools that are looked at; of those that are allowed, fewer are taken."""
+MIN_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Every server may send messages of this size, such as a list of 256 tools with large schemas."""
+CLOSED_MESSAGE = "Connection closed"
+"""What the SDK says for a call whose connection has ended."""
+LISTEN_AGAIN_SECONDS = 30.0
+"""Pause before listening again where a server ended that; the tools are listed anew then."""
+_CLIENT_INFO = types.Implementation(name="weft", version="1")
+
+
+class McpConnection:
+    """A session with a server. `note_lost` and `note_change` may be called at any time while it is open."""
+
+    def __init__(self, client: Client, *, is_process: bool, note_lost: Callable[[str], None]) -> None:
+        self._client = client
+        self._is_process = is_process
+        self._note_lost = note_lost
+
+    async def tools(self) -> AsyncGenerator[types.Tool]:
+        """The server's tools, page after page, at most MAX_LISTED_TOOLS. Raises MCPError."""
+        listed, cursor = 0, None
+        for _ in range(MAX_PAGES):
+            page = await self._client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
+            for tool in page.tools[: MAX_LISTED_TOOLS - listed]:
+                yield tool
+            listed += len(page.tools)
+            cursor = page.next_cursor
+            if cursor is None or listed >= MAX_LISTED_TOOLS:
+                return
+
+    async def ping(self) -> None:
+        """Return once the server says anything at all; how long to wait is the caller's business."""
+        with suppress(MCPError):  # servers without a handshake know no ping, and say so
+            await self._client.session.send_request(types.PingRequest(), types.EmptyResult)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """Call a tool by the server's own name for it. Raises ConnectionError when there will be no answer.
+
+        Not the SDK's `call_tool`: that checks results against schemas of the server, whose regular expressions could
+        hold up the runner.
+        """
+        request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
+        try:
+            result = await self._client.session.send_request(request, types.CallToolResult)
+        except MCPError as error:
+            self._look_at(error)
+            return ToolOutcome(content=f"The tool's server gave an error: {error.message}", failed=True)
+        except ValueError:  # pydantic's; its text would repeat the answer
+            return ToolOutcome(content="The tool's server gave an answer that cannot be understood.", failed=True)
+        return ToolOutcome(content=_text_of(result), failed=bool(result.is_error))
+
+    def _look_at(self, error: MCPError) -> None:
+        """Whether an error means that the session is of no use any more. Raises ConnectionError if it has ended.
+
+        A process tells by itself when it ends. An HTTP server that was restarted knows nothing of the session and
+        says so with all kinds of codes; opening another is cheap.
+        """
+        if not self._is_process and error.code not in (types.INVALID_PARAMS, types.METHOD_NOT_FOUND):
+            self._note_lost("its server has ended the session")
+        # The code alone would not do: servers use it for errors of all kinds.
+        if error.code == types.CONNECTION_CLOSED and error.message == CLOSED_MESSAGE:
+            raise ConnectionError("the session has ended") from error
+
+
+@asynccontextmanager
+async def open_connection(
+    config: McpCommand | McpHttp,
+    *,
+    tag: str,
+    modern: bool,
+    note_lost: Callable[[str], None],
+    note_change: Callable[[], None],
+) -> AsyncGenerator[McpConnection]:
+    """Connect, shake hands, and hang up at the end. Must be entered and left in one task.
+
+    `tag` marks the process of a server that is started here. `modern` asks for the protocol without a handshake (2026)
+    first; a server that knows neither question may leave it unanswered for 10 s. Raises WeftError, MCPError, OSError or
+    the HTTP client's errors, also in an ExceptionGroup.
+    """
+    _quieten_libraries()
+
+    async def hear(message: IncomingMessage) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            note_change()
+
+    async with AsyncExitStack() as stack:
+        transport = await _transport(config, tag, note_lost, stack)
+        mode = "auto" if modern else "legacy"
+        client = await stack.enter_async_context(
+            Client(transport, mode=mode, message_handler=hear, cache=None, client_info=_CLIENT_INFO)
+        )
+        if client.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            await stack.enter_async_context(_listening(client, note_change))
+        yield McpConnection(client, is_process=isinstance(config, McpCommand), note_lost=note_lost)
+
+
+async def _transport(
+    config: McpCommand | McpHttp, tag: str, note_lost: Callable[[str], None], stack: AsyncExitStack
+) -> AbstractAsyncContextManager[Any]:
+    most = max(MIN_MESSAGE_BYTES, 2 * config.limits.max_output_bytes)
+    if isinstance(config, McpCommand):
+        return server_process(config, tag, most, note_lost)
+    http = await stack.enter_async_context(bounded_client(config, most))
+    return streamable_http_client(config.url, http_client=http, max_sse_event_size=most)
+
+
+@asynccontextmanager
+async def _listening(client: Client, note_change: Callable[[], None]) -> AsyncGenerator[None]:
+    """Servers without a handshake tell of changes only to who listens."""
+    task = asyncio.create_task(_listen(client, note_change), name="mcp listen")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _listen(client: Client, note_change: Callable[[], None]) -> None:
+    while True:
+        with suppress(SubscriptionLost, MCPError, TimeoutError):
+            async with client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    note_change()
+        await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+        note_change()
+
+
+def _text_of(result: types.CallToolResult) -> str:
+    """What a model can be told of a result: its text, and in brackets what else there is."""
+    parts = [_described(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _described(block: types.ContentBlock) -> str:
+    match block:
+        case types.TextContent():
+            return block.text
+        case types.ImageContent():
+            return f"[an image, {block.mime_type}, that cannot be shown here]"
+        case types.AudioContent():
+            return f"[a sound, {block.mime_type}, that cannot be played here]"
+        case types.ResourceLink():
+            return f"[a resource: {block.name}, {block.uri}]"
+        case types.EmbeddedResource():
+            inner = block.resource
+            if isinstance(inner, types.TextResourceContents):
+                return inner.text
+            return f"[a resource, {inner.mime_type or 'of an unknown type'}, that cannot be shown here]"
+
+
+def _quieten_libraries() -> None:
+    """Keep what the SDK logs out of the runner's own standard error: it holds what servers and models said."""
+    for name in ("mcp", "client", "httpx2", "httpcore2"):
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())

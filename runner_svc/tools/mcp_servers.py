@@ -1,0 +1,272 @@
+"""MCP servers as sources of tools: connected by one task each, for as long as the runner runs."""
+
+import asyncio
+import importlib
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from random import Random, SystemRandom
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from runner_svc.policy.redial import RedialLimits, RedialPolicy
+from runner_svc.tools.config import McpCommand, McpHttp
+from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome
+from runner_svc.tools.schemas import object_schema
+from weft.kernel.errors import WeftError
+from weft.kernel.names import MAX_NAME_CHARS, is_name
+from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from runner_svc.tools.mcp_connection import McpConnection
+
+log = structlog.get_logger("weft.tools")
+
+START_SECONDS = 10.0
+"""Longest time that the start of the runner waits for one server."""
+CONNECT_SECONDS = 60.0
+"""Longest time for one attempt: a server may have to be downloaded first."""
+LIST_SECONDS = 10.0
+"""Longest time for listing the tools anew."""
+CHECK_SECONDS = 5.0
+"""How long a server may take to say that it is alive once a call of it was given up."""
+STOP_SECONDS = 10.0
+"""Longest time for hanging up; the transport's own graces add up to less."""
+MAX_DESCRIPTION_CHARACTERS = 4096
+EAGER_FAILURES = 2
+"""Failed attempts, one for each way to greet a server, before it counts as down."""
+_UNREACHABLE = ("ConnectError", "ConnectTimeout")
+"""The HTTP client's, by name: importing it is left to those who have such a server."""
+REDIAL = RedialLimits(first_seconds=0.5, max_seconds=30.0, min_seconds=0.05, steady_seconds=10.0)
+
+
+def untracked_tag() -> str:
+    """A mark for processes that no later life of a runner looks for."""
+    return f"-:{secrets.token_hex(8)}"
+
+
+class McpServer:
+    """One server. See ToolRunner.
+
+    The SDK's task groups must be entered and left in one task: `_keep_connected`. Calls come from any task.
+    """
+
+    def __init__(
+        self,
+        config: McpCommand | McpHttp,
+        make_tag: Callable[[], str] = untracked_tag,
+        random: Random | None = None,
+    ) -> None:
+        """`make_tag` gives the mark by which the processes of a server are found, also in the runner's next life."""
+        self._config = config
+        self._make_tag = make_tag
+        self._random = random or SystemRandom()
+        self._redial = RedialPolicy(REDIAL)
+        self._tools: dict[str, ToolDescription] = {}
+        self._left_out: dict[str, str] = {}
+        self._connection: McpConnection | None = None
+        self._problem = "its server has not been started"
+        self._is_modern = False
+        self._is_lost = self._is_stale = self._is_wanted = self._is_doubted = False
+        self._stopping = asyncio.Event()
+        self._nudge = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See ToolRunner.start. Waits START_SECONDS for the server, which is tried on in the background."""
+        if self._task is None:
+            self._problem = "its server is being started"
+            self._task = asyncio.create_task(self._keep_connected(), name=f"tools {self._config.name}")
+        await self._wait_settled(START_SECONDS)
+
+    async def stop(self) -> None:
+        """See ToolRunner.stop."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._stopping.set()
+        self._nudge.set()
+        if self._connection is not None:
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+        task.cancel()
+        await asyncio.wait([task], timeout=STOP_SECONDS)
+
+    def why_missing(self, name: str) -> str:
+        """See ToolRunner.why_missing."""
+        if self._connection is None:
+            return self._problem
+        tool = name.removeprefix(f"{self._config.name}.")
+        return self._left_out.get(tool, f"its server has no tool {tool}")
+
+    def descriptions(self) -> Sequence[ToolDescription]:
+        """See ToolRunner.descriptions. None while the server is down."""
+        return () if self._connection is None else tuple(self._tools.values())
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """See ToolRunner.call. A server that is down is tried again at once. Raises TOOL_UNAVAILABLE."""
+        if self._connection is None:
+            self._want()
+            await self._wait_settled(CONNECT_SECONDS)
+        connection = self._connection
+        if connection is None or name not in self._tools:
+            raise WeftError(Reason.TOOL_UNAVAILABLE, f"{name} cannot be used: {self.why_missing(name)}")
+        try:
+            return await connection.call(name.removeprefix(f"{self._config.name}."), arguments)
+        except asyncio.CancelledError:
+            self._is_doubted = True
+            self._nudge.set()
+            raise
+        except ConnectionError as error:
+            why = self._problem if self._is_lost else "the connection to its server was lost"
+            raise WeftError(Reason.TOOL_UNAVAILABLE, f"{name} gave no answer: {why}") from error
+
+    def _want(self) -> None:
+        self._settled.clear()
+        self._is_wanted = True
+        self._nudge.set()
+
+    async def _wait_settled(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._settled.wait()
+        except TimeoutError:
+            return
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            was_ready = await self._connect_once()
+            if self._stopping.is_set():
+                return
+            failures = 0 if was_ready else failures + 1
+            if not was_ready:
+                self._is_modern = not self._is_modern
+            if failures >= EAGER_FAILURES:
+                self._settled.set()
+            self._redial.ended(time.monotonic() - began if was_ready else 0.0)
+            await self._pause(self._redial.failed(self._random.random()))
+
+    async def _connect_once(self) -> bool:
+        """Connect and stay so until the connection is lost, or not wanted. Whether there was one."""
+        was_ready = self._is_lost = self._is_stale = self._is_doubted = False
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS) as limit:
+                module = await asyncio.to_thread(importlib.import_module, "runner_svc.tools.mcp_connection")
+                async with module.open_connection(
+                    self._config,
+                    tag=self._make_tag(),
+                    modern=self._is_modern,
+                    note_lost=self._note_lost,
+                    note_change=self._note_change,
+                ) as connection:
+                    await self._list(connection)
+                    limit.reschedule(None)
+                    was_ready = True
+                    self._connection = connection
+                    self._settled.set()
+                    log.info("tool server connected", source=self._config.name, tools=len(self._tools))
+                    await self._attend(connection)
+        except Exception as error:  # noqa: BLE001 - a server may fail in any way and is only ever tried again
+            self._note_failure(error)
+        finally:
+            self._connection = None
+        return was_ready
+
+    async def _attend(self, connection: "McpConnection") -> None:
+        """Return when the connection is lost or not wanted any more."""
+        while not (self._stopping.is_set() or self._is_lost):
+            await self._nudge.wait()
+            self._nudge.clear()
+            try:
+                if self._is_stale:
+                    self._is_stale = False
+                    async with asyncio.timeout(LIST_SECONDS):
+                        await self._list(connection)
+                if self._is_doubted:
+                    self._is_doubted = False
+                    async with asyncio.timeout(CHECK_SECONDS):
+                        await connection.ping()
+            except TimeoutError:
+                self._note_lost("its server does not answer any more")
+
+    async def _pause(self, seconds: float) -> None:
+        """The pause before the next attempt, cut short by whoever wants a tool or the end."""
+        self._nudge.clear()
+        if not (self._is_wanted or self._stopping.is_set()):
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._nudge.wait()
+            except TimeoutError:
+                pass
+        self._is_wanted = False
+
+    async def _list(self, connection: "McpConnection") -> None:
+        tools: dict[str, ToolDescription] = {}
+        left_out: dict[str, str] = {}
+        unfit = 0
+        async for tool in connection.tools():
+            name = f"{self._config.name}.{tool.name}"
+            if self._config.allow and tool.name not in self._config.allow:
+                left_out[tool.name[:MAX_NAME_CHARS]] = "it is not among those that the configuration allows"
+                continue
+            try:
+                schema = _fit(name, tool.input_schema, len(tools))
+            except ValueError as error:
+                left_out[tool.name[:MAX_NAME_CHARS]] = str(error)
+                unfit += 1
+                continue
+            text = tool.description or tool.title or ""
+            tools[name] = ToolDescription(name=name, description=text[:MAX_DESCRIPTION_CHARACTERS], parameters=schema)
+        self._tools, self._left_out = tools, left_out
+        if unfit:
+            log.warning("tools of a server cannot be used", source=self._config.name, count=unfit)
+
+    def _note_lost(self, why: str) -> None:
+        if not (self._is_lost or self._stopping.is_set()):
+            self._is_lost = True
+            self._problem = f"{why}; it is tried again"
+            # Whoever calls now must not use the connection, nor take the last attempt's end for the next one's.
+            self._connection = None
+            self._settled.clear()
+            log.warning("tool server lost", source=self._config.name, why=why)
+        self._nudge.set()
+
+    def _note_change(self) -> None:
+        self._is_stale = True
+        self._nudge.set()
+
+    def _note_failure(self, error: Exception) -> None:
+        """Keep why it failed, without addresses; what a process said by its end is told already."""
+        if self._is_lost:
+            return
+        problem = f"{_cause(error)}; it is tried again"
+        if problem != self._problem:
+            log.warning("tool server not connected", source=self._config.name, why=problem)
+        self._problem = problem
+
+
+def _fit(name: str, schema: Mapping[str, Any], have: int) -> dict[str, Any]:
+    """The schema of a tool that can be offered. Raises ValueError saying why not."""
+    if have >= MAX_TOOLS_PER_SOURCE:
+        raise ValueError(f"its server has more than {MAX_TOOLS_PER_SOURCE} tools; list it in `allow`")
+    if not is_name(name):
+        raise ValueError("its name has characters that a configuration cannot hold, or too many")
+    return object_schema(schema)
+
+
+def _cause(error: BaseException) -> str:
+    """A failure in words, without what a URL or a server's answer may hold."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, WeftError):
+        return error.message
+    if isinstance(error, ImportError):
+        return "MCP needs a package that is missing: pip install 'weft[tools]'"
+    if isinstance(error, TimeoutError):
+        return "its server did not answer in time"
+    if type(error).__name__ in _UNREACHABLE:
+        return "its server cannot be reached"
+    return f"its server cannot be used ({type(error).__name__})"

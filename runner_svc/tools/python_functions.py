@@ -1,0 +1,160 @@
+"""Python functions as tools: schema from the annotations, description from the docstring."""
+
+import asyncio
+import importlib
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_json
+
+from runner_svc.tools.config import PythonTool
+from runner_svc.tools.daemon_threads import DaemonThreads
+from runner_svc.tools.port import ToolDescription, ToolOutcome
+from runner_svc.tools.schemas import object_schema
+from weft.kernel.errors import invalid_field
+
+MAX_THREADS_PER_TOOL = 16
+"""Synchronous calls of one function at once, those that hang included."""
+MAX_DESCRIPTION_CHARACTERS = 4096
+_KEYWORD, _POSITIONAL = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY
+
+
+class PythonFunction:
+    """One function. See ToolRunner.
+
+    A coroutine function is awaited on the runner's event loop and can be cancelled; it must not block. Any other
+    function runs on a thread, which goes on after a timeout, since threads cannot be ended.
+    """
+
+    def __init__(self, config: PythonTool) -> None:
+        """Import the function. Raises INVALID_ARGUMENT naming the configuration field."""
+        self._name = config.name
+        self._function = _imported(config)
+        self._parameters = _parameters(self._function, config.config_field)
+        self._arguments = _arguments_model(self._function, self._parameters, config.config_field)
+        self._description = ToolDescription(
+            name=config.name,
+            description=_docstring(self._function, config.config_field),
+            parameters=_schema(self._arguments, config.config_field),
+        )
+        self._is_coroutine = inspect.iscoroutinefunction(self._function)
+        self._threads = DaemonThreads(config.name, MAX_THREADS_PER_TOOL)
+
+    async def start(self) -> None:
+        """See ToolRunner.start."""
+
+    async def stop(self) -> None:
+        """See ToolRunner.stop. Threads that hang end with the process."""
+
+    def why_missing(self, name: str) -> str:
+        """See ToolRunner.why_missing."""
+        return f"{self._name} is a function of its own; there is no {name}"
+
+    def descriptions(self) -> Sequence[ToolDescription]:
+        """See ToolRunner.descriptions."""
+        return (self._description,)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        """See ToolRunner.call. Raises what the function raises; ValueError for arguments that are not its kind."""
+        if name != self._name:
+            raise ValueError(self.why_missing(name))
+        positional, keyword = self._bound(arguments)
+        if not self._is_coroutine:
+            return ToolOutcome(content=await self._threads.run(lambda: _text(self._function(*positional, **keyword))))
+        try:
+            return ToolOutcome(content=_text(await self._function(*positional, **keyword)))
+        except (Exception, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - such as SystemExit, which would end the runner's event loop
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+    def _bound(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        checked = self._arguments.model_validate(dict(arguments))
+        values = [getattr(checked, _field(number)) for number in range(len(self._parameters))]
+        positional = [value for value, one in zip(values, self._parameters, strict=True) if one.kind is _POSITIONAL]
+        keyword = {
+            one.name: value for value, one in zip(values, self._parameters, strict=True) if one.kind is not _POSITIONAL
+        }
+        return positional, keyword
+
+
+def _imported(config: PythonTool) -> Callable[..., Any]:
+    module_name, separator, path = config.function.partition(":")
+    if not separator or not module_name or not path:
+        raise invalid_field(config.config_field, "must be like package.module:function")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # the module runs code of its own, which may raise anything
+        raise invalid_field(
+            config.config_field, f"cannot import {module_name}: {type(error).__name__}: {str(error)[:512]}"
+        ) from error
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found) or inspect.isclass(found):
+        raise invalid_field(config.config_field, f"{module_name} has no function {path}")
+    return typing.cast("Callable[..., Any]", found)
+
+
+def _parameters(function: Callable[..., Any], field: str) -> list[inspect.Parameter]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise invalid_field(field, "the function does not say what its parameters are") from error
+    for one in parameters:
+        if one.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise invalid_field(field, f"the function takes *{one.name}, which a model cannot be told; name each one")
+        if one.annotation is inspect.Parameter.empty:
+            raise invalid_field(field, f"the parameter {one.name} has no annotation, from which its schema would come")
+    return parameters
+
+
+def _arguments_model(
+    function: Callable[..., Any], parameters: Sequence[inspect.Parameter], field: str
+) -> type[BaseModel]:
+    """The parameters as a model. Its fields have names of ours and theirs as aliases: `json` or `_x` are fine then."""
+    fields: dict[str, Any] = {}
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+        for number, one in enumerate(parameters):
+            default = ... if one.default is inspect.Parameter.empty else one.default
+            fields[_field(number)] = (hints[one.name], Field(default, alias=one.name))
+        return create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except (NameError, TypeError, PydanticUserError) as error:
+        raise invalid_field(field, f"an annotation cannot become a schema: {str(error)[:512]}") from error
+
+
+def _schema(arguments: type[BaseModel], field: str) -> dict[str, Any]:
+    try:
+        schema = arguments.model_json_schema(by_alias=True, schema_generator=_WithoutTitles)
+        schema.pop("title", None)
+        return object_schema(schema)
+    except (PydanticUserError, ValueError) as error:
+        raise invalid_field(field, f"the function cannot be offered: {str(error)[:512]}") from error
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """No titles: they only repeat the names, and the model reads every word."""
+
+    def field_title_should_be_set(self, schema: Any) -> Literal[False]:  # noqa: ARG002 - pydantic's hook
+        return False
+
+
+def _docstring(function: Callable[..., Any], field: str) -> str:
+    text = inspect.getdoc(function)
+    if not text:
+        raise invalid_field(field, "the function has no docstring, which is what the model is told of it")
+    return text[:MAX_DESCRIPTION_CHARACTERS]
+
+
+def _field(number: int) -> str:
+    return f"argument_{number}"
+
+
+def _text(value: Any) -> str:
+    """A result as text: a string as it is, anything else as JSON."""
+    return value if isinstance(value, str) else to_json(value, inf_nan_mode="strings").decode()

@@ -1,0 +1,167 @@
+"""Checks a model's arguments against a tool's JSON schema (draft 2020-12), with an end to the work.
+
+Schemas of MCP servers are written by strangers. Nothing is fetched: a reference outside the schema is refused. Regular
+expressions (`pattern`, `patternProperties`) are shown to the model but not enforced, since Python's can take for ever;
+neither are `unevaluatedProperties` and `unevaluatedItems`. The work of one check is bounded.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from runner_svc.tools.schema_shape import require_sound
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_SCHEMA_BYTES = 65_536
+"""Of one tool's schema as JSON."""
+MAX_SCHEMA_DEPTH = 64
+"""Objects and arrays within each other, in a schema."""
+MAX_ARGUMENT_BYTES = 1_048_576
+"""Of one call's arguments as JSON."""
+MAX_CHECK_STEPS = 50_000
+"""Keywords evaluated in one check; more means references that multiply."""
+MAX_CHECK_CPU_SECONDS = 0.5
+"""Processor time of one check, during which the runner does nothing else: a step with a long `enum` is not as cheap."""
+MAX_MESSAGE_CHARACTERS = 512
+NOT_ENFORCED = ("pattern", "patternProperties", "unevaluatedProperties", "unevaluatedItems")
+"""Keywords that the model reads and nothing checks; see above."""
+MAX_NUMBER = 2**1023
+"""Nearly the largest double: what is larger no message can carry."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema as one of an object. Raises ValueError saying why it cannot be used: size, depth, references, sense.
+
+    Numbers that JSON does not know, such as infinity, are refused too.
+    """
+    if len(json.dumps(schema, allow_nan=False)) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"its schema has more than {MAX_SCHEMA_BYTES} bytes")
+    _look_through(schema)
+    require_sound(schema)
+    whole = {"type": "object", **schema}
+    if whole["type"] != "object":
+        raise ValueError("its schema is not one of an object")
+    whole.setdefault("properties", {})
+    return whole
+
+
+def _look_through(schema: Mapping[str, Any]) -> None:
+    open_parts: list[tuple[Any, int]] = [(schema, 1)]
+    while open_parts:
+        part, depth = open_parts.pop()
+        if depth > MAX_SCHEMA_DEPTH:
+            raise ValueError(f"its schema is more than {MAX_SCHEMA_DEPTH} levels deep")
+        if isinstance(part, Mapping):
+            for keyword in _REFERENCES:
+                target = part.get(keyword)
+                if isinstance(target, str) and not target.startswith("#"):
+                    raise ValueError("its schema refers to another document, which is never fetched")
+            open_parts.extend((value, depth + 1) for value in part.values())
+        elif isinstance(part, list):
+            open_parts.extend((value, depth + 1) for value in part)
+        elif isinstance(part, int) and abs(part) > MAX_NUMBER:
+            raise ValueError("its schema holds a number beyond the range of a double")
+
+
+class ArgumentCheck:
+    """The check of one tool's arguments."""
+
+    def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
+        self._tool = tool
+        self.schema = schema
+        self._validator: Any = None
+        self._steps = 0
+        self._end = 0.0
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """The arguments. Raises TOOL_CALL_INVALID, the message saying what is wrong without repeating all of them.
+
+        Raises TOOL_UNAVAILABLE when the library for it is not installed.
+        """
+        arguments = self._decode(text)
+        validator = self._compiled()
+        self._steps, self._end = 0, time.thread_time() + MAX_CHECK_CPU_SECONDS
+        try:
+            error = next(validator.iter_errors(arguments), None)
+        except (RecursionError, _TooManyStepsError):
+            raise self._invalid("they cannot be checked: the tool's schema takes too many steps") from None
+        except Exception as problem:  # noqa: BLE001 - the schema is a stranger's: an unknown type, a reference to nothing
+            raise self._invalid(f"they cannot be checked: {type(problem).__name__} in the tool's schema") from None
+        if error is not None:
+            raise self._invalid(f"{error.json_path}: {error.message[:MAX_MESSAGE_CHARACTERS]}")
+        return arguments
+
+    def _decode(self, text: str) -> dict[str, Any]:
+        if len(text) > MAX_ARGUMENT_BYTES:
+            raise self._invalid(f"they have more than {MAX_ARGUMENT_BYTES} bytes")
+        try:
+            arguments = json.loads(text.strip() or "{}", parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as problem:
+            raise self._invalid(f"they are not JSON: {str(problem)[:MAX_MESSAGE_CHARACTERS]}") from None
+        if not isinstance(arguments, dict):
+            raise self._invalid("they are not a JSON object")
+        return arguments
+
+    def _compiled(self) -> Any:
+        """The validator, made at the first use: a runner without tools saves the import."""
+        if self._validator is None:
+            try:
+                import jsonschema  # noqa: PLC0415 - an extra
+                import referencing  # noqa: PLC0415 - comes with it
+            except ImportError:
+                raise WeftError(
+                    Reason.TOOL_UNAVAILABLE, "tools need a package that is missing: pip install 'weft[tools]'"
+                ) from None
+            base = jsonschema.Draft202012Validator
+            keywords: dict[str, Callable[..., Any]] = {
+                name: self._counted(function) for name, function in base.VALIDATORS.items() if name not in NOT_ENFORCED
+            }
+            keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
+            keywords["uniqueItems"] = _unique
+            checker = jsonschema.validators.create(meta_schema=base.META_SCHEMA, validators=keywords)
+            self._validator = checker(dict(self.schema), registry=referencing.Registry())
+        return self._validator
+
+    def _counted(self, keyword: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+        def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+            self._steps += 1
+            if self._steps > MAX_CHECK_STEPS or time.thread_time() > self._end:
+                raise _TooManyStepsError
+            yield from keyword(validator, value, instance, schema) or ()
+
+        return check
+
+    def _invalid(self, why: str) -> WeftError:
+        message = f"the arguments for the tool {self._tool} are wrong: {why}"
+        return WeftError(Reason.TOOL_CALL_INVALID, message, metadata={"tool": self._tool})
+
+
+class _TooManyStepsError(Exception):
+    """A schema whose references multiply."""
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON value")
+
+
+def _without_patterns(keyword: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """`additionalProperties` where there are patterns: they would say what is additional, so it cannot be told."""
+
+    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if "patternProperties" not in schema:
+            yield from keyword(validator, value, instance, schema)
+
+    return check
+
+
+def _unique(validator: Any, value: Any, instance: Any, _schema: Any) -> Iterator[Any]:
+    """`uniqueItems` in one pass; the library compares every item with every other."""
+    import jsonschema  # noqa: PLC0415 - an extra
+
+    if value and validator.is_type(instance, "array"):
+        distinct = {json.dumps(item, sort_keys=True) for item in instance}
+        if len(distinct) < len(instance):
+            yield jsonschema.ValidationError("the items are not all different")

@@ -1,0 +1,114 @@
+"""Tools of real MCP servers over streamable HTTP."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.build import build_tool_box
+from runner_svc.tools.config import McpHttp, ToolLimits
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+@asynccontextmanager
+async def server() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "weft.testing.fake_mcp_server", "--http"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        port = int((await process.stdout.readline()).split()[1])
+        yield process, f"http://127.0.0.1:{port}/mcp"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[ToolBox]:
+    config = McpHttp(
+        name="fake",
+        url=url,
+        headers={"Authorization": "Bearer hush"},
+        limits=ToolLimits(max_output_bytes=1000),
+    )
+    box = build_tool_box([config])
+    try:
+        await box.start()
+        yield box
+    finally:
+        await box.stop()
+
+
+async def test_a_server_over_http_answers_hears_our_headers_and_may_hang_flood_or_die() -> None:
+    async with server() as (process, url), connected(url) as box:
+        assert (await box.run("fake.echo", {"text": "hé"})).content == "hé"
+        assert "'authorization': 'Bearer hush'" in (await box.run("fake.headers", {})).content
+        assert (await box.run("fake.huge", {"bytes": 2000})).cut
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(box.run("fake.slow", {}), 0.1)
+        assert (await box.run("fake.echo", {"text": "after"})).content == "after"
+
+        flood = await box.run("fake.huge", {"bytes": 5_000_000})
+        assert flood.failed
+        assert (await box.run("fake.echo", {"text": "again"})).content == "again"
+
+        crash = await box.run("fake.crash", {})
+        assert crash.failed
+        await process.wait()
+        gone = await box.run("fake.echo", {"text": "anyone?"})
+        assert gone.failed
+        with pytest.raises(WeftError) as caught:
+            box.pick(["fake.echo"])
+        assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+        assert "127.0.0.1" not in caught.value.message
+        assert "hush" not in caught.value.message
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+async def test_a_server_that_is_not_there_does_not_keep_the_runner_from_starting() -> None:
+    async with connected("http://127.0.0.1:9/mcp") as box:
+        with pytest.raises(WeftError, match="its server cannot be reached") as caught:
+            box.pick(["fake.echo"])
+        assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+
+
+@pytest.mark.parametrize("kind", ["endless", "compressed", "refused", "elsewhere", "nonsense"])
+async def test_an_http_server_that_is_no_mcp_server_is_unavailable_and_harmless(kind: str) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if kind == "refused":
+            return web.Response(status=401, text="who are you?")
+        if kind == "elsewhere":
+            return web.Response(status=307, headers={"Location": "http://127.0.0.2:9/secret"})
+        if kind == "nonsense":
+            return web.json_response({"hello": "world"})
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        if kind == "compressed":
+            response.headers["Content-Encoding"] = "gzip"
+        await response.prepare(request)
+        for _ in range(8):
+            await response.write(b" " * 1024 * 1024)
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/mcp", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with connected(f"http://127.0.0.1:{port}/mcp") as box:
+            with pytest.raises(WeftError) as caught:
+                box.pick(["fake.echo"])
+            assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+            assert str(port) not in caught.value.message
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,268 @@
+"""Tools of real MCP servers over standard input and output: what they answer, and every way they can fail."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.tools import mcp_servers, mcp_stdio
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.build import build_tool_box
+from runner_svc.tools.config import McpCommand, ToolLimits
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PROGRAM = (sys.executable, "-m", "weft.testing.fake_mcp_server")
+MAX_WAIT_SECONDS = 20.0
+
+
+@asynccontextmanager
+async def running(
+    *switches: str, argv: tuple[str, ...] = PROGRAM, allow: tuple[str, ...] = ()
+) -> AsyncIterator[ToolBox]:
+    config = McpCommand(
+        name="fake",
+        argv=(*argv, *switches),
+        environment={"PATH": os.environ["PATH"], "GIVEN": "yes"},
+        allow=allow,
+        limits=ToolLimits(max_output_bytes=1000),
+    )
+    box = build_tool_box([config])
+    try:
+        await box.start()
+        yield box
+    finally:
+        await box.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(MAX_WAIT_SECONDS):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def has(box: ToolBox, name: str) -> bool:
+    try:
+        return bool(box.pick([name]))
+    except WeftError:
+        return False
+
+
+async def test_a_server_on_the_sdk_answers_grows_and_floods() -> None:
+    async with running("--bad-schemas", "--many", "300") as box:
+        (echo,) = box.pick(["fake.echo"])
+        assert (echo.wire_name, echo.description) == ("fake_echo", "The echo tool.")
+        assert echo.parameters["required"] == ["text"]
+        assert box.check("fake.echo", '{"text": "hé"}') == {"text": "hé"}
+        assert (await box.run("fake.echo", {"text": "hé"})).content == "hé"
+        assert has(box, "fake.extra_240")
+        with pytest.raises(WeftError, match="more than 256 tools"):
+            box.pick(["fake.extra_299"])
+
+        picture = await box.run("fake.picture", {})
+        assert picture.content == "Here it is:\n[an image, image/png, that cannot be shown here]"
+        failed = await box.run("fake.fail", {})
+        assert (failed.failed, failed.content) == (True, "The disk is full.")
+        assert (await box.run("fake.structured", {})).content == '{"answer": 42}'
+
+        huge = await box.run("fake.huge", {"bytes": 100_000})
+        assert huge.cut
+        assert huge.content == "x" * 1000 + "\n[cut: 99000 bytes more]"
+        flood = await box.run("fake.huge", {"bytes": 50_000_000})
+        assert flood.failed
+        assert "more than 4194304 bytes" in flood.content
+        assert (await box.run("fake.echo", {"text": "back"})).content == "back"
+
+
+async def test_tools_that_must_not_be_offered_are_named_with_the_reason_and_new_ones_appear() -> None:
+    async with running("--bad-schemas") as box:
+        for name, says in (
+            ("fake.elsewhere", "never fetched"),
+            ("fake.large", "more than 65536 bytes"),
+            ("fake.not a name", "characters"),
+            ("fake.grown", "has no tool grown"),
+        ):
+            with pytest.raises(WeftError, match=says) as caught:
+                box.pick([name])
+            assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+        assert (await box.run("fake.grow", {})).content == "grown"
+        await until(lambda: has(box, "fake.grown"))
+        assert not (await box.run("fake.grown", {})).failed
+
+
+async def test_a_server_that_knows_no_handshake_is_greeted_the_other_way() -> None:
+    async with running("--modern-only") as box:
+        assert (await box.run("fake.echo", {"text": "new"})).content == "new"
+        await box.run("fake.grow", {})
+        await until(lambda: has(box, "fake.grown"))
+
+
+async def test_only_allowed_tools_can_be_picked_or_called() -> None:
+    async with running("--bare", allow=("echo",)) as box:
+        assert has(box, "fake.echo")
+        with pytest.raises(WeftError, match="not among those that the configuration allows"):
+            box.pick(["fake.crash"])
+        assert "not among those" in (await box.run("fake.crash", {})).content
+        assert (await box.run("fake.echo", {"text": "alive"})).content == "alive"
+
+
+async def test_a_server_gets_the_configured_environment_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_TOOL_SECRET", "hush")
+    async with running("--bare") as box:
+        seen = box._sources[0].runner
+        content = (await seen.call("fake.environment", {})).content
+        environment = json.loads(content)
+    assert environment["GIVEN"] == "yes"
+    assert "WEFT_TOOL_SECRET" not in environment
+    assert set(environment) <= {"PATH", "GIVEN", "LC_CTYPE", "WEFT_SUPERVISOR_TAG"}
+
+
+async def test_a_hanging_call_can_be_given_up_while_others_go_on() -> None:
+    async with running("--bare") as box:
+        hanging = asyncio.create_task(box.run("fake.hang", {}))
+        assert (await box.run("fake.echo", {"text": "meanwhile"})).content == "meanwhile"
+        hanging.cancel()
+        await asyncio.wait([hanging])
+        assert (await box.run("fake.echo", {"text": "after"})).content == "after"
+
+
+async def test_a_server_that_dies_in_a_call_is_back_for_the_next_one() -> None:
+    async with running("--bare") as box:
+        outcome = await box.run("fake.crash", {})
+        assert outcome.failed
+        assert "its server has ended (exit code 7)" in outcome.content
+        assert (await box.run("fake.echo", {"text": "back"})).content == "back"
+
+
+async def test_a_message_without_an_end_does_not_fill_the_memory() -> None:
+    async with running("--bare") as box:
+        outcome = await box.run("fake.endless", {})
+        assert "its server sent a message of more than 4194304 bytes" in outcome.content
+        assert (await box.run("fake.echo", {"text": "back"})).content == "back"
+
+
+async def test_nonsense_between_messages_is_passed_over() -> None:
+    async with running("--bare") as box:
+        assert (await box.run("fake.garbage", {"text": "sense"})).content == "sense"
+
+
+async def test_a_server_that_stops_reading_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    async with running("--bare") as box:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(box.run("fake.deaf", {}), 0.1)
+        await until(lambda: not has(box, "fake.echo"))
+        with pytest.raises(WeftError, match="does not answer any more"):
+            box.pick(["fake.echo"])
+        await until(lambda: has(box, "fake.echo"))
+        assert (await box.run("fake.echo", {"text": "new"})).content == "new"
+
+
+async def test_a_server_that_cannot_start_at_first_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
+    async with running("--bare", "--fail-first", str(tmp_path / "marker")) as box:
+        with pytest.raises(WeftError, match=r"exit code 3|cannot be used") as caught:
+            box.pick(["fake.echo"])
+        assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+        await until(lambda: has(box, "fake.echo"))
+
+
+@pytest.mark.parametrize("argv", [("/no/such/program",), ("true",)])
+async def test_a_program_that_is_no_server_does_not_keep_the_runner_from_starting(argv: tuple[str, ...]) -> None:
+    async with running(argv=argv) as box:
+        with pytest.raises(WeftError, match="its server has ended") as caught:
+            box.pick(["fake.echo"])
+        assert "/no/such" not in caught.value.message
+        assert (await box.run("fake.echo", {})).failed
+
+
+async def test_a_silent_server_delays_the_start_only_so_long_and_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    async with running(argv=("sleep", "600")) as box:
+        with pytest.raises(WeftError, match="is being started"):
+            box.pick(["fake.echo"])
+        (child,) = (child for child in psutil.Process().children() if "600" in child.cmdline())
+    assert not child.is_running()
+
+
+async def test_an_attempt_that_takes_too_long_is_ended_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
+    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    async with running(argv=("sleep", "601")) as box:
+        with pytest.raises(WeftError, match="did not answer in time"):
+            box.pick(["fake.echo"])
+        await box.stop()
+        assert [child for child in psutil.Process().children() if "601" in child.cmdline()] == []
+
+
+async def test_stopping_ends_the_server_with_a_child_that_left_its_session_and_leaves_no_task() -> None:
+    async with running("--bare", "--child") as box:
+        pids = json.loads((await box.run("fake.pid", {})).content)
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    await until(lambda: not any(_lives(pid) for pid in pids))
+
+
+async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sweeps_what_it_started(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "processes.json"
+    program = (
+        "import asyncio, pathlib\n"
+        "from runner_svc.supervise.leftovers import Leftovers\n"
+        "from runner_svc.tools.build import build_tool_box\n"
+        "from runner_svc.tools.config import McpCommand\n"
+        "async def main():\n"
+        f"    leftovers = Leftovers(pathlib.Path({str(state)!r}))\n"
+        f"    argv = {(*PROGRAM, '--bare', '--child')!r}\n"
+        f"    fake = McpCommand(name='fake', argv=argv, environment={dict(os.environ)!r})\n"
+        "    box = build_tool_box([fake], make_tag=leftovers.begin)\n"
+        "    await box.start()\n"
+        "    print((await box.run('fake.pid', {})).content, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    runner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert runner.stdout is not None
+    try:
+        while not (line := await runner.stdout.readline()).startswith(b"["):
+            assert line, "the runner has ended"
+        pid, child = json.loads(line)
+        assert _lives(pid)
+    finally:
+        runner.kill()
+        await runner.wait()
+    await until(lambda: not _lives(pid))
+    assert Leftovers(state).sweep() == [child]
+
+
+async def test_what_a_server_prints_is_read_but_only_shown_for_debugging() -> None:
+    with capture_logs() as logs:
+        async with running("--bare", "--chatter") as box:
+            assert (await box.run("fake.echo", {"text": "user content"})).content == "user content"
+    printed = [entry for entry in logs if entry["event"] == "a tool server printed"]
+    assert 0 < len(printed) <= mcp_stdio.MAX_DEBUG_LINES
+    assert {entry["log_level"] for entry in printed} == {"debug"}
+    assert "user content" not in str(logs)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,229 @@
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from runner_svc.tools import box as box_module
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.outcomes import MAX_FAILURE_BYTES, bounded
+from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+class Scripted:
+    """A source of tools that does what a test says."""
+
+    def __init__(self, *names: str, work: Callable[[], Awaitable[str]] | None = None) -> None:
+        self.names = names
+        self.work = work
+        self.down: str | None = None
+        self.events: list[str] = []
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def stop(self) -> None:
+        self.events.append("stop")
+
+    def why_missing(self, name: str) -> str:
+        return self.down or f"no {name}"
+
+    def descriptions(self) -> Sequence[ToolDescription]:
+        if self.down:
+            return ()
+        return [ToolDescription(name=name, description="", parameters=SCHEMA) for name in self.names]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
+        assert self.work is not None
+        return ToolOutcome(content=await self.work())
+
+
+def box_of(source: Scripted, name: str = "files", timeout: float = 5.0, max_bytes: int = 1000) -> ToolBox:
+    return ToolBox([ToolSource(name=name, runner=source, timeout_seconds=timeout, max_output_bytes=max_bytes)])
+
+
+async def run(work: Callable[[], Awaitable[str]], timeout: float = 5.0, max_bytes: int = 1000) -> ToolOutcome:
+    return await box_of(Scripted("files.read", work=work), timeout=timeout, max_bytes=max_bytes).run("files.read", {})
+
+
+def test_picked_tools_have_unique_wire_names_apart_from_those_taken() -> None:
+    both = ToolBox(
+        [
+            ToolSource(name="files", runner=Scripted("files.read", "files.write")),
+            ToolSource(name="files_read", runner=Scripted("files_read")),
+        ]
+    )
+    picked = both.pick(["files.read", "files_read", "files.write", "files.read"], taken={"files_write"})
+    assert [(tool.name, tool.wire_name) for tool in picked] == [
+        ("files.read", "files_read"),
+        ("files_read", "files_read_2"),
+        ("files.write", "files_write_2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "down", "says"),
+    [
+        ("mail.send", None, "not among the tools of this runner"),
+        ("filesystem", None, "not among the tools of this runner"),
+        ("files.delete", None, "no files.delete"),
+        ("files.read", "its server has ended", "its server has ended"),
+    ],
+)
+def test_a_tool_that_cannot_be_used_is_named_with_the_reason(name: str, down: str | None, says: str) -> None:
+    source = Scripted("files.read")
+    source.down = down
+    with pytest.raises(WeftError, match=says) as caught:
+        box_of(source).pick([name])
+    assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+    assert caught.value.metadata == {"tool": name}
+
+
+def test_the_longest_source_name_owns_a_tool() -> None:
+    nested = ToolBox(
+        [
+            ToolSource(name="files", runner=Scripted("files.read")),
+            ToolSource(name="files.old", runner=Scripted("files.old.read")),
+        ]
+    )
+    assert [tool.name for tool in nested.pick(["files.old.read", "files.read"])] == ["files.old.read", "files.read"]
+
+
+def test_arguments_are_checked_even_after_the_server_went_down() -> None:
+    source = Scripted("files.read")
+    box = box_of(source)
+    box.pick(["files.read"])
+    source.down = "gone"
+    assert box.check("files.read", '{"n": 1}') == {"n": 1}
+    with pytest.raises(WeftError) as caught:
+        box.check("files.read", '{"n": "x"}')
+    assert caught.value.reason is Reason.TOOL_CALL_INVALID
+    with pytest.raises(WeftError) as caught:
+        box.check("files.write", "{}")
+    assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+
+
+async def test_an_answer_is_handed_on() -> None:
+    async def answer() -> str:
+        return "42"
+
+    assert await run(answer) == ToolOutcome(content="42")
+
+
+async def test_a_hanging_tool_is_given_up_and_the_model_told() -> None:
+    ended = asyncio.Event()
+
+    async def hang() -> str:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+        return ""
+
+    outcome = await run(hang, timeout=0.02)
+    assert outcome.failed
+    assert "within 0.02 s" in outcome.content
+    assert ended.is_set()
+
+
+async def test_a_tool_that_ignores_its_cancellation_is_left_to_itself_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(box_module, "CANCEL_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(box_module, "MAX_ABANDONED_CALLS", 2)
+    release = asyncio.Event()
+
+    async def stubborn() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "too late"
+
+    box = box_of(Scripted("files.read", work=stubborn), timeout=0.01)
+    outcomes = [await box.run("files.read", {}) for _ in range(3)]
+    assert [outcome.failed for outcome in outcomes] == [True] * 3
+    assert "given up" in outcomes[1].content
+    assert "too many earlier tool calls" in outcomes[2].content
+    release.set()
+    await asyncio.sleep(0.01)
+    assert not box._abandoned
+    assert (await box.run("files.read", {})).content == "too late"
+
+
+async def test_what_a_tool_raises_is_told_without_a_trace_and_bounded() -> None:
+    async def fail() -> str:
+        raise KeyError("x" * 10_000)
+
+    outcome = await run(fail)
+    assert outcome.failed
+    assert outcome.content.startswith("The tool failed: KeyError: 'xxx")
+    assert len(outcome.content) < MAX_FAILURE_BYTES + 100
+    assert "Traceback" not in outcome.content
+
+
+async def test_a_tool_that_cancels_itself_has_failed() -> None:
+    async def cancel() -> str:
+        raise asyncio.CancelledError
+
+    assert (await run(cancel)).content == "The tool failed: it cancelled itself"
+
+
+async def test_cancelling_the_run_cancels_the_tool() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> str:
+        started.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+        return ""
+
+    task = asyncio.create_task(run(hang))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_fifty_megabytes_are_cut_to_what_is_allowed_and_the_model_told() -> None:
+    async def flood() -> str:
+        return "x" * 50_000_000
+
+    outcome = await run(flood, max_bytes=1000)
+    assert outcome.cut
+    assert outcome.content == "x" * 1000 + "\n[cut: 49999000 bytes more]"
+
+
+@pytest.mark.parametrize(
+    ("content", "max_bytes", "kept", "missing"),
+    [("éééé", 5, "éé", 4), ("😀😀", 7, "😀", 4), ("abc", 2, "ab", 1)],
+)
+def test_output_is_cut_between_characters(content: str, max_bytes: int, kept: str, missing: int) -> None:
+    outcome = bounded(ToolOutcome(content=content), max_bytes)
+    assert outcome == ToolOutcome(content=f"{kept}\n[cut: {missing} bytes more]", cut=True)
+
+
+def test_output_of_just_the_allowed_size_is_not_cut_and_half_surrogates_are_replaced() -> None:
+    assert bounded(ToolOutcome(content="abcd"), 4) == ToolOutcome(content="abcd")
+    assert bounded(ToolOutcome(content="a\ud800b"), 10) == ToolOutcome(content="a?b")
+
+
+async def test_an_unknown_tool_is_a_failed_outcome() -> None:
+    outcome = await box_of(Scripted()).run("mail.send", {})
+    assert outcome == ToolOutcome(content="The tool failed: the tool mail.send is not configured", failed=True)
+
+
+async def test_every_source_is_started_and_stopped() -> None:
+    sources = [Scripted(), Scripted()]
+    box = ToolBox([ToolSource(name=f"s{number}", runner=source) for number, source in enumerate(sources)])
+    await box.start()
+    await box.stop()
+    assert [source.events for source in sources] == [["start", "stop"]] * 2

@@ -1,0 +1,38 @@
+import subprocess
+import sys
+
+import pytest
+
+from runner_svc.tools import mcp_servers
+from runner_svc.tools.build import build_tool_box
+from runner_svc.tools.config import McpCommand
+from runner_svc.tools.schemas import ArgumentCheck
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+HEAVY = ("mcp", "mcp_types", "jsonschema", "referencing", "httpx2", "anyio", "starlette", "uvicorn")
+
+
+@pytest.mark.parametrize("modules", ["runner_svc.service, weft.host.runner", "runner_svc.tools.build"])
+def test_a_runner_without_tools_loads_none_of_their_libraries(modules: str) -> None:
+    program = f"import sys, {modules}\nsys.exit(', '.join(name for name in {HEAVY!r} if name in sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_library_for_checks_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(WeftError, match=r"pip install 'weft\[tools\]'") as caught:
+        ArgumentCheck("t", {"type": "object"}).parse("{}")
+    assert caught.value.reason is Reason.TOOL_UNAVAILABLE
+
+
+async def test_a_missing_sdk_leaves_the_runner_up_and_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp_types", None)
+    monkeypatch.delitem(sys.modules, "runner_svc.tools.mcp_connection", raising=False)
+    monkeypatch.setattr(mcp_servers, "EAGER_FAILURES", 1)
+    box = build_tool_box([McpCommand(name="files", argv=("never-run",))])
+    await box.start()
+    with pytest.raises(WeftError, match=r"pip install 'weft\[tools\]'"):
+        box.pick(["files.read"])
+    await box.stop()

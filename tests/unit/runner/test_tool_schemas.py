@@ -1,0 +1,196 @@
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner_svc.tools import schemas
+from runner_svc.tools.schemas import MAX_ARGUMENT_BYTES, ArgumentCheck, object_schema
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+KEYWORDS = [
+    *("type", "properties", "items", "required", "enum", "anyOf", "allOf", "not", "$ref", "$defs", "a", "pattern"),
+    *("minimum", "maxLength", "multipleOf", "uniqueItems", "additionalProperties", "const", "prefixItems", "contains"),
+]
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0},
+        "mood": {"enum": ["good", "bad"]},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "friend": {"$ref": "#"},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def parse(text: str, schema: dict[str, Any] = PERSON) -> dict[str, Any]:
+    return ArgumentCheck("person", object_schema(schema)).parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"name": "Ada"}', {"name": "Ada"}),
+        (
+            ' {"name": "Ada", "age": 36, "mood": "good", "tags": ["a", "b"]} ',
+            {"name": "Ada", "age": 36, "mood": "good", "tags": ["a", "b"]},
+        ),
+        ('{"name": "Ada", "friend": {"name": "Eve"}}', {"name": "Ada", "friend": {"name": "Eve"}}),
+    ],
+)
+def test_arguments_that_fit_are_returned(text: str, arguments: dict[str, Any]) -> None:
+    assert parse(text) == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"name": "Ada"', "not JSON"),
+        ("Ada", "not JSON"),
+        ('{"name": NaN}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"name": "Ada", "age": 1' + "0" * 5000 + "}", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ('"name"', "not a JSON object"),
+        ("{}", "'name' is a required property"),
+        ('{"name": 1}', "$.name"),
+        ('{"name": "Ada", "age": -1}', "$.age"),
+        ('{"name": "Ada", "age": "36"}', "$.age"),
+        ('{"name": "Ada", "mood": "so-so"}', "$.mood"),
+        ('{"name": "Ada", "tags": ["a", "a"]}', "not all different"),
+        ('{"name": "Ada", "other": 1}', "'other' was unexpected"),
+        ('{"name": "Ada", "friend": {"name": "Eve", "age": "x"}}', "$.friend.age"),
+        ('{"name": "' + "x" * MAX_ARGUMENT_BYTES + '"}', "more than"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_saying_where(text: str, says: str) -> None:
+    with pytest.raises(WeftError) as caught:
+        parse(text)
+    assert caught.value.reason is Reason.TOOL_CALL_INVALID
+    assert says in caught.value.message
+    assert caught.value.metadata == {"tool": "person"}
+    assert len(caught.value.message) < 1000
+
+
+def test_no_text_stands_for_no_arguments() -> None:
+    assert parse("", {}) == parse(" ", {}) == parse("{}", {}) == {}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"name": {"pattern": "^(a+)+$"}}},
+        {"patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": False},
+        {"properties": {"name": {"type": "string"}}, "unevaluatedProperties": False},
+    ],
+)
+def test_regular_expressions_of_strangers_are_never_run(schema: dict[str, Any]) -> None:
+    # With Python's `re` each of these would take longer than the age of the universe.
+    text = '{"name": "' + "a" * 100 + '!"}'
+    assert parse(text, schema)["name"].startswith("aaa")
+
+
+def test_a_schema_whose_references_multiply_ends_in_an_error() -> None:
+    levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(40)}
+    schema = {"$defs": {**levels, "l40": {}}, "$ref": "#/$defs/l0"}
+    with pytest.raises(WeftError, match="too many steps"):
+        parse("{}", schema)
+
+
+def test_many_comparisons_with_a_long_list_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "MAX_CHECK_CPU_SECONDS", 0.01)
+    schema = {"properties": {"a": {"items": {"not": {"enum": list(range(9000))}}}}}
+    with pytest.raises(WeftError, match="too many steps"):
+        parse(f'{{"a": {[-1.5] * 10_000}}}', schema)
+
+
+def test_a_schema_that_goes_round_is_an_error_and_not_a_crash() -> None:
+    with pytest.raises(WeftError, match="too many steps") as caught:
+        parse('{"a": 1}', {"allOf": [{"$ref": "#"}]})
+    assert caught.value.reason is Reason.TOOL_CALL_INVALID
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": 5}, "`properties`"),
+        ({"properties": {"a": 5}}, "no schema"),
+        ({"properties": {"a": {"type": "strange"}}}, "`type`"),
+        ({"properties": {"a": {"type": 5}}}, "`type`"),
+        ({"properties": {"a": {"type": []}}}, "`type`"),
+        ({"properties": {"a": {"minimum": "x"}}}, "`minimum`"),
+        ({"properties": {"a": {"minLength": -1}}}, "`minLength`"),
+        ({"properties": {"a": {"maxItems": 1.5}}}, "`maxItems`"),
+        ({"properties": {"a": {"enum": "x"}}}, "`enum`"),
+        ({"properties": {"a": {"items": [{"type": "string"}]}}}, "no schema"),
+        ({"properties": {"a": {"anyOf": []}}}, "`anyOf`"),
+        ({"properties": {"a": {"pattern": 5}}}, "`pattern`"),
+        ({"required": 5}, "`required`"),
+        ({"required": [5]}, "`required`"),
+        ({"$ref": 5}, "`\\$ref`"),
+        ({"properties": {"a": {"$ref": "#/$defs/nothing"}}}, "does not have"),
+        ({"properties": {"a": {"$ref": "#/required/0"}}, "required": ["a"]}, "does not have"),
+        ({"additionalProperties": "no"}, "no schema"),
+        ({"properties": {"a": {"maximum": float("inf")}}}, "not JSON compliant"),
+        ({"properties": {"a": {"maximum": 10**400}}}, "beyond the range"),
+    ],
+)
+def test_a_schema_that_makes_no_sense_is_refused_before_an_engine_sees_it(schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        object_schema(schema)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(st.sampled_from(KEYWORDS), JSON, max_size=5), JSON)
+def test_whatever_a_schema_and_the_arguments_are_only_the_two_errors_come_out(
+    schema: dict[str, Any], arguments: Any
+) -> None:
+    try:
+        sound = object_schema(schema)
+    except ValueError:
+        return
+    with suppress(WeftError):
+        assert isinstance(ArgumentCheck("t", sound).parse(json.dumps(arguments)), dict)
+
+
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"description": "x" * 70_000}, "more than 65536 bytes"),
+        (_deep(40), "levels deep"),
+        ({"type": "array"}, "not one of an object"),
+        ({"type": ["object", "null"]}, "not one of an object"),
+        ({"properties": {"a": {"$ref": "https://example.org/x.json"}}}, "never fetched"),
+        ({"properties": {"a": {"anyOf": [{"$ref": "other.json#/x"}]}}}, "never fetched"),
+        ({"$dynamicRef": "http://127.0.0.1:9/"}, "never fetched"),
+    ],
+)
+def test_schemas_that_cannot_be_used_are_refused_before_any_model_sees_them(schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        object_schema(schema)
+
+
+def test_an_empty_schema_becomes_one_of_an_object_and_a_property_may_be_called_ref() -> None:
+    assert object_schema({}) == {"type": "object", "properties": {}}
+    assert object_schema({"properties": {"$ref": {"type": "string"}}})["properties"] == {"$ref": {"type": "string"}}

@@ -1,0 +1,69 @@
+"""The server without the SDK: a few tools, and ways to misbehave."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` says nonsense before its answer, and
+# `endless` says a line without an end.
+TOOLS = ("echo", "crash", "hang", "garbage", "environment", "pid", "deaf", "endless")
+_SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
+
+
+def serve_bare(*, leave_child: bool) -> None:
+    """Answer line by line until the input ends."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True) if leave_child else None  # noqa: S607
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" in message:
+            _answer(message, 0 if child is None else child.pid)
+
+
+def _answer(message: dict[str, Any], child: int) -> None:
+    method = message["method"]
+    if method == "initialize":
+        result: dict[str, Any] = {
+            "protocolVersion": message["params"]["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "bare", "version": "1"},
+        }
+    elif method == "tools/list":
+        result = {"tools": [{"name": name, "description": f"The {name}.", "inputSchema": _SCHEMA} for name in TOOLS]}
+    elif method == "tools/call":
+        text = _call(message["params"]["name"], message["params"].get("arguments") or {}, child)
+        if text is None:
+            return
+        result = {"content": [{"type": "text", "text": text}]}
+    else:
+        _say({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "Method not found"}})
+        return
+    _say({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+def _call(name: str, arguments: dict[str, Any], child: int) -> str | None:
+    text = str(arguments.get("text", ""))
+    match name:
+        case "crash":
+            os._exit(7)
+        case "hang":
+            return None
+        case "deaf":
+            time.sleep(600)
+        case "garbage":
+            sys.stdout.write("this is not JSON\n\n")
+        case "endless":
+            while True:
+                sys.stdout.write("x" * 65_536)
+        case "environment":
+            return json.dumps(dict(os.environ))
+        case "pid":
+            return json.dumps([os.getpid(), child])
+    return text
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
