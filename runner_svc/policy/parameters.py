@@ -1,0 +1,309 @@
+"""Which parameters beyond weft's own reach an engine, and what becomes of the others. Pure.
+
+The contract names what every engine should know. What else a caller sends is looked up in the list of the kind of
+engine: on it and in range, it is sent; on it and out of range, the request is refused; not on it, it is left out, and
+the caller is warned. Nothing disappears without a word. docs/parameters.md shows the lists.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from weft.kernel.errors import invalid_field
+
+MAX_EXTRA_PARAMETERS = 64
+"""Of one request; so many warnings there are at most, too. The contract's number."""
+MAX_GRAMMAR_CHARS = 64 * 1024
+MAX_GRAMMAR_DEPTH = 64
+"""Brackets within brackets: engines read grammars recursively, and a deep one would end the process for everybody."""
+MAX_TEMPLATE_ARGUMENT_CHARS = 4 * 1024
+MAX_LOOK_BACK_TOKENS = 65_536
+"""llama.cpp keeps this many tokens per request: at 4 bytes each, a number near 2**31 could take 8 GiB."""
+_MAX_SHOWN_NAME = 64
+_MAX_INT = 2**31 - 1
+
+
+class EngineKind(Enum):
+    """The kinds of engine that differ in what they take."""
+
+    LLAMA_SERVER = "llama.cpp's server"
+    OPENAI_HTTP = "an attached server"
+    LLAMA_CPP_PYTHON = "llama-cpp-python"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterProfile:
+    """What a model's engine is told beside weft's own parameters."""
+
+    kind: EngineKind = EngineKind.LLAMA_SERVER
+    passthrough: bool = False
+    """The operator's word that everything is to be sent, apart from what the mesh controls. Nothing is checked then."""
+    thinking: bool | None = None
+    """Whether the model thinks where a request says nothing; None: as its template has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterWarning:
+    """A parameter that was not used."""
+
+    field: str
+    message: str
+    """A sentence, at most 500 characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedParameters:
+    """What became of the extra parameters of one request."""
+
+    send: Mapping[str, Any]
+    warnings: tuple[ParameterWarning, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a range, both ends included."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        kinds = (int,) if self.whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise invalid_field(name, "must be an integer" if self.whole else "must be a number")
+        if not self.low <= value <= self.high:  # also refuses NaN
+            raise invalid_field(name, f"must be {_digits(self.low)} to {_digits(self.high)}")
+
+    def __str__(self) -> str:
+        kind = "integer" if self.whole else "number"
+        return f"{kind}, {_digits(self.low)} to {_digits(self.high)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        if not isinstance(value, bool):
+            raise invalid_field(name, "must be true or false")
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        if not isinstance(value, str) or value not in self.words:
+            raise invalid_field(name, f"must be one of: {', '.join(self.words)}")
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(f"`{word}`" for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A list of texts."""
+
+    most: int
+    characters: int
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        if not isinstance(value, list) or not 0 < len(value) <= self.most:
+            raise invalid_field(name, f"must be a list of 1 to {self.most} texts")
+        for index, text in enumerate(value):
+            if not isinstance(text, str) or not 0 < len(text) <= self.characters:
+                raise invalid_field(f"{name}[{index}]", f"must be a text of 1 to {self.characters} characters")
+
+    def __str__(self) -> str:
+        return f"list of 1 to {self.most} texts of at most {self.characters} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A list of token ids."""
+
+    most: int
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        if not isinstance(value, list) or len(value) > self.most:
+            raise invalid_field(name, f"must be a list of at most {self.most} token ids")
+        for index, token in enumerate(value):
+            Number(0, _MAX_INT, whole=True).check(f"{name}[{index}]", token)
+
+    def __str__(self) -> str:
+        return f"list of at most {self.most} token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A GBNF grammar."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        if not isinstance(value, str) or len(value) > MAX_GRAMMAR_CHARS:
+            raise invalid_field(name, f"must be a text of at most {MAX_GRAMMAR_CHARS:,} characters")
+        depth = 0
+        for character in value:
+            # Brackets in literals are counted as well: too careful, never too careless.
+            depth += (character == "(") - (character == ")" and depth > 0)
+            if depth > MAX_GRAMMAR_DEPTH:
+                raise invalid_field(name, f"must have at most {MAX_GRAMMAR_DEPTH} brackets within each other")
+
+    def __str__(self) -> str:
+        return f"text of at most {MAX_GRAMMAR_CHARS:,} characters, brackets at most {MAX_GRAMMAR_DEPTH} deep"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON object. How deep it may be is bounded where it enters the mesh."""
+
+    characters: int
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises INVALID_ARGUMENT."""
+        if not isinstance(value, dict):
+            raise invalid_field(name, "must be an object")
+        if len(json.dumps(value)) > self.characters:
+            raise invalid_field(name, f"must be at most {self.characters:,} characters as JSON")
+
+    def __str__(self) -> str:
+        return f"object of at most {self.characters:,} characters"
+
+
+Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document
+
+TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+_LOOK_BACK = Number(0, MAX_LOOK_BACK_TOKENS, whole=True)
+_MIROSTAT = {"mirostat_tau": Number(0, 100), "mirostat_eta": Number(0, 1)}
+
+# Names and meanings: the request schema of llama.cpp's tools/server; bounds are ours where it has none.
+_LLAMA_SERVER: Mapping[str, Rule] = {
+    "adaptive_decay": Number(0, 0.99),
+    "adaptive_target": Number(-1, 1),
+    TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+    "dry_allowed_length": Number(0, 1024, whole=True),
+    "dry_base": Number(1, 100),
+    "dry_multiplier": Number(0, 100),
+    "dry_penalty_last_n": _LOOK_BACK,
+    "dry_sequence_breakers": Texts(32, 64),
+    "dynatemp_exponent": Number(0, 10),
+    "dynatemp_range": Number(0, 5),
+    "grammar": Grammar(),
+    "ignore_eos": Flag(),
+    "json_schema": Document(MAX_GRAMMAR_CHARS),
+    "min_keep": Number(0, 1024, whole=True),
+    "mirostat": Number(0, 2, whole=True),
+    **_MIROSTAT,
+    "n_indent": Number(0, 1024, whole=True),
+    "reasoning_budget_tokens": Number(-1, _MAX_INT, whole=True),
+    "repeat_last_n": _LOOK_BACK,
+    "samplers": Texts(16, 32),
+    "t_max_predict_ms": Number(-1, 86_400_000, whole=True),
+    "thinking_budget_tokens": Number(-1, _MAX_INT, whole=True),
+    "top_n_sigma": Number(-1, 100),
+    "typical_p": Number(0, 1),
+    "xtc_probability": Number(0, 1),
+    "xtc_threshold": Number(0, 1),
+}
+# What several servers understand under one name, and what cannot do harm on any of them.
+_OPENAI_HTTP: Mapping[str, Rule] = {
+    TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+    "ignore_eos": Flag(),
+    "min_tokens": Number(0, _MAX_INT, whole=True),
+    "mirostat": Number(0, 2, whole=True),
+    **_MIROSTAT,
+    "repetition_penalty": Number(0, 2),
+    "stop_token_ids": TokenIds(64),
+    "typical_p": Number(0, 1),
+    "verbosity": OneOf(("low", "medium", "high")),
+}
+# The arguments of create_completion in version 0.3, without those of samplers that llama.cpp has dropped.
+_LLAMA_CPP_PYTHON: Mapping[str, Rule] = {
+    "grammar": Grammar(),
+    "mirostat_mode": Number(0, 2, whole=True),
+    **_MIROSTAT,
+    "typical_p": Number(0, 1),
+}
+ALLOWED: Mapping[EngineKind, Mapping[str, Rule]] = {
+    EngineKind.LLAMA_SERVER: _LLAMA_SERVER,
+    EngineKind.OPENAI_HTTP: _OPENAI_HTTP,
+    EngineKind.LLAMA_CPP_PYTHON: _LLAMA_CPP_PYTHON,
+}
+UNTAKEN: Mapping[EngineKind, frozenset[str]] = {
+    EngineKind.LLAMA_SERVER: frozenset(),
+    EngineKind.OPENAI_HTTP: frozenset(),
+    EngineKind.LLAMA_CPP_PYTHON: frozenset({"parallel_tool_calls", "reasoning_effort"}),
+}
+"""Parameters of the contract that a kind of engine has no use for: to be left out, with `untaken_warning`."""
+
+CONTROLLED_BY_MESH = frozenset({
+    # what is asked, of whom, and how the answer travels: weft's own fields say that
+    "model", "messages", "prompt", "input", "echo", "suffix", "stream", "stream_options", "n", "n_cmpl", "n_predict",
+    "max_tokens", "max_completion_tokens", "tools", "tool_choice", "functions", "function_call", "response_format",
+    "response_fields", "return_progress", "return_tokens", "n_probs", "post_sampling_probs", "timings_per_token",
+    "verbose", "__verbose", "sse_ping_interval", "best_of", "logprobs", "top_logprobs",
+    # other requests: slots, caches, adapters and how long a model stays
+    "id_slot", "cache_prompt", "n_cache_reuse", "n_keep", "n_discard", "lora", "slot_save_path", "keep_alive",
+    "options",
+    # how llama.cpp's server talks to itself about templates
+    "chat_format", "chat_parser", "parse_tool_calls", "generation_prompt", "grammar_type", "grammar_lazy",
+    "grammar_triggers", "preserved_tokens", "message_delimiters", "continue_final_message", "add_generation_prompt",
+    "backend_sampling", "reasoning_control",
+})  # fmt: skip
+"""Never sent, whatever `passthrough` says."""
+
+_NOTHING = AdmittedParameters(send={})
+
+
+def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParameters:
+    """Sort the parameters that the contract does not know, as plain JSON data; null means left out.
+
+    Raises INVALID_ARGUMENT naming one that the engine takes and whose value is wrong, or when there are too many.
+    """
+    if not extra:
+        return _NOTHING
+    if len(extra) > MAX_EXTRA_PARAMETERS:
+        raise invalid_field("extra_parameters", f"must be at most {MAX_EXTRA_PARAMETERS}, are {len(extra)}")
+    send: dict[str, Any] = {}
+    warnings: list[ParameterWarning] = []
+    allowed = ALLOWED[profile.kind]
+    for name, value in extra.items():
+        if value is None:
+            continue
+        if name in CONTROLLED_BY_MESH:
+            warnings.append(_warning(name, "is up to the mesh and was not sent"))
+        elif profile.passthrough:
+            send[name] = value
+        elif rule := allowed.get(name):
+            rule.check(name, value)
+            send[name] = value
+        else:
+            message = f"is not supported by this model's engine ({profile.kind.value}) and was not used"
+            warnings.append(_warning(name, message))
+    return AdmittedParameters(send=send, warnings=tuple(warnings))
+
+
+def untaken_warning(name: str, kind: EngineKind) -> ParameterWarning:
+    """The warning about a parameter of the contract that this kind of engine does not take."""
+    return _warning(name, f"is not supported by this model's engine ({kind.value}) and was not used")
+
+
+def _warning(name: str, message: str) -> ParameterWarning:
+    shown = name if len(name) <= _MAX_SHOWN_NAME else name[: _MAX_SHOWN_NAME - 1] + "…"
+    return ParameterWarning(field=shown, message=f"{shown} {message}")
+
+
+def _digits(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -1,0 +1,282 @@
+"""Noticing that a model repeats itself and will not stop. Pure: text in, a verdict out.
+
+Two detectors share one bounded window. The line detector counts equal lines in a row. The text detector looks whether
+the end of the text is one piece, written again and again, whatever the line breaks; and, more rarely, whether prose
+consists of a handful of phrases in changing order, by its n-grams. Both ask for more where repetition is common in good
+answers: in code, tables, JSON, rows of figures. Pieces are compared exactly, so that a refrain between verses, or rows
+that differ in one cell, are no loops. The rates are in docs/repetition.md.
+"""
+
+import re
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+_PROBE_CHARS = 64
+"""The end of the text that is looked for earlier in it: long enough to be rare, shorter than every limit."""
+_MAX_CANDIDATES = 32
+"""Earlier places of the probe that are tried per check: bounds the work on text such as long rules of dashes."""
+_SAMPLE_CHARS = 200
+_ENUMERATOR = re.compile(r"\s*(?:\d{1,6}[.):]|[-*+•])\s+")
+_FENCES = ("```", "~~~")
+_STRUCTURE = re.compile(r"[{}\[\]<>|;=\\`]|,\S|\w\(|\t|\n {2,}\S")
+"""What prose hardly has: brackets, operators, cells, calls, commas without a space, indented lines."""
+_DATA_WORD = re.compile(r"[!-~]{60}")
+"""So much ASCII without a space is data such as base64."""
+_FIGURE = re.compile(r"[!-~]*\d[!-~]*")
+"""A number, also one such as 0xff whose digits look like letters."""
+_DENSE_RATIO = 0.10
+"""Text that compresses less than this cannot have few n-grams: a cheap look before the dear one. Prose has 0.4."""
+
+
+class Texture(IntEnum):
+    """What a repeated piece is made of; the further down, the more often good answers repeat it."""
+
+    PROSE = 0
+    """Sentences."""
+    STRUCTURED = 1
+    """Code, markup, JSON, CSV, anything inside a fenced block; also pieces of one or two words."""
+    MARKS = 2
+    """Mostly digits, punctuation or one unbroken short token: rules of tables, zeros, padding, hex dumps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextureLimits:
+    """How often a piece of one texture may come back before it is a loop."""
+
+    lines: int
+    """So many equal lines in a row are a loop."""
+    characters: int
+    """A repeated piece of text must cover this many characters in all ..."""
+    repeats: int
+    """... and come this many times in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionLimits:
+    """When repetition is a loop. Chosen on tests/corpus/repetition; docs/repetition.md has the results."""
+
+    prose: TextureLimits = field(default_factory=lambda: TextureLimits(lines=16, characters=1_200, repeats=5))
+    """A chorus or a line written ten times on request stays below; models that loop do it for thousands."""
+    structured: TextureLimits = field(default_factory=lambda: TextureLimits(lines=48, characters=3_072, repeats=8))
+    """Sample data has dozens of equal rows, an unrolled loop has 32 equal statements."""
+    marks: TextureLimits = field(default_factory=lambda: TextureLimits(lines=160, characters=8_192, repeats=16))
+    """A matrix of zeros with 50 columns and 50 rows has 7,500 characters."""
+    line_characters: int = 12
+    """Shorter lines (non-space characters) are left to the text detector: `end`, `});`, `yes`."""
+    window_characters: int = 16_384
+    """What is remembered of the text; also the longest line that is compared. No longer piece than a fifth is seen."""
+    check_characters: int = 256
+    """The text is looked at once per so many characters: about 64 tokens."""
+    ngram_words: int = 5
+    """Length of the n-grams of prose: long enough that common phrases are no repetition."""
+    ngram_characters: int = 8_192
+    """N-grams are counted once the window holds so much, and again after every quarter of it."""
+    ngram_share: float = 0.05
+    """Prose with fewer different n-grams than this share of all is a loop. Prose has 0.9, songs with a refrain 0.4."""
+
+    def of(self, texture: Texture) -> TextureLimits:
+        """The limits for a texture."""
+        return (self.prose, self.structured, self.marks)[texture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """A loop that was noticed."""
+
+    kind: Literal["line", "text"]
+    """Which detector noticed it."""
+    sample: str
+    """What is repeated; at most 200 characters of it."""
+    count: int
+    """How often it had come in a row by then; of the text detector, as far as the window reaches."""
+
+
+class RepetitionDetector:
+    """Watches one answer. The verdict depends on the text alone, not on the pieces it comes in."""
+
+    def __init__(self, limits: RepetitionLimits | None = None) -> None:
+        self._limits = limits or RepetitionLimits()
+        self._waiting: list[str] = []
+        self._room = self._limits.check_characters
+        self._window = ""
+        self._lines = _LineRun(self._limits)
+        self._seen = 0
+        self._done = False
+
+    def feed(self, text: str) -> Repetition | None:
+        """Take the next piece of the answer. None until a loop is certain; then once what it is, and None again."""
+        if text:
+            self._waiting.append(text)
+            self._room -= len(text)
+        return None if self._room > 0 else self._check_blocks()
+
+    def _check_blocks(self) -> Repetition | None:
+        step = self._limits.check_characters
+        text = "".join(self._waiting)
+        self._waiting.clear()
+        whole = 0 if self._done else len(text) - len(text) % step
+        for start in range(0, whole, step):
+            if found := self._check(text[start : start + step]):
+                self._done, self._window = True, ""
+                break
+        rest = "" if self._done else text[whole:]
+        if rest:
+            self._waiting.append(rest)
+        self._room = step - len(rest)
+        return found if whole else None
+
+    def _check(self, block: str) -> Repetition | None:
+        limits = self._limits
+        self._window = (self._window + block)[-limits.window_characters :]
+        self._seen += len(block)
+        found = self._lines.add(block) or self._repeated_text()
+        if found is None and self._seen % (limits.ngram_characters // 4) < limits.check_characters:
+            return self._few_phrases()
+        return found
+
+    def _repeated_text(self) -> Repetition | None:
+        """The shortest piece that the window ends in often enough, if there is one."""
+        window = self._window
+        end = len(window) - _PROBE_CHARS
+        if len(window) < self._limits.prose.characters:
+            return None
+        probe = window[-_PROBE_CHARS:]
+        place = end
+        for _ in range(_MAX_CANDIDATES):
+            place = window.rfind(probe, 0, place + _PROBE_CHARS - 1)
+            if place < 0:
+                return None
+            period = end - place
+            if _is_periodic(window, period, _needed(self._limits.prose, period)):
+                # Longer candidates are this piece several times: they would only pass for another texture.
+                return self._judge(period)
+        return None
+
+    def _judge(self, period: int) -> Repetition | None:
+        """Whether the piece that the window ends in comes often enough for its texture."""
+        limits, window = self._limits, self._window
+        unit = window[-period:]
+        texture = _texture(unit, limits.line_characters, sheltered=self._lines.sheltered)
+        needed = _needed(limits.of(texture), period)
+        if texture is not Texture.PROSE and not _is_periodic(window, period, needed):
+            return None
+        return Repetition(kind="text", sample=_sample(unit), count=needed // period)
+
+    def _few_phrases(self) -> Repetition | None:
+        """Whether the window is prose of a handful of phrases."""
+        limits, window = self._limits, self._window
+        if len(window) < limits.ngram_characters or self._lines.sheltered:
+            return None
+        raw = window.encode("utf-8", "replace")
+        if len(zlib.compress(raw, 1)) > _DENSE_RATIO * len(raw):
+            return None
+        words = window.split()
+        ngrams = Counter(zip(*(words[start:] for start in range(limits.ngram_words)), strict=False))
+        if not ngrams or len(ngrams) > limits.ngram_share * ngrams.total():
+            return None
+        if _texture(window, limits.line_characters, sheltered=False) is not Texture.PROSE:
+            return None
+        ((phrase, count),) = ngrams.most_common(1)
+        return Repetition(kind="text", sample=" ".join(phrase)[:_SAMPLE_CHARS], count=count)
+
+
+class _LineRun:
+    """How often the present line has come in a row."""
+
+    __slots__ = ("_count", "_fence", "_is_json", "_last", "_limits", "_needed", "_partial")
+
+    def __init__(self, limits: RepetitionLimits) -> None:
+        self._limits = limits
+        self._partial = ""
+        self._last = ""
+        self._count = 0
+        self._needed = 0
+        self._fence = ""
+        self._is_json: bool | None = None
+
+    @property
+    def sheltered(self) -> bool:
+        """Whether the text is inside a fenced block, or a JSON document as a whole."""
+        return bool(self._fence or self._is_json)
+
+    def add(self, block: str) -> Repetition | None:
+        """Take the next text; its last line may be unfinished."""
+        first, *rest = block.split("\n")
+        # A line longer than the window is compared by its beginning only.
+        self._partial = (self._partial + first)[: self._limits.window_characters]
+        for line in rest:
+            if found := self._finish_line(self._partial):
+                return found
+            self._partial = line
+        return None
+
+    def _finish_line(self, raw: str) -> Repetition | None:
+        line = raw.strip()
+        if not line:
+            return None
+        if self._is_json is None:
+            self._is_json = line[0] in "{["
+        self._follow_fence(line)
+        line = line[mark.end() :] if (mark := _ENUMERATOR.match(line)) else line
+        if line != self._last:
+            self._begin(line)
+            return None
+        self._count += 1
+        if self._count < self._needed:
+            return None
+        return Repetition(kind="line", sample=line[:_SAMPLE_CHARS], count=self._count)
+
+    def _begin(self, line: str) -> None:
+        self._last, self._count = line, 1
+        solid = len(line) - line.count(" ")
+        if solid < self._limits.line_characters:
+            self._last, self._count = "", 0
+            return
+        texture = _texture(line, self._limits.line_characters, sheltered=self.sheltered)
+        self._needed = self._limits.of(texture).lines
+
+    def _follow_fence(self, line: str) -> None:
+        mark = line[:3]
+        if mark not in _FENCES:
+            return
+        if not self._fence:
+            self._fence = mark
+        elif self._fence == mark:
+            self._fence = ""
+
+
+def _needed(limits: TextureLimits, period: int) -> int:
+    """How many characters a piece of `period` characters must cover: whole pieces."""
+    return period * max(limits.repeats, -(-limits.characters // period))
+
+
+def _sample(unit: str) -> str:
+    """A repeated piece from the start of a line, a sentence or a word: where it was cut is chance."""
+    for mark in ("\n", ". ", " "):
+        head, found, rest = unit.partition(mark)
+        if found:
+            return (rest + head + mark).strip()[:_SAMPLE_CHARS]
+    return unit[:_SAMPLE_CHARS]
+
+
+def _is_periodic(window: str, period: int, length: int) -> bool:
+    """Whether the last `length` characters repeat every `period`; the nearer end first, which mostly says no."""
+    if length > len(window) or window[-period:] != window[-2 * period : -period]:
+        return False
+    return window[-length:-period] == window[-length + period :]
+
+
+def _texture(piece: str, short: int, *, sheltered: bool) -> Texture:
+    """What `piece` is made of; `short` is the number of non-space characters below which it is no sentence."""
+    solid = "".join(piece.split())
+    letters = sum(map(str.isalpha, _FIGURE.sub("", piece)))
+    unbroken = len(solid) == len(piece) and piece.isascii()
+    data = (unbroken and len(piece) < short) or len(set(solid)) == 1 or _DATA_WORD.search(piece)
+    if data or letters * 2 < len(solid):
+        return Texture.MARKS
+    if sheltered or unbroken or len(solid) < short or letters * 10 < len(solid) * 7 or _STRUCTURE.search(piece):
+        return Texture.STRUCTURED
+    return Texture.PROSE

@@ -1,0 +1,143 @@
+"""Parameters that the contract does not know: sent, refused, or left out with a warning."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.policy.parameters import (
+    ALLOWED,
+    CONTROLLED_BY_MESH,
+    MAX_EXTRA_PARAMETERS,
+    MAX_GRAMMAR_CHARS,
+    MAX_GRAMMAR_DEPTH,
+    EngineKind,
+    ParameterProfile,
+    admit,
+)
+from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+
+LLAMA = ParameterProfile(kind=EngineKind.LLAMA_SERVER)
+ATTACHED = ParameterProfile(kind=EngineKind.OPENAI_HTTP)
+BINDING = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON)
+EVERYTHING = ParameterProfile(passthrough=True)
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "parameters.md"
+
+
+def test_a_parameter_on_the_list_is_sent_without_a_word() -> None:
+    admitted = admit({"mirostat": 2, "mirostat_tau": 4.5, "dry_sequence_breakers": ["\n"]}, LLAMA)
+    assert admitted.send == {"mirostat": 2, "mirostat_tau": 4.5, "dry_sequence_breakers": ["\n"]}
+    assert admitted.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("mirostat", 3, "must be 0 to 2"),
+        ("mirostat", 1.0, "must be an integer"),
+        ("mirostat", True, "must be an integer"),
+        ("typical_p", "0.5", "must be a number"),
+        ("typical_p", float("nan"), "must be 0 to 1"),
+        ("adaptive_decay", 1, "must be 0 to 0.99"),
+        ("ignore_eos", 1, "true or false"),
+        ("repeat_last_n", 2**31 - 1, "must be 0 to 65,536"),
+        ("dry_penalty_last_n", 65_537, "must be 0 to 65,536"),
+        ("samplers", "kft", "must be a list"),
+        ("samplers", [], "must be a list of 1 to 16"),
+        ("json_schema", "{}", "must be an object"),
+        ("json_schema", {"description": "x" * MAX_GRAMMAR_CHARS}, "characters as JSON"),
+        ("grammar", "x" * (MAX_GRAMMAR_CHARS + 1), "at most 65,536 characters"),
+        ("grammar", "root ::= " + "(" * (MAX_GRAMMAR_DEPTH + 1), "within each other"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_its_parameter_named(name: str, value: Any, says: str) -> None:
+    with pytest.raises(FieldError, match=says) as caught:
+        admit({name: value}, LLAMA)
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+    assert caught.value.field == name
+
+
+def test_a_wrong_entry_of_a_list_is_named_with_its_place() -> None:
+    with pytest.raises(FieldError) as caught:
+        admit({"dry_sequence_breakers": ["a", 1]}, LLAMA)
+    assert caught.value.field == "dry_sequence_breakers[1]"
+    with pytest.raises(FieldError) as caught:
+        admit({"stop_token_ids": [1, -1]}, ATTACHED)
+    assert caught.value.field == "stop_token_ids[1]"
+    with pytest.raises(FieldError) as caught:
+        admit({"verbosity": "chatty"}, ATTACHED)
+    assert caught.value.field == "verbosity"
+
+
+def test_a_grammar_as_deep_as_the_limit_passes() -> None:
+    deep = "root ::= " + "(" * MAX_GRAMMAR_DEPTH + '"a"' + ")" * MAX_GRAMMAR_DEPTH
+    wide = "root ::= " + '("a") ' * 1000
+    assert admit({"grammar": deep + "\nx ::= " + wide}, LLAMA).warnings == ()
+
+
+@pytest.mark.parametrize("profile", [LLAMA, ATTACHED, BINDING])
+def test_an_unknown_parameter_is_left_out_with_a_warning_that_names_it(profile: ParameterProfile) -> None:
+    admitted = admit({"frobnicate": 1, "typical_p": 0.9}, profile)
+    assert admitted.send == {"typical_p": 0.9}
+    (warning,) = admitted.warnings
+    assert warning.field == "frobnicate"
+    assert profile.kind.value in warning.message
+
+
+def test_each_kind_of_engine_has_its_own_list() -> None:
+    assert admit({"xtc_probability": 0.1}, LLAMA).send
+    assert admit({"xtc_probability": 0.1}, ATTACHED).warnings
+    assert admit({"mirostat": 1}, BINDING).warnings
+    assert admit({"mirostat_mode": 1}, BINDING).send
+
+
+@pytest.mark.parametrize("name", ["id_slot", "cache_prompt", "stream", "messages", "n_predict", "lora", "model", "n"])
+@pytest.mark.parametrize("profile", [LLAMA, ATTACHED, BINDING, EVERYTHING])
+def test_what_the_mesh_controls_is_never_sent(profile: ParameterProfile, name: str) -> None:
+    admitted = admit({name: 1}, profile)
+    assert not admitted.send
+    assert [warning.field for warning in admitted.warnings] == [name]
+
+
+def test_passthrough_sends_whatever_the_operator_vouches_for_unchecked() -> None:
+    extra = {"frobnicate": {"deep": [1]}, "mirostat": "yes"}
+    assert admit(extra, EVERYTHING).send == extra
+    assert admit(extra, EVERYTHING).warnings == ()
+
+
+def test_null_means_left_out() -> None:
+    assert admit({"mirostat": None, "frobnicate": None, "id_slot": None}, LLAMA) == admit({}, LLAMA)
+
+
+def test_more_parameters_than_the_contract_allows_are_refused() -> None:
+    most = {f"p{number}": 1 for number in range(MAX_EXTRA_PARAMETERS)}
+    assert len(admit(most, LLAMA).warnings) == MAX_EXTRA_PARAMETERS
+    with pytest.raises(FieldError, match="at most 64, are 65"):
+        admit({**most, "one": 1}, LLAMA)
+
+
+def test_a_warning_about_a_long_name_stays_short() -> None:
+    (warning,) = admit({"x" * 10_000: 1}, LLAMA).warnings
+    assert len(warning.field) <= 64
+    assert len(warning.message) <= 500
+
+
+def test_no_list_holds_what_the_mesh_controls_or_the_contract_knows() -> None:
+    contract = {
+        field.name
+        for message in (chat_pb2.ChatPayload, completion_pb2.CompletionPayload, sampling_pb2.SamplingParams)
+        for field in message.DESCRIPTOR.fields
+    }
+    for rules in ALLOWED.values():
+        assert not set(rules) & CONTROLLED_BY_MESH
+        assert not set(rules) & contract
+
+
+def test_the_page_has_exactly_the_rows_of_the_lists() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    expected = [f"| `{name}` | {rule} |" for rules in ALLOWED.values() for name, rule in sorted(rules.items())]
+    assert rows == expected
+    controlled = PAGE.read_text(encoding="utf-8").split("## What the mesh controls")[1].split("\n\n")[2]
+    assert controlled.replace("\n", " ") == ", ".join(f"`{name}`" for name in sorted(CONTROLLED_BY_MESH)) + "."

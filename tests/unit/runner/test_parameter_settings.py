@@ -1,0 +1,30 @@
+"""From a model's configuration to what its engine is told."""
+
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.attached_server import AttachedServer
+from runner_svc.backends.llama_server import LlamaServerBackend
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import served_model
+
+
+def _profile(runtime: str, **fields: Any) -> ParameterProfile:
+    place = {"url": "http://box.lan:8000/v1"} if runtime == "openai_http" else {"path": "/models/m.gguf"}
+    section = RunnerSection.model_validate(
+        {"name": "r1", "runtime": runtime, "command": ["server"], "models": [{"name": "m1", **place, **fields}]}
+    )
+    backend = served_model(section, section.models[0], 5.0).make_backend()
+    assert isinstance(backend, LlamaServerBackend | AttachedServer)
+    return backend._config.parameters
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kind"), [("llama_server", EngineKind.LLAMA_SERVER), ("openai_http", EngineKind.OPENAI_HTTP)]
+)
+def test_a_model_has_the_profile_that_its_section_says(runtime: str, kind: EngineKind) -> None:
+    assert _profile(runtime) == ParameterProfile(kind=kind)
+    asked = _profile(runtime, passthrough="all", thinking=False)
+    assert asked == ParameterProfile(kind=kind, passthrough=True, thinking=False)

@@ -1,0 +1,175 @@
+"""When a model repeats itself: what is noticed, what is not, and that chunks do not matter."""
+
+import random
+
+import pytest
+
+from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits, TextureLimits
+
+LINE = "The lantern keeper counts the ships.\n"
+CHECK = RepetitionLimits().check_characters
+
+
+def _feed(
+    text: str, sizes: list[int] | None = None, limits: RepetitionLimits | None = None
+) -> tuple[int, Repetition] | None:
+    """How much had been fed when a loop was found, and the loop."""
+    detector, place = RepetitionDetector(limits), 0
+    rng = iter(sizes or [])
+    while place < len(text):
+        size = next(rng, 4)
+        found = detector.feed(text[place : place + size])
+        place = min(place + size, len(text))
+        if found is not None:
+            return place, found
+    return None
+
+
+def _prose(characters: int, seed: int = 1) -> str:
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(characters)]
+    return " ".join(words)[:characters]
+
+
+def test_a_line_is_a_loop_the_sixteenth_time_and_not_before() -> None:
+    ending = "\n" + _prose(600)
+    assert _feed(LINE * 15 + ending) is None
+    found = _feed(LINE * 16 + ending)
+    assert found is not None
+    assert found[1] == Repetition(kind="line", sample=LINE.strip(), count=16)
+
+
+def test_blank_lines_space_and_numbers_of_a_list_do_not_hide_a_line() -> None:
+    for text in (
+        (LINE + "\n \n") * 30,
+        "".join("  " * (n % 3) + LINE for n in range(30)),
+        "".join(f"{n}. {LINE}" for n in range(30)),
+        ("- " + LINE + "* " + LINE) * 15,
+    ):
+        found = _feed(text)
+        assert found is not None
+        assert found[1].kind == "line"
+
+
+def test_another_line_between_begins_the_count_anew() -> None:
+    verses = "".join(LINE * 14 + _prose(300, seed) + "\n" for seed in range(30))
+    assert _feed(verses) is None
+
+
+def test_short_lines_are_no_matter_of_the_line_detector() -> None:
+    assert _feed("yes\n" * 200 + _prose(600)) is None
+    found = _feed("yes\n" * 2000)
+    assert found is not None
+    assert found[1].kind == "text"
+
+
+def test_a_sentence_without_line_breaks_is_noticed() -> None:
+    found = _feed(_prose(900) + " I went to the market and bought bread." * 60)
+    assert found is not None
+    place, loop = found
+    assert loop.kind == "text"
+    assert loop.count >= 5
+    assert place - 900 <= 1_200 + 64 + 2 * CHECK
+
+
+def test_a_cycle_of_many_lines_is_noticed() -> None:
+    cycle = "".join(f"{_prose(70, seed)}.\n" for seed in range(25))
+    found = _feed(cycle * 6)
+    assert found is not None
+    assert found[1].kind == "text"
+
+
+def test_phrases_in_changing_order_are_noticed_by_their_ngrams() -> None:
+    rng = random.Random(1)
+    phrases = [f"{_prose(60, seed)}. " for seed in range(4)]
+    found = _feed("".join(rng.choice(phrases) for _ in range(400)))
+    assert found is not None
+    assert found[1].kind == "text"
+    assert len(found[1].sample.split()) == 5
+
+
+def test_code_tables_and_figures_may_repeat_more_than_prose() -> None:
+    assert _feed("```python\n" + "    print('the value is')\n" * 40 + "```\n" + _prose(600)) is None
+    assert _feed("| none | none | none |\n" * 40 + _prose(600)) is None
+    assert _feed("[0, 0, 0, 0, 0, 0]\n" * 120 + _prose(600)) is None
+    assert _feed("0, " * 2000 + _prose(600)) is None
+    assert _feed("[\n" + '  {"name": "", "count": 0},\n' * 45 + "]\n" + _prose(600)) is None
+
+
+def test_a_short_piece_stays_short_when_several_are_taken_together() -> None:
+    assert _feed("ha " * 900 + _prose(600)) is None
+    assert _feed("hahaha" * 1200 + _prose(600)) is None
+    assert _feed("ha " * 1400 + _prose(600)) is not None
+
+
+def test_they_are_noticed_all_the_same_when_they_go_on() -> None:
+    for piece in ("    print('the value is')\n", "| none | none | none |\n", "[0, 0, 0, 0, 0, 0]\n", "0, ", "="):
+        assert _feed("```\n" + piece * 12_000) is not None
+
+
+def test_what_is_inside_a_fence_is_code_and_what_is_after_it_is_not() -> None:
+    assert _feed("```\n" + LINE * 40) is None
+    assert _feed("```\n" + LINE * 60) is not None
+    found = _feed("```\nx = 1\n```\n" + LINE * 40)
+    assert found is not None
+    assert found[1].count == 16
+
+
+def test_a_verdict_comes_once() -> None:
+    detector = RepetitionDetector()
+    verdicts = [detector.feed(LINE) for _ in range(500)]
+    assert sum(verdict is not None for verdict in verdicts) == 1
+    assert detector.feed(LINE * 100) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chunks_change_neither_the_verdict_nor_its_place(seed: int) -> None:
+    rng = random.Random(seed)
+    text = {
+        0: _prose(1000) + "\n" + LINE * 60,
+        1: _prose(700) + " and so it went on" * 300,
+        2: "```\n" + "    print('the value is')\n" * 200,
+        3: "".join(rng.choice([_prose(50, 1), _prose(50, 2), _prose(60, 3)]) + ". " for _ in range(400)),
+    }[seed % 4]
+    whole = _feed(text, [len(text)])
+    single = _feed(text, [1] * len(text))
+    mixed = _feed(text, [rng.choice([0, 1, 2, 5, 40, 700]) for _ in range(len(text))])
+    assert whole is not None
+    assert single is not None
+    assert mixed is not None
+    assert whole[1] == single[1] == mixed[1]
+    assert single[0] % CHECK == 0
+    assert single[0] <= mixed[0] < single[0] + 700
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    limits = RepetitionLimits()
+    detector = RepetitionDetector(limits)
+    assert detector.feed(_prose(60_000).replace(" ", "_")) is None
+    assert len(detector._window) == limits.window_characters
+    assert len(detector._lines._partial) <= limits.window_characters
+    assert sum(map(len, detector._waiting)) < limits.check_characters
+
+
+def test_a_sample_begins_with_a_line_a_sentence_or_a_word() -> None:
+    samples = []
+    for piece in ("no way " * 3 + "out. ", "red and blue ", f"{_prose(40, 1)}\n{_prose(50, 2)}\n"):
+        found = _feed(_prose(333) + piece * 300)
+        assert found is not None
+        samples.append(found[1].sample)
+    first, second = _prose(40, 1), _prose(50, 2)
+    assert samples[0] == "no way no way no way out."
+    assert samples[1] in {"red and blue", "and blue red", "blue red and"}
+    assert samples[2] in {f"{first}\n{second}", f"{second}\n{first}"}
+
+
+def test_limits_can_be_set() -> None:
+    strict = RepetitionLimits(prose=TextureLimits(lines=3, characters=1_200, repeats=5))
+    assert _feed(LINE * 3 + _prose(300), limits=strict) is not None
+    assert _feed(LINE * 2 + _prose(300), limits=strict) is None
+
+
+def test_a_sample_is_short() -> None:
+    found = _feed((_prose(600) + "\n") * 20)
+    assert found is not None
+    assert len(found[1].sample) == 200
