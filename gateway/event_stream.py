@@ -11,12 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
 from gateway.facts import RequestFacts, facts_of
-from gateway.interrupt import Interruptible, interrupt_on_disconnect
+from gateway.interrupt import interrupt_on_disconnect
 from gateway.parts import GatewayParts
 from gateway.sse_writer import SlowReaderError, SseWriter
 from gateway.stream import abort_connection
 from gateway.translate.sse import encode_json
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
 from weft.resources.documents import EventDocument
 from weft.resources.rendering import plain
 

@@ -4,8 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from gateway.errors import shutting_down
-from gateway.interrupt import Interruptible
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason
 
 

@@ -39,7 +39,10 @@ def whole(
         body = answer.body()
         parts.metrics.tokens_used(facts, answer.usage)
         receipt = generation.receipt
-        return JsonAnswer(body, [] if receipt is None else receipt_facts(receipt))
+        told = [] if receipt is None else receipt_facts(receipt)
+        if answer.warnings:
+            told.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
+        return JsonAnswer(body, told)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, context))
 

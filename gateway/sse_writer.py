@@ -6,9 +6,9 @@ from starlette.types import Send
 
 from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError
-from gateway.interrupt import Interruptible
 from gateway.translate.sse import KEEPALIVE
 from weft.kernel.clock import Clock
+from weft.kernel.interrupt import Interruptible
 
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -10,13 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError, internal_error, shutting_down
 from gateway.facts import RequestFacts, facts_of
-from gateway.interrupt import Interruptible, deadline_passed, interrupt_on_disconnect
+from gateway.interrupt import deadline_passed, interrupt_on_disconnect
 from gateway.parts import GatewayParts
 from gateway.ports import Generation
 from gateway.sse_writer import SlowReaderError, SseWriter
 from gateway.translate.pieces import unfinished_answer
 from gateway.translate.sse import StreamEncoder
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
 
 ABORT_KEY = "abort_connection"
 _ABORT_WAIT_SECONDS = 1.0

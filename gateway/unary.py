@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError
-from gateway.interrupt import Interruptible, deadline_passed, interrupt_on_disconnect
+from gateway.interrupt import deadline_passed, interrupt_on_disconnect
+from weft.kernel.interrupt import Interruptible
 
 
 @dataclass(frozen=True, slots=True)

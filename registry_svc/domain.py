@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
 
+from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour
 from weft.kernel.request import Operation
 from weft.wake.recipes import WakePlan
 
@@ -88,6 +89,8 @@ class AgentManifest:
     system_prompt: str
     default_params: str
     """`common.v1.SamplingParams` in proto JSON with sorted keys: carried, never looked into."""
+    behaviour: AgentBehaviour = NO_BEHAVIOUR
+    """What the mesh does around its chats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

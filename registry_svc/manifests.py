@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from google.protobuf import json_format
 
+from registry_svc.behaviour_messages import to_behaviour
 from registry_svc.checks import require_count, require_words
 from registry_svc.domain import AgentManifest, Manifest
 from registry_svc.wakes import to_wake
@@ -51,6 +52,7 @@ def to_agent(manifest: agent_pb2.AgentManifest, field: str) -> AgentManifest:
         description=require_words(manifest.description, f"{field}.description", MAX_DESCRIPTION_CHARS),
         system_prompt=require_words(manifest.system_prompt, f"{field}.system_prompt", MAX_SYSTEM_PROMPT_CHARS),
         default_params=_params(manifest.default_params, f"{field}.default_params"),
+        behaviour=to_behaviour(manifest.behaviour, f"{field}.behaviour"),
     )
 
 

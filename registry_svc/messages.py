@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from google.protobuf import duration_pb2, json_format, timestamp_pb2
 
+from registry_svc.behaviour_messages import behaviour_message
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
     Agent,
@@ -230,7 +231,10 @@ def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
 def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
     """What is said of an agent."""
     message = agent_pb2.AgentManifest(
-        name=manifest.name, description=manifest.description, system_prompt=manifest.system_prompt
+        name=manifest.name,
+        description=manifest.description,
+        system_prompt=manifest.system_prompt,
+        behaviour=behaviour_message(manifest.behaviour),
     )
     if manifest.targets_pool:
         message.pool = manifest.target

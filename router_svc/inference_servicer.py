@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from router_svc.validation import check_chat, check_completion, check_embedding
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
@@ -106,4 +107,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
 
 def _send_receipt(context: Context, call: Any) -> None:
     if call.receipt is not None:
-        context.set_trailing_metadata(((RECEIPT_TRAILER, call.receipt.SerializeToString()),))
+        told = receipt_pb2.Receipt()
+        told.CopyFrom(call.receipt)
+        # Metadata has little room, and too much of it would cost the caller the whole answer. Both are in the stream.
+        told.ClearField("signals")
+        told.ClearField("warnings")
+        context.set_trailing_metadata(((RECEIPT_TRAILER, told.SerializeToString()),))

@@ -3,6 +3,7 @@
 import math
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.dispatch.extra_limits import check_extra
 from weft.dispatch.sampling_limits import check_sampling
 from weft.kernel.errors import invalid_field
 
@@ -31,6 +32,7 @@ def check_chat(payload: chat_pb2.ChatPayload) -> None:
     if payload.HasField("top_logprobs"):
         _check_number("payload.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
     check_sampling(payload.sampling, "payload.sampling")
+    check_extra(payload.extra_parameters, "payload.extra_parameters")
 
 
 def check_completion(payload: completion_pb2.CompletionPayload) -> None:
@@ -42,6 +44,7 @@ def check_completion(payload: completion_pb2.CompletionPayload) -> None:
     if payload.HasField("logprobs"):
         _check_number("payload.logprobs", payload.logprobs, 0, MAX_TOP_LOGPROBS)
     check_sampling(payload.sampling, "payload.sampling")
+    check_extra(payload.extra_parameters, "payload.extra_parameters")
 
 
 def check_embedding(payload: embedding_pb2.EmbeddingPayload) -> None:

@@ -11,7 +11,7 @@ from gateway.schemas import ChatRequest
 from gateway.translate import chat
 from gateway.translate.chat_answer import ChatAnswer
 from gateway.translate.chat_stream import ChatStream
-from gateway.translate.sampling import wants_usage
+from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
 
@@ -32,7 +32,11 @@ def add_chat(app: FastAPI, parts: GatewayParts) -> None:
         count = payload.choice_count or 1
         if asked.stream:
             encoder = ChatStream(
-                identity, choice_count=count, include_usage=wants_usage(asked), logprobs=payload.logprobs
+                identity,
+                choice_count=count,
+                logprobs=payload.logprobs,
+                include_usage=wants_usage(asked),
+                include_events=wants_events(asked),
             )
             return streamed(parts, scope, context, payload, encoder)
         answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs)

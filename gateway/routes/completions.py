@@ -11,7 +11,7 @@ from gateway.schemas import CompletionRequest
 from gateway.translate import completions
 from gateway.translate.completion_answer import CompletionAnswer
 from gateway.translate.completion_stream import CompletionStream
-from gateway.translate.sampling import wants_usage
+from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
 
@@ -36,7 +36,11 @@ def add_completions(app: FastAPI, parts: GatewayParts) -> None:
         count, logprobs = completions.choice_count(payload), asked.logprobs is not None
         if asked.stream:
             encoder = CompletionStream(
-                identity, choice_count=count, include_usage=wants_usage(asked), logprobs=logprobs
+                identity,
+                choice_count=count,
+                logprobs=logprobs,
+                include_usage=wants_usage(asked),
+                include_events=wants_events(asked),
             )
             return streamed(parts, scope, context, payload, encoder)
         answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import ConfigDict, Field, Tag
 
 from gateway.schemas.base import MAX_INT32, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
 from gateway.schemas.sampling import MAX_TOP_LOGPROBS, GenerationRequest
@@ -119,6 +119,14 @@ class ResponseFormatChoice(StrictModel):
     json_schema: JsonSchemaDefinition | None = None
 
 
+class TemplateArguments(StrictModel):
+    """Arguments of the model's chat template. Others than these are handed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    enable_thinking: bool | None = None
+
+
 class ChatRequest(GenerationRequest):
     """A chat completion."""
 
@@ -138,5 +146,9 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormatChoice | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    enable_thinking: bool | None = None
+    """Extension: whether a model that can think does so before it answers. Absent: the model's default."""
+    chat_template_kwargs: TemplateArguments | None = None
+    """Extension: `enable_thinking` in another place, as other servers have it."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Accepted and not used."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import AliasChoices, Field, Tag
+from pydantic import AliasChoices, ConfigDict, Field, Tag
 
 from gateway.schemas.base import MAX_INT32, MAX_INT64, StopAtFirstError, StrictModel, UserName, text_or_list
 
@@ -22,10 +22,14 @@ class StreamOptions(StrictModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """Accepted; padding against traffic analysis is not sent."""
+    include_weft_events: bool | None = None
+    """Extension: whether signals, warnings and tools that the mesh runs are chunks of their own instead of comments."""
 
 
 class GenerationRequest(StrictModel):
-    """Fields of every request that generates text."""
+    """Fields of every request that generates text. Others are kept, to be handed on."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str
     """A model or a pool of the mesh, or `agent/` and the name of an agent."""

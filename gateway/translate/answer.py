@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+from gateway.translate.notices import MAX_NOTICES_TOLD, signal_json, warning_json
 from gateway.translate.pieces import AnswerIdentity, unfinished_answer
 from gateway.translate.sse import encode_json
 from weft.api.common.v1 import event_pb2, usage_pb2
@@ -18,9 +19,12 @@ class AnswerBuilder(ABC):
         self._is_complete = False
         self.usage = usage_pb2.Usage()
         """Token counts, as far as known."""
+        self._signals: list[dict[str, object]] = []
+        self.warnings: list[dict[str, object]] = []
+        """What the caller should know and did not stop the request."""
 
     def add(self, frame: list[event_pb2.InferenceEvent]) -> None:
-        """Take in one frame; waiting and progress say nothing that an answer holds."""
+        """Take in one frame; waiting, progress and tools of the mesh say nothing that an answer holds."""
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
@@ -28,9 +32,11 @@ class AnswerBuilder(ABC):
             elif kind == "usage":
                 self.usage = event.usage
             elif kind == "started":
-                self._model = event.started.model or self._model
-                self._open_choices = set(range(self._choice_count))
-                self._forget()
+                self._begin_again(event.started.model or self._model)
+            elif kind == "signal" and len(self._signals) < MAX_NOTICES_TOLD:
+                self._signals.append(signal_json(event.signal))
+            elif kind == "warning" and len(self.warnings) < MAX_NOTICES_TOLD:
+                self.warnings.append(warning_json(event.warning))
             elif kind == "finished":
                 self._is_complete = True
                 if not (self.usage.prompt_tokens or self.usage.completion_tokens):
@@ -40,7 +46,19 @@ class AnswerBuilder(ABC):
         """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless it and every choice of it came to an end."""
         if self._open_choices or not self._is_complete:
             raise unfinished_answer()
-        return encode_json(self._document())
+        document = self._document()
+        if self.warnings:
+            document["warnings"] = self.warnings
+        if self._signals:
+            document["signals"] = self._signals
+        return encode_json(document)
+
+    def _begin_again(self, model: str) -> None:
+        self._model = model
+        self._open_choices = set(range(self._choice_count))
+        self._signals.clear()
+        self.warnings.clear()
+        self._forget()
 
     def _close_choice(self, index: int) -> None:
         self._open_choices.discard(index)

@@ -10,6 +10,7 @@ from gateway.schemas.chat import (
     ToolCallMade,
     ToolDefinition,
 )
+from gateway.translate.extra import fill_extra
 from gateway.translate.json_value import to_json_object
 from gateway.translate.media import to_audio, to_image
 from gateway.translate.sampling import fill_sampling, require_choices, require_stream_options_fit
@@ -57,7 +58,27 @@ def to_payload(request: ChatRequest, limits: RequestLimits) -> chat_pb2.ChatPayl
         _fill_response_format(payload, request.response_format)
     if request.reasoning_effort is not None:
         payload.reasoning_effort = _EFFORTS[request.reasoning_effort]
+    _fill_thinking(payload, request)
+    _fill_extra(payload, request)
     return payload
+
+
+def _fill_thinking(payload: chat_pb2.ChatPayload, request: ChatRequest) -> None:
+    arguments = request.chat_template_kwargs
+    also = None if arguments is None else arguments.enable_thinking
+    thinking = also if request.enable_thinking is None else request.enable_thinking
+    if also is not None and also != thinking:
+        raise invalid_field("chat_template_kwargs.enable_thinking", "must not differ from 'enable_thinking'")
+    if thinking is not None:
+        payload.thinking = thinking
+
+
+def _fill_extra(payload: chat_pb2.ChatPayload, request: ChatRequest) -> None:
+    given: dict[str, object] = dict(request.model_extra or {})
+    arguments = request.chat_template_kwargs
+    if arguments is not None and arguments.model_extra:
+        given["chat_template_kwargs"] = arguments.model_extra
+    fill_extra(payload.extra_parameters, given)
 
 
 def _fill_messages(payload: chat_pb2.ChatPayload, messages: list[Message]) -> None:

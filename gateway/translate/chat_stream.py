@@ -1,6 +1,6 @@
 """Events to `chat.completion.chunk` events. Assembled by hand: this runs once per token of every stream."""
 
-from gateway.translate.pieces import AnswerIdentity, chat_logprobs, finish_reason, usage_json
+from gateway.translate.pieces import AnswerIdentity, chat_logprobs, finish_reason
 from gateway.translate.sse import StreamEncoder, encode_json
 from weft.api.common.v1 import event_pb2
 from weft.kernel.ids import new_id
@@ -13,8 +13,18 @@ _PREAMBLE = b'{"role":"assistant","content":""}' + _GOES_ON
 class ChatStream(StreamEncoder):
     """One streamed chat answer."""
 
-    def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, logprobs: bool) -> None:
-        super().__init__(identity, choice_count=choice_count, include_usage=include_usage)
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        choice_count: int,
+        logprobs: bool,
+        include_usage: bool = False,
+        include_events: bool = False,
+    ) -> None:
+        super().__init__(
+            identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
+        )
         self._wants_logprobs = logprobs
         self._heads: dict[int, bytes] = {}
         self._named_calls: set[tuple[int, int]] = set()
@@ -80,6 +90,3 @@ class ChatStream(StreamEncoder):
             identity.created,
             encode_json(self._model),
         )
-
-    def _usage_chunk(self) -> bytes:
-        return self._opening() + b'"choices":[],"usage":' + encode_json(usage_json(self.usage)) + b"}\n\n"

@@ -1,7 +1,7 @@
 """Events to streamed `text_completion` chunks."""
 
 from gateway.translate.completion_logprobs import LogprobsWriter
-from gateway.translate.pieces import AnswerIdentity, finish_reason, usage_json
+from gateway.translate.pieces import AnswerIdentity, finish_reason
 from gateway.translate.sse import StreamEncoder, encode_json
 from weft.api.common.v1 import event_pb2
 
@@ -11,8 +11,18 @@ _GOES_ON = b',"logprobs":null,"finish_reason":null}]}\n\n'
 class CompletionStream(StreamEncoder):
     """One streamed text completion."""
 
-    def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, logprobs: bool) -> None:
-        super().__init__(identity, choice_count=choice_count, include_usage=include_usage)
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        *,
+        choice_count: int,
+        logprobs: bool,
+        include_usage: bool = False,
+        include_events: bool = False,
+    ) -> None:
+        super().__init__(
+            identity, choice_count=choice_count, include_usage=include_usage, include_events=include_events
+        )
         self._wants_logprobs = logprobs
         self._heads: dict[int, bytes] = {}
         self._logprobs: dict[int, LogprobsWriter] = {}
@@ -44,6 +54,3 @@ class CompletionStream(StreamEncoder):
             identity.created,
             encode_json(self._model),
         )
-
-    def _usage_chunk(self) -> bytes:
-        return self._opening() + b'"choices":[],"usage":' + encode_json(usage_json(self.usage)) + b"}\n\n"

@@ -2,6 +2,7 @@
 
 from gateway.config import RequestLimits
 from gateway.schemas.completion import CompletionRequest
+from gateway.translate.extra import fill_extra
 from gateway.translate.prompts import fill_prompts
 from gateway.translate.sampling import fill_sampling, require_choices, require_stream_options_fit
 from weft.api.common.v1 import completion_pb2
@@ -24,6 +25,7 @@ def to_payload(request: CompletionRequest, limits: RequestLimits) -> completion_
     payload.echo = bool(request.echo)
     if request.suffix is not None:
         payload.suffix = request.suffix
+    fill_extra(payload.extra_parameters, request.model_extra or {})
     return payload
 
 

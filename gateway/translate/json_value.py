@@ -21,6 +21,11 @@ def to_json_object(value: Mapping[str, object], field: str) -> json_value_pb2.Js
     return target
 
 
+def add_member(target: json_value_pb2.JsonObject, name: str, value: object, field: str) -> None:
+    """Add one member to an object. Raises INVALID_ARGUMENT naming `field`, as `to_json_object` does."""
+    _fill_value(target.fields.add(name=name).value, value, field, _OBJECT_COST)
+
+
 def _fill_object(target: json_value_pb2.JsonObject, value: Mapping[str, object], field: str, depth: int) -> None:
     if depth > MAX_NESTED_MESSAGES:
         raise invalid_field(field, f"is nested too deeply: at most {MAX_NESTED_MESSAGES // _OBJECT_COST} objects")

@@ -56,6 +56,11 @@ def wants_usage(request: GenerationRequest) -> bool:
     return request.stream_options is not None and bool(request.stream_options.include_usage)
 
 
+def wants_events(request: GenerationRequest) -> bool:
+    """Whether the stream tells signals, warnings and tools of the mesh in chunks of their own."""
+    return request.stream_options is not None and bool(request.stream_options.include_weft_events)
+
+
 def _stop_texts(stop: str | list[str], limits: RequestLimits) -> list[str]:
     texts = [stop] if isinstance(stop, str) else stop
     if len(texts) > limits.max_stop:

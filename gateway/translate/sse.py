@@ -6,9 +6,10 @@ import msgspec
 from google.protobuf import duration_pb2
 
 from gateway.errors import envelope
-from gateway.translate.pieces import AnswerIdentity, unfinished_answer
+from gateway.translate.notices import MAX_NOTICES_TOLD, NOTICES, notice_json, notice_words
+from gateway.translate.pieces import AnswerIdentity, unfinished_answer, usage_json
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.frames import is_content
+from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
 
 KEEPALIVE = b": keepalive\n\n"
@@ -21,16 +22,20 @@ encode_json = msgspec.json.Encoder().encode
 class StreamEncoder(ABC):
     """Turns one answer's events into server-sent events. Feed it each frame in order.
 
-    Waiting, loading and prefill become comments, which clients skip. Until there is content, the mesh may begin again
-    with another runner: whatever comes before it is held back, and forgotten when another attempt starts.
+    Waiting, loading and prefill become comments, which clients skip. So do signals, warnings and tools that the mesh
+    runs, unless they were asked for as chunks. Until the answer begins, the mesh may begin again with another runner:
+    whatever comes before is held back, and forgotten when another attempt starts.
     """
 
-    def __init__(self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool) -> None:
+    def __init__(
+        self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, include_events: bool = False
+    ) -> None:
         self._identity = identity
         self._model = identity.model
         self._include_usage = include_usage
+        self._include_events = include_events
         self._open_choices = set(range(choice_count))
-        self._held: list[event_pb2.Delta] = []
+        self._held: list[event_pb2.InferenceEvent] = []
         self.has_content = False
         """Whether the answer has begun: from here on nothing can be taken back."""
         self.is_done = False
@@ -43,8 +48,10 @@ class StreamEncoder(ABC):
         out: list[bytes] = []
         for event in frame:
             kind = event.WhichOneof("event")
-            if kind == "delta":
-                self._take_delta(event.delta, out)
+            if kind == "delta" and self.has_content:
+                self._encode_delta(event.delta, out)
+            elif kind == "delta" or kind in NOTICES:
+                self._take(event, out)
             elif kind == "usage":
                 self.usage = event.usage
             elif kind == "finished":
@@ -60,19 +67,35 @@ class StreamEncoder(ABC):
         """The last event of an answer that could not be completed. No [DONE] follows it."""
         return b"data: " + envelope(error) + b"\n\n"
 
-    def _take_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
+    def _take(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
         if not self.has_content:
-            if not is_content(delta):
-                self._held.append(delta)
+            if not has_content([event]):
+                self._hold(event)
                 return
             self._begin(out)
-        self._encode_delta(delta, out)
+        self._encode(event, out)
+
+    def _hold(self, event: event_pb2.InferenceEvent) -> None:
+        # A delta may be the end of its choice and must stay; of warnings there is a limit.
+        is_warning = event.HasField("warning")
+        if not is_warning or sum(held.HasField("warning") for held in self._held) < MAX_NOTICES_TOLD:
+            self._held.append(event)
 
     def _begin(self, out: list[bytes]) -> None:
         self.has_content = True
-        for delta in self._held:
-            self._encode_delta(delta, out)
+        for event in self._held:
+            self._encode(event, out)
         self._held.clear()
+
+    def _encode(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "delta":
+            self._encode_delta(event.delta, out)
+        elif self._include_events and kind in NOTICES:
+            told = encode_json({kind: notice_json(event, kind)})
+            out.append(self._opening() + b'"choices":[],"weft":' + told + b"}\n\n")
+        else:
+            out.append(comment_of(event, kind))
 
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         if not self.has_content:
@@ -95,12 +118,15 @@ class StreamEncoder(ABC):
         """Append the chunks of one delta."""
 
     @abstractmethod
+    def _opening(self) -> bytes:
+        """The first bytes of every chunk, up to its choices."""
+
     def _usage_chunk(self) -> bytes:
-        """The chunk that carries the token counts."""
+        return self._opening() + b'"choices":[],"usage":' + encode_json(usage_json(self.usage)) + b"}\n\n"
 
 
 def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
-    """What a client may read while there is no content, as an SSE comment; nothing for other kinds of events."""
+    """What a client may read beside the content, as an SSE comment; nothing for other kinds of events."""
     if kind == "queued":
         facts = f": queued position={event.queued.position}"
         facts += _eta(event.queued) + f" reason={event.queued.reason}"
@@ -109,6 +135,8 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
         facts = f": loading{share}{_eta(event.loading)} stage={event.loading.stage}"
     elif kind == "progress":
         facts = f": prefill {event.progress.processed_tokens}/{event.progress.prompt_tokens} tokens"
+    elif kind in NOTICES:
+        facts = f": {notice_words(event, kind)}"
     else:
         return b""
     # A line break inside a reason would end the comment and begin a field.

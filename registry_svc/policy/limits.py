@@ -35,6 +35,7 @@ def model_bytes(manifest: Manifest) -> int:
 def agent_bytes(manifest: AgentManifest) -> int:
     """About how many bytes an agent takes in a snapshot of the mesh."""
     texts = [manifest.name, manifest.target, manifest.description, manifest.system_prompt, manifest.default_params]
+    texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
     return BASE_BYTES + _utf8_bytes(texts)
 
 

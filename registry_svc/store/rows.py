@@ -6,6 +6,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Row
 
+from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour
 from registry_svc.domain import (
     AgentManifest,
     AgentPublication,
@@ -18,6 +19,7 @@ from registry_svc.domain import (
     Session,
     Standing,
 )
+from registry_svc.store.behaviour_json import behaviour_from_json, behaviour_to_json
 from registry_svc.store.port import StoredPulse, StoredSession
 from registry_svc.store.wake_json import plan_from_json, plan_to_json
 from weft.kernel.request import Operation
@@ -85,6 +87,7 @@ def declared_agent_row(agent: DeclaredAgent | AgentPublication) -> Values:
         "description": manifest.description,
         "system_prompt": manifest.system_prompt,
         "default_params": manifest.default_params,
+        "behaviour": behaviour_to_json(manifest.behaviour),
         "created_at": agent.created_at,
     }
 
@@ -197,4 +200,14 @@ def _agent_manifest(row: Row[Any]) -> AgentManifest:
         description=row.description,
         system_prompt=row.system_prompt,
         default_params=row.default_params,
+        behaviour=_behaviour(row),
     )
+
+
+def _behaviour(row: Row[Any]) -> AgentBehaviour:
+    try:
+        return behaviour_from_json(row.behaviour)
+    except ValueError:
+        # As with wake plans. Without its behaviour the agent gets no tools and no signals, and answers still.
+        log.warning("agent's behaviour cannot be read, apply or publish the agent again", agent=row.name)
+        return NO_BEHAVIOUR

@@ -98,6 +98,7 @@ def _agent_columns() -> list[Column[Any]]:
         Column("description", Text, nullable=False),
         Column("system_prompt", Text, nullable=False),
         Column("default_params", Text, nullable=False),
+        Column("behaviour", Text, nullable=True),
         Column("created_at", UtcDateTime, nullable=False),
     ]
 

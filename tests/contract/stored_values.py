@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
+from registry_svc.behaviour import AgentBehaviour, Repetition
 from registry_svc.domain import (
     AgentManifest,
     AgentPublication,
@@ -23,6 +24,16 @@ YESTERDAY = NOW - timedelta(days=1)
 ELSEWHERE = timezone(timedelta(hours=5, minutes=30))
 WORDS = "Zeile eins\n\tzwei — 日本語 🧶 'quoted' \"twice\" %s :name \\ end"
 LONGEST_PROMPT = ("日本語🧶" * 16_384)[:65_536]
+
+BEHAVIOUR = AgentBehaviour(
+    platform_prompt=True,
+    tools=("files.read", "search"),
+    max_tool_iterations=0,
+    signals=("NEEDS_EXTERNAL_INFO", "POLICY_RISK"),
+    stop_on_decision_request=False,
+    repetition=Repetition.OFF,
+    parse_text_tool_calls=False,
+)
 
 
 def manifest(name: str, wake: WakePlan | None = None) -> Manifest:
@@ -49,6 +60,7 @@ def agent_manifest(name: str, target: str = "m1") -> AgentManifest:
         description=WORDS,
         system_prompt=WORDS,
         default_params='{"temperature": 0.2}',
+        behaviour=BEHAVIOUR,
     )
 
 

@@ -16,8 +16,9 @@ from runner_svc.supervise.process import StopGraces
 from weft.host.demo import LAUNCHER, demo_model_path
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.conformance.backend import BackendConformance, Engine, _chat, _collect, _failure, _run
+from weft.testing.conformance.backend import BackendConformance, Engine
 from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
+from weft.testing.conformance.backend_steps import chat, collect, failure, run
 from weft.testing.fake_backend.process import fake_backend_command
 
 SHORT_GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
@@ -114,13 +115,14 @@ class TestAttachedServerOverTheFake(BackendConformance):
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             watch = asyncio.create_task(backend.wait_exit())
-            stream = backend.generate(_chat(max_tokens=2000), Call())
+            stream = backend.generate(chat(max_tokens=2000), Call())
             await anext(stream)
             assert not watch.done()
             self.servers[0].end()
             async with asyncio.timeout(self.notice_seconds):
-                assert await _failure(_collect(stream)) is Reason.SERVER_DIED
-                assert await watch == "the server stopped answering"
+                assert await failure(collect(stream)) is Reason.SERVER_DIED
+                report = await watch
+            assert (report.reason, report.how) == (Reason.CONNECT_FAILED, "the server stopped answering")
 
     async def test_a_backend_starts_again_after_its_engine_died(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
@@ -128,10 +130,10 @@ class TestAttachedServerOverTheFake(BackendConformance):
             async with asyncio.timeout(self.notice_seconds):
                 await backend.wait_exit()
             await backend.stop()
-            assert await _failure(self._start(backend)) is Reason.CONNECT_FAILED
+            assert await failure(self._start(backend)) is Reason.CONNECT_FAILED
             self.servers[0].begin_again()
             await self._start(backend)
-            assert await _run(backend, _chat())
+            assert await run(backend, chat())
 
     async def test_stop_leaves_no_process_and_may_be_repeated(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
@@ -142,7 +144,7 @@ class TestAttachedServerOverTheFake(BackendConformance):
         async with self._running(Engine.NORMAL) as (backend, _):
             await self._stop(backend)
             await self._start(backend)
-            assert await _run(backend, _chat())
+            assert await run(backend, chat())
 
     async def test_log_lines_are_the_last_ones_and_survive_a_stop(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):

@@ -163,12 +163,13 @@ async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_pas
 
 async def test_a_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, postgres_url: str) -> None:
     await owner.close()
+    newest = await admin.fetchval("SELECT version_num FROM alembic_version")
     await admin.execute("UPDATE alembic_version SET version_num = '9999'")
     store = SqlStore(postgres_url)
     with pytest.raises(WeftError) as failure:
         await store.open()
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    await admin.execute("UPDATE alembic_version SET version_num = '0002'")
+    await admin.execute("UPDATE alembic_version SET version_num = $1", newest)
     await store.open()
     await store.close()
 

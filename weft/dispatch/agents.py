@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.dispatch.fleet import AgentView, FleetView, ModelView
 from weft.dispatch.journey import RequestContext
 from weft.kernel.errors import WeftError
@@ -23,6 +23,8 @@ class AgentRequest:
 
     context: RequestContext
     payload: chat_pb2.ChatPayload
+    behaviour: agent_behaviour_pb2.AgentBehaviour | None
+    """What the runner does around the chat; None: nothing. Only ever read."""
 
 
 def agent_name_of(model: str) -> str | None:
@@ -60,7 +62,11 @@ def resolve(view: FleetView, context: RequestContext, payload: chat_pb2.ChatPayl
     require_chat(context)
     agent = _require_agent(view, name)
     target = _require_target(view, agent)
-    return AgentRequest(context=replace(context, model=target, agent=name), payload=with_agent(payload, agent))
+    return AgentRequest(
+        context=replace(context, model=target, agent=name),
+        payload=with_agent(payload, agent),
+        behaviour=agent.behaviour,
+    )
 
 
 def members_of(view: FleetView, agent: AgentView) -> list[ModelView]:

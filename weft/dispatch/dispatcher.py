@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
-from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -47,6 +47,11 @@ class _Tools:
     def view(self) -> FleetView:
         """What is known of the mesh; of no mesh, that there is nothing in it."""
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
+
+    def is_remote(self, model: str) -> bool:
+        """Whether serving a model sends bytes off the premises."""
+        known = self.view().models.get(model)
+        return known is not None and known.remote
 
 
 class Dispatcher:
@@ -138,6 +143,7 @@ class GenerationCall(_Call):
     def __init__(self, tools: _Tools, context: RequestContext, payload: GenerationPayload) -> None:
         super().__init__(tools, context)
         self._payload = payload
+        self._behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
 
     async def frames(self) -> AsyncGenerator[Frame]:
         """Every frame of events, `finished` in the last one.
@@ -165,6 +171,7 @@ class GenerationCall(_Call):
             if found is not None:
                 self._context = self._journey.context = found.context
                 self._payload = found.payload
+                self._behaviour = found.behaviour
         else:
             require_chat(self._context)
 
@@ -180,7 +187,7 @@ class GenerationCall(_Call):
                 self._journey.note_waiting(decision, now)
                 yield [waiting_event(decision)]
                 continue
-            self._journey.note_grant(decision, now)
+            self._journey.note_grant(decision, now, remote=self._tools.is_remote(decision.model))
             try:
                 async with aclosing(self._attempt(placement, decision)) as frames:
                     async for frame in frames:
@@ -210,7 +217,10 @@ class GenerationCall(_Call):
                     started = True
                     self._journey.note_first_content(self._tools.clock.monotonic())
                     await placement.report_first_content(grant.attempt)
-                if frame and frame[-1].WhichOneof("event") == "finished":
+                last = frame[-1].WhichOneof("event") if frame else None
+                if last == "tool_call":
+                    self._journey.note_tool_calls(frame)
+                elif last == "finished":
                     receipt = self._close(Reason.UNSPECIFIED, frame[-1].finished.receipt)
                     frame[-1].finished.receipt.CopyFrom(receipt)
                     yield frame
@@ -227,7 +237,9 @@ class GenerationCall(_Call):
     ) -> "grpc.aio.UnaryStreamCall[generation_service_pb2.GenerateRequest, generation_service_pb2.GenerateResponse]":
         channel = await self._tools.channels.get(grant.address)
         stub = cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel))
-        request = generation_service_pb2.GenerateRequest(ticket=_ticket(grant))
+        request = generation_service_pb2.GenerateRequest(
+            ticket=_ticket(grant), behaviour=self._behaviour, agent=self._context.agent
+        )
         if isinstance(self._payload, chat_pb2.ChatPayload):
             request.chat.CopyFrom(self._payload)
         else:
@@ -268,7 +280,7 @@ class EmbeddingCall(_Call):
             if not isinstance(decision, Grant):
                 self._journey.note_waiting(decision, now)
                 continue
-            self._journey.note_grant(decision, now)
+            self._journey.note_grant(decision, now, remote=self._tools.is_remote(decision.model))
             try:
                 return await self._attempt(decision)
             except WeftError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import grpc
 import structlog
 
-from weft.api.common.v1 import sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.request import Operation
@@ -118,6 +118,8 @@ class AgentView:
     """Whether `target` names a pool; else a model, and with it the pool that it is in."""
     runner_gone: bool = False
     """Whether it was published by a runner that is not heard of: then it does not answer."""
+    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+    """What the mesh does around its chats; None: nothing. Only ever read."""
 
 
 class FleetSource(Protocol):
@@ -296,4 +298,5 @@ def _agent(agent: agent_pb2.Agent) -> AgentView:
         created_at_seconds=agent.create_time.seconds,
         targets_pool=manifest.WhichOneof("target") == "pool",
         runner_gone=agent.HasField("inactive_time"),
+        behaviour=manifest.behaviour if manifest.HasField("behaviour") else None,
     )

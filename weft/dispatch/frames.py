@@ -13,5 +13,14 @@ def is_content(delta: event_pb2.Delta) -> bool:
 
 
 def has_content(frame: Frame) -> bool:
-    """Whether any event of a frame is part of the answer itself."""
-    return any(event.WhichOneof("event") == "delta" and is_content(event.delta) for event in frame)
+    """Whether any event of a frame is part of the answer itself, or an effect of it that cannot be taken back."""
+    return any(map(_is_final, frame))
+
+
+_EFFECTS = frozenset({"tool_call", "tool_result", "signal"})
+"""A tool may have done something, and a signal may have been acted upon: neither is ever repeated."""
+
+
+def _is_final(event: event_pb2.InferenceEvent) -> bool:
+    kind = event.WhichOneof("event")
+    return is_content(event.delta) if kind == "delta" else kind in _EFFECTS

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.frames import Frame
 from weft.dispatch.port import Grant, LoadingModel
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -31,10 +32,31 @@ class RequestContext:
     """The agent that was asked for, once resolved; empty: none."""
 
 
+_NOTHING_SENT = frozenset(
+    {
+        Reason.CONNECT_FAILED,
+        Reason.NO_SLOT_AVAILABLE,
+        Reason.PERMISSION_DENIED,
+        Reason.SHUTTING_DOWN,
+        Reason.TICKET_EXPIRED,
+        Reason.TICKET_INVALID,
+        Reason.TOOL_UNAVAILABLE,
+    }
+)
+"""With these a runner has passed nothing on to its engine."""
+
+
 @dataclass(slots=True)
 class _AttemptRecord:
     grant: Grant
+    remote: bool
+    """Whether the runner sends what it is given off the premises."""
     reason: Reason = Reason.UNSPECIFIED
+
+    @property
+    def may_have_left(self) -> bool:
+        """Whether bytes of the request may have left the premises: unless it is certain that none did, they have."""
+        return self.remote and self.reason not in _NOTHING_SENT
 
 
 @dataclass(slots=True)
@@ -47,6 +69,8 @@ class Journey:
     granted: float | None = None
     first_content: float | None = None
     load_wait: float = 0.0
+    left_premises: bool = False
+    """Whether a tool was seen to send bytes off the premises."""
     _load_wait_at_grant: float = 0.0
     _loading_since: float | None = None
 
@@ -57,12 +81,12 @@ class Journey:
         else:
             self._end_load_wait(now)
 
-    def note_grant(self, grant: Grant, now: float) -> None:
-        """An attempt begins."""
+    def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
+        """An attempt begins; `remote`: its runner sends what it is given off the premises."""
         self._end_load_wait(now)
         self.granted = now
         self._load_wait_at_grant = self.load_wait
-        self.attempts.append(_AttemptRecord(grant))
+        self.attempts.append(_AttemptRecord(grant, remote))
 
     def note_attempt_failed(self, reason: Reason) -> None:
         """The current attempt failed."""
@@ -71,6 +95,11 @@ class Journey:
     def note_first_content(self, now: float) -> None:
         """The answer has begun."""
         self.first_content = now
+
+    def note_tool_calls(self, frame: Frame) -> None:
+        """Tools are called; their calls end a frame of their own."""
+        if any(event.tool_call.remote for event in frame):
+            self.left_premises = True
 
     def _end_load_wait(self, now: float) -> None:
         if self._loading_since is not None:
@@ -99,6 +128,8 @@ class Journey:
             waited = self.granted - self.arrived - self._load_wait_at_grant
         else:
             waited = now - self.arrived - self.load_wait
+        if self.left_premises or any(attempt.may_have_left for attempt in self.attempts):
+            receipt.left_premises = True
         receipt.queue_wait.FromNanoseconds(max(0, int(waited * 1e9)))
         receipt.load_wait.FromNanoseconds(int(self.load_wait * 1e9))
         if self.first_content is not None:
@@ -134,6 +165,8 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         prompt_tokens=receipt.usage.prompt_tokens,
         cached_tokens=receipt.usage.cached_prompt_tokens,
         completion_tokens=receipt.usage.completion_tokens,
+        tool_runs=receipt.tool_run_count,
+        signals=[signal.name for signal in receipt.signals] or None,
         left_premises=receipt.left_premises,
     )
 

@@ -2,10 +2,14 @@
 
 import re
 
-_DECLARED = re.compile(r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent|runner|pool)(?=\.|$))?\.?")
+_DECLARED = re.compile(
+    r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent\.behaviour|agent|runner|pool)(?=\.|$))?\.?"
+)
 _RECIPE = re.compile(r"(?<=by_mesh)\.(?:http|command|wake_on_lan)(?=\.|$)")
 _SNAKE = re.compile(r"_([a-z])")
 _PARAMETERS = "default_params."
+# Fields of a message that have another name in documents.
+_RENAMED = {"repetition_policy": "repetition"}
 
 
 def declared_field(field: str) -> tuple[int, str] | None:
@@ -20,7 +24,7 @@ def declared_field(field: str) -> tuple[int, str] | None:
 def document_field(field: str) -> str:
     """A field of a message by its name in documents; parameters of agents have the same name in both."""
     own, parameters, name = _RECIPE.sub("", field).partition(_PARAMETERS)
-    return _camel(own + parameters) + name
+    return _camel(_RENAMED.get(own, own) + parameters) + name
 
 
 def _camel(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from weft.resources.behaviour_words import Repetition, SignalNames, ToolIterations, ToolNames
 from weft.resources.document_base import Count, DocumentPart, Name
 from weft.resources.kinds import ResourceKind
 from weft.resources.sampling_document import SamplingDocument
@@ -64,6 +65,21 @@ class AgentDocument(DocumentPart):
     """Put before the conversation as a system message."""
     default_params: SamplingDocument = SamplingDocument()
     """Used where a request leaves a parameter out."""
+    platform_prompt: bool = False
+    """Whether the conversation begins with the platform's own system prompt: the mesh, date and time, tool budget, and
+    how to signal."""
+    tools: ToolNames = ()
+    """Tools that the mesh runs for the model; the runner that answers must have them."""
+    max_tool_iterations: ToolIterations | None = None
+    """How many times the model may be asked again with results of tools. Absent: the runner's own limit."""
+    signals: SignalNames = ()
+    """Control signals that the model may raise, such as NEEDS_HIGHER_REASONER."""
+    stop_on_decision_request: bool = True
+    """Whether a signal that asks for a decision ends the answer."""
+    repetition: Repetition | None = None
+    """What happens to an answer that repeats itself over and over. Absent: the model's own setting."""
+    parse_text_tool_calls: bool = True
+    """Whether calls that the model writes as text, in a form that many models use, count as calls."""
     status: AgentStatus | None = None
     """What is true of it now; ignored by `apply`."""
 

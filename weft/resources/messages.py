@@ -18,6 +18,7 @@ from weft.api.registry.v1 import (
     resource_kind_pb2,
     runner_pb2,
 )
+from weft.resources.behaviour_messages import behaviour_fields, behaviour_message
 from weft.resources.conditions import agent_conditions, model_conditions, pool_conditions, runner_conditions
 from weft.resources.documents import (
     AgentDocument,
@@ -185,6 +186,7 @@ def _agent_manifest(document: AgentDocument) -> agent_pb2.AgentManifest:
         description=document.description,
         system_prompt=document.system_prompt,
         default_params=sampling_pb2.SamplingParams(**document.default_params.model_dump(exclude_none=True)),
+        behaviour=behaviour_message(document),
     )
     if document.pool is not None:
         manifest.pool = document.pool
@@ -216,6 +218,7 @@ def _agent_fields(manifest: agent_pb2.AgentManifest) -> dict[str, Any]:
         "description": manifest.description,
         "system_prompt": manifest.system_prompt,
         "default_params": _sampling(manifest.default_params),
+        **behaviour_fields(manifest.behaviour),
     }
 
 

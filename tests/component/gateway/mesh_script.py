@@ -56,10 +56,11 @@ class GrantingScheduler:
 
 
 class AnsweringRunner(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Answers hello; first it fails with each of `failures`."""
+    """Answers with `steps`, hello where nobody says otherwise; first it fails with each of `failures`."""
 
     def __init__(self, failures: list[Exception]) -> None:
         self._failures = failures
+        self.steps = hello()
         self.asked: list[generation_service_pb2.GenerateRequest] = []
 
     async def Generate(  # noqa: N802 - the rpc's name
@@ -69,7 +70,7 @@ class AnsweringRunner(generation_service_pb2_grpc.GenerationServiceServicer):
         async with answering(context):
             if self._failures:
                 raise self._failures.pop(0)
-            for step in hello():
+            for step in self.steps:
                 yield generation_service_pb2.GenerateResponse(events=_frame(step))
 
 

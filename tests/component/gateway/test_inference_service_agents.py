@@ -2,28 +2,42 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from gateway_script import FixedFleet, agent, model
+from gateway_script import FixedFleet, agent, delta, model
 from mesh_script import AnsweringRunner, dispatching
 
+from gateway.translate.json_value import to_json_object
 from router_svc.inference_servicer import InferenceServicer
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2
+from weft.api.common.v1 import (
+    agent_behaviour_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    event_pb2,
+    receipt_pb2,
+    signal_pb2,
+    warning_pb2,
+)
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 
+BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_prompt=True)
+
 
 @asynccontextmanager
 async def serving(
     folder: Path,
 ) -> AsyncIterator[tuple[Any, AnsweringRunner]]:
-    fleet = FixedFleet.of(model("tiny"), agents=[agent("coder", temperature=0.25)])
+    keeper = replace(agent("keeper"), behaviour=BEHAVIOUR)
+    fleet = FixedFleet.of(model("tiny"), agents=[agent("coder", temperature=0.25), keeper])
     async with dispatching(folder, fleet) as (dispatcher, _, runner):
         server = new_server()
         servicer = InferenceServicer(dispatcher, default_timeout_seconds=30)
@@ -59,6 +73,49 @@ async def test_a_chat_with_an_agent_is_answered_by_its_model(tmp_path: Path) -> 
     assert (receipt.model, receipt.outcome) == ("tiny", receipt_pb2.OUTCOME_COMPLETED)
 
 
+async def test_signals_are_events_in_their_place_and_once_more_in_the_receipt(tmp_path: Path) -> None:
+    # As many and as long as they may be: more than metadata has room for.
+    arguments = to_json_object({"reason": "x" * 2_000}, "arguments")
+    raised = [signal_pb2.Signal(name=f"S{n}", arguments=arguments) for n in range(64)]
+    warned = [warning_pb2.Warning(message="x" * 500, field=str(n)) for n in range(64)]
+    receipt = receipt_pb2.Receipt(signals=raised, warnings=warned, tool_run_count=3)
+    async with serving(tmp_path) as (stub, runner):
+        runner.steps = [
+            *([event_pb2.InferenceEvent(signal=signal)] for signal in raised),
+            [delta("Hello", finish="STOP"), event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt))],
+        ]
+        call = stub.Chat(pb.ChatRequest(model="agent/coder", payload=conversation()))
+        events = [event async for response in call for event in response.events]
+        trailer = receipt_pb2.Receipt.FromString(dict(await call.trailing_metadata())["weft-receipt-bin"])
+    assert [event.signal for event in events[:64]] == raised
+    told = events[-1].finished.receipt
+    assert (list(told.signals), list(told.warnings), told.tool_run_count) == (raised, warned, 3)
+    assert (trailer.tool_run_count, trailer.model) == (3, "tiny")
+    assert len(trailer.signals) == len(trailer.warnings) == 0
+
+
+async def test_what_an_agent_asks_for_comes_from_the_registry_alone(tmp_path: Path) -> None:
+    extra = to_json_object({"behaviour": {"tools": ["files.read"]}}, "extra_parameters")
+    async with serving(tmp_path) as (stub, runner):
+        for name in ("agent/keeper", "agent/coder"):
+            payload = conversation()
+            payload.extra_parameters.CopyFrom(extra)
+            await outcome(stub.Chat(pb.ChatRequest(model=name, payload=payload)))
+    keeper, coder = runner.asked
+    assert (keeper.agent, keeper.behaviour) == ("keeper", BEHAVIOUR)
+    assert (coder.agent, coder.HasField("behaviour")) == ("coder", False)
+    assert coder.chat.extra_parameters == extra
+
+
+async def test_too_many_parameters_are_refused_before_a_runner_is_asked(tmp_path: Path) -> None:
+    payload = conversation()
+    payload.extra_parameters.CopyFrom(to_json_object({f"x{n}": 1 for n in range(65)}, "extra_parameters"))
+    async with serving(tmp_path) as (stub, runner):
+        refusal = await refused(stub.Chat(pb.ChatRequest(model="agent/coder", payload=payload)))
+    assert (refusal.reason, refusal.metadata["field"]) == (Reason.INVALID_ARGUMENT, "payload.extra_parameters")
+    assert runner.asked == []
+
+
 async def outcome(call: Any) -> None:
     if isinstance(call, grpc.aio.UnaryStreamCall):
         async for _ in call:
@@ -83,7 +140,7 @@ async def test_what_cannot_be_asked_is_refused_with_its_reason(tmp_path: Path) -
         inputs = embedding_pb2.EmbeddingPayload(inputs=[prompt])
         embedding = await refused(stub.Embed(pb.EmbedRequest(model="agent/coder", payload=inputs)))
     assert (unknown.reason, unknown.metadata["agent"]) == (Reason.MODEL_NOT_FOUND, "nobody")
-    assert "there is: coder" in unknown.message
+    assert "there is: coder, keeper" in unknown.message
     assert (hostile.reason, hostile.metadata["field"]) == (Reason.INVALID_ARGUMENT, "model")
     assert completion.reason is embedding.reason is Reason.UNSUPPORTED_OPERATION
     assert runner.asked == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.dispatch.agents import agent_name_of, fill_defaults, members_of, require_model_name, resolve, with_agent
 from weft.dispatch.fleet import AgentView, FleetView, ModelView
 from weft.dispatch.journey import RequestContext
@@ -72,6 +72,17 @@ def _turns(payload: chat_pb2.ChatPayload) -> list[tuple[int, str]]:
 
 
 USER = (chat_pb2.ROLE_USER, "Hi")
+
+
+def test_what_an_agent_asks_for_goes_beside_the_payload_and_not_into_it() -> None:
+    behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_prompt=True)
+    asking = replace(_agent(), behaviour=behaviour)
+    found = resolve(_view(asking), _context("agent/coder"), _conversation(USER))
+    plain = resolve(_view(_agent()), _context("agent/coder"), _conversation(USER))
+    assert found is not None
+    assert plain is not None
+    assert (found.behaviour, plain.behaviour) == (behaviour, None)
+    assert found.payload == plain.payload
 
 
 def test_a_model_is_left_alone() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.api.common.v1 import sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.dispatch.fleet import FleetView, Phase, apply_watch
 from weft.kernel.request import Operation
@@ -100,6 +100,14 @@ def test_agents_come_with_the_snapshot_and_change_and_go() -> None:
     assert (view.agents["coder"].target, view.agents["coder"].targets_pool) == ("p", True)
     view = apply_watch(view, _change(3, deleted_agent="coder"))
     assert view.agents == {}
+
+
+def test_what_an_agent_asks_for_is_known() -> None:
+    behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"])
+    view = apply_watch(FleetView(), _change(1, agent=_agent("coder", model="m", behaviour=behaviour)))
+    assert view.agents["coder"].behaviour == behaviour
+    view = apply_watch(view, _change(2, agent=_agent("coder", model="m")))
+    assert view.agents["coder"].behaviour is None
 
 
 def test_an_agent_whose_runner_is_gone_says_so() -> None:

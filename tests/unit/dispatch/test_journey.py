@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.api.common.v1 import receipt_pb2, usage_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.journey import Journey, RequestContext
 from weft.dispatch.port import Grant, LoadingModel, WaitingInQueue
 from weft.kernel.reasons import Reason
@@ -82,3 +82,32 @@ def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
     assert Reason(receipt.reason) is reason
     assert receipt.request_id == "r1"
     assert receipt.model == ("m-a" if granted else "pool")
+
+
+@pytest.mark.parametrize(
+    ("remote", "attempt", "left"),
+    [
+        (True, Reason.UNSPECIFIED, True),
+        (True, Reason.SERVER_DIED, True),
+        (True, Reason.BACKEND_REJECTED, True),
+        (True, Reason.CONNECT_FAILED, False),
+        (True, Reason.NO_SLOT_AVAILABLE, False),
+        (False, Reason.SERVER_DIED, False),
+    ],
+)
+def test_a_receipt_without_a_runners_word_says_what_may_have_left_the_premises(
+    remote: bool, attempt: Reason, left: bool
+) -> None:
+    journey = Journey(CONTEXT, arrived=0.0)
+    journey.note_grant(GRANT, 1.0, remote=remote)
+    journey.note_attempt_failed(attempt)
+    assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises is left
+
+
+def test_a_call_of_a_remote_tool_is_remembered_however_the_request_ends() -> None:
+    journey = Journey(CONTEXT, arrived=0.0)
+    journey.note_grant(GRANT, 1.0)
+    journey.note_tool_calls([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="clock"))])
+    assert not journey.receipt(Reason.CANCELLED, None, 2.0).left_premises
+    journey.note_tool_calls([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="web", remote=True))])
+    assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises

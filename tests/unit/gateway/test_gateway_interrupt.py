@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from gateway.errors import ClientGoneError
-from gateway.interrupt import Interruptible, interrupt_on_disconnect
+from gateway.interrupt import interrupt_on_disconnect
+from weft.kernel.interrupt import Interruptible
 
 
 async def test_an_interrupt_becomes_its_error_and_not_a_cancellation() -> None:

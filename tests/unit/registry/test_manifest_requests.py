@@ -3,12 +3,16 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
+from registry_svc.behaviour import AgentBehaviour
 from registry_svc.manifests import to_agent, to_manifest
 from registry_svc.messages import agent_manifest_message, manifest_message
+from registry_svc.policy.limits import agent_bytes
+from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2
 from weft.kernel.errors import FieldError
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
@@ -125,6 +129,12 @@ def an_agent() -> agent_pb2.AgentManifest:
     params.temperature, params.max_tokens, params.seed = 0.25, 100, 2**40
     params.stop.extend(["END"])
     params.logit_bias.update({5: -1.5, 3: 2.0})
+    behaviour = manifest.behaviour
+    behaviour.tools.extend(["files.read", "search"])
+    behaviour.signals.extend(["NEEDS_EXTERNAL_INFO", "A"])
+    behaviour.platform_prompt, behaviour.max_tool_iterations = True, 0
+    behaviour.stop_on_decision_request, behaviour.parse_text_tool_calls = False, False
+    behaviour.repetition_policy = agent_behaviour_pb2.REPETITION_POLICY_KILL
     return manifest
 
 
@@ -134,13 +144,49 @@ def test_a_good_agent_arrives_whole_and_goes_out_as_it_came() -> None:
     document = json.loads(manifest.default_params)
     assert list(document) == sorted(document)
     assert document["temperature"] == 0.25
-    assert not agent_manifest_message(to_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")).HasField(
-        "default_params"
+    bare = agent_manifest_message(to_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a"))
+    assert not bare.HasField("default_params")
+    assert not bare.HasField("behaviour")
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        agent_behaviour_pb2.AgentBehaviour(),
+        agent_behaviour_pb2.AgentBehaviour(stop_on_decision_request=True, parse_text_tool_calls=True),
+    ],
+)
+def test_asking_for_what_is_so_anyway_is_asking_for_nothing(behaviour: agent_behaviour_pb2.AgentBehaviour) -> None:
+    asking = agent_pb2.AgentManifest(name="a", pool="p", behaviour=behaviour)
+    assert to_agent(asking, "a") == to_agent(agent_pb2.AgentManifest(name="a", pool="p"), "a")
+
+
+def test_everything_an_agent_asks_for_counts_as_a_difference() -> None:
+    for descriptor, _ in an_agent().behaviour.ListFields():
+        less = an_agent()
+        less.behaviour.ClearField(descriptor.name)  # type: ignore[arg-type]  # it is one of its fields
+        assert to_agent(less, "a") != to_agent(an_agent(), "a"), descriptor.name
+        assert agent_manifest_message(to_agent(less, "a")) == less
+    assert len(an_agent().behaviour.ListFields()) == len(agent_behaviour_pb2.AgentBehaviour.DESCRIPTOR.fields)
+
+
+def test_what_an_agent_asks_for_counts_towards_the_size_of_the_mesh() -> None:
+    asking = to_agent(an_agent(), "a")
+    assert agent_bytes(asking) - agent_bytes(replace(asking, behaviour=AgentBehaviour())) == len(
+        "files.readsearchNEEDS_EXTERNAL_INFOA"
     )
 
 
 def _agent(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None]:
     return lambda manifest: setattr(manifest, name, value)
+
+
+def _behaviour(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None]:
+    return lambda manifest: setattr(manifest.behaviour, name, value)
+
+
+def _more(name: str, *names: str) -> Callable[[agent_pb2.AgentManifest], None]:
+    return lambda manifest: getattr(manifest.behaviour, name).extend(names)
 
 
 def _param(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None]:
@@ -176,6 +222,20 @@ def _param(name: str, value: object) -> Callable[[agent_pb2.AgentManifest], None
             lambda manifest: manifest.default_params.logit_bias.update(dict.fromkeys(range(301), 1.0)),
             "a.default_params.logit_bias",
         ),
+        (_more("tools", "a/b"), "a.behaviour.tools[2]"),
+        (_more("tools", ""), "a.behaviour.tools[2]"),
+        (_more("tools", "x" * 129), "a.behaviour.tools[2]"),
+        (_more("tools", "search"), "a.behaviour.tools[2]"),
+        (_more("tools", *(f"t{n}" for n in range(63))), "a.behaviour.tools"),
+        (_more("signals", "lower_case"), "a.behaviour.signals[2]"),
+        (_more("signals", "A\n"), "a.behaviour.signals[2]"),
+        (_more("signals", "_A"), "a.behaviour.signals[2]"),
+        (_more("signals", "A" * 65), "a.behaviour.signals[2]"),
+        (_more("signals", "A"), "a.behaviour.signals[2]"),
+        (_more("signals", *(f"S{n}" for n in range(63))), "a.behaviour.signals"),
+        (_behaviour("max_tool_iterations", -1), "a.behaviour.max_tool_iterations"),
+        (_behaviour("max_tool_iterations", 65), "a.behaviour.max_tool_iterations"),
+        (_behaviour("repetition_policy", 99), "a.behaviour.repetition_policy"),
     ],
 )
 def test_an_agent_with_one_bad_value_is_refused_by_its_path(

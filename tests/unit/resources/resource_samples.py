@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.duration_pb2 import Duration
 
-from weft.api.common.v1 import sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, pool_pb2, resource_kind_pb2, runner_pb2, wake_pb2
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -59,6 +59,15 @@ def some_agent(name: str = "coder") -> agent_pb2.Agent:
                 frequency_penalty=-0.5,
                 repeat_penalty=1.1,
                 logit_bias={5: 1.5, 50256: -100.0},
+            ),
+            behaviour=agent_behaviour_pb2.AgentBehaviour(
+                platform_prompt=True,
+                tools=["files.read", "search"],
+                max_tool_iterations=0,
+                signals=["NEEDS_EXTERNAL_INFO", "POLICY_RISK"],
+                stop_on_decision_request=False,
+                repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
+                parse_text_tool_calls=False,
             ),
         ),
         kind=agent_pb2.Agent.KIND_VIRTUAL,

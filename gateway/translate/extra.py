@@ -1,0 +1,33 @@
+"""Fields of a request that weft does not know: handed on, so that the engine uses them or the caller is warned."""
+
+from collections.abc import Mapping
+
+from gateway.translate.json_value import add_member
+from weft.api.common.v1 import json_value_pb2
+from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
+from weft.kernel.errors import invalid_field
+
+# Fields of the OpenAI API about OpenAI's own service: its accounts, prices, stores and caches. Accepted and not used,
+# without a warning, because clients send them on their own account.
+NOT_USED = frozenset({
+    "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "user",
+})  # fmt: skip
+# A second spelling of a field that a request has in its first one.
+_SPELLINGS = frozenset({"repetition_penalty"})
+_MAX_SHOWN_CHARS = 64
+
+
+def fill_extra(target: json_value_pb2.JsonObject, given: Mapping[str, object]) -> None:
+    """Add what is to be handed on; null is as good as absent. Raises INVALID_ARGUMENT naming a field too much."""
+    left = MAX_EXTRA_BYTES
+    for name, value in given.items():
+        if value is None or name in NOT_USED or name in _SPELLINGS:
+            continue
+        field = name[:_MAX_SHOWN_CHARS] or "body"
+        if not 0 < len(name) <= MAX_EXTRA_NAME_CHARS:
+            raise invalid_field(field, f"names of fields have 1 to {MAX_EXTRA_NAME_CHARS} characters")
+        if len(target.fields) == MAX_EXTRA_FIELDS:
+            raise invalid_field(field, f"is one too many: at most {MAX_EXTRA_FIELDS} fields that weft does not know")
+        left = take_bytes(left, name, value, field)
+        add_member(target, name, value, field)

@@ -1,0 +1,171 @@
+"""What an agent asks for on its way to the runner, and what its answers say beside their text on the way back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gateway_script import (
+    FixedFleet,
+    RunningGateway,
+    ScriptedDispatcher,
+    Step,
+    agent,
+    delta,
+    finished,
+    model,
+    serving,
+    started,
+)
+from mesh_script import dispatching
+
+from gateway.translate.json_value import to_json_object
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, signal_pb2, warning_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.reasons import Reason
+
+BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], signals=["NEEDS_EXTERNAL_INFO"])
+MESSAGES = [{"role": "user", "content": "Say hello"}]
+
+
+def fleet() -> FixedFleet:
+    return FixedFleet.of(model("tiny"), agents=[replace(agent("coder"), behaviour=BEHAVIOUR), agent("plain")])
+
+
+def told() -> list[Step]:
+    """An answer that begins with a tool, and says everything that can be said beside text."""
+    warning = warning_pb2.Warning(
+        code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="was not used"
+    )
+    call = event_pb2.ToolCall(id="call-1", name="files.read", arguments=to_json_object({"path": "a"}, "a"))
+    signal = signal_pb2.Signal(name="NEEDS_EXTERNAL_INFO", arguments=to_json_object({"query": "weather"}, "a"))
+    return [
+        [started()],
+        [event_pb2.InferenceEvent(warning=warning)],
+        [event_pb2.InferenceEvent(tool_call=call)],
+        [event_pb2.InferenceEvent(tool_result=event_pb2.ToolResult(id="call-1", content="text"))],
+        [delta("Hello")],
+        [event_pb2.InferenceEvent(signal=signal)],
+        [delta(finish="STOP"), finished()],
+    ]
+
+
+async def chat(gateway: RunningGateway, **fields: object) -> tuple[dict[str, str], str]:
+    body = json.dumps({"model": "tiny", "messages": MESSAGES, **fields}).encode()
+    response = await gateway.request("POST", "/v1/chat/completions", body)
+    assert response.status == 200, response.body
+    return response.headers, response.body.decode()
+
+
+async def test_what_an_agent_asks_for_reaches_the_runner_on_every_attempt(tmp_path: Path) -> None:
+    died = WeftError(Reason.SERVER_DIED, "it died")
+    async with (
+        dispatching(tmp_path, fleet(), died) as (dispatcher, _, runner),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        for name in ("agent/coder", "agent/plain", "tiny"):
+            await chat(gateway, model=name)
+    asked = [(each.agent, each.behaviour if each.HasField("behaviour") else None) for each in runner.asked]
+    assert asked == [("coder", BEHAVIOUR), ("coder", BEHAVIOUR), ("plain", None), ("", None)]
+
+
+async def test_a_caller_can_ask_for_nothing_of_the_kind_by_itself(tmp_path: Path) -> None:
+    async with (
+        dispatching(tmp_path, fleet()) as (dispatcher, _, runner),
+        serving(dispatcher, fleet=fleet()) as gateway,
+    ):
+        await chat(gateway, behaviour={"tools": ["files.read"]}, agent="coder", platform_prompt=True)
+    (request,) = runner.asked
+    assert (request.agent, request.HasField("behaviour")) == ("", False)
+    assert set(plain_object(request.chat.extra_parameters)) == {"behaviour", "agent", "platform_prompt"}
+
+
+async def test_the_openai_client_may_send_what_weft_does_not_know() -> None:
+    dispatcher = ScriptedDispatcher()
+    async with serving(dispatcher) as gateway:
+        await gateway.sdk.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            store=False,
+            service_tier="auto",
+            extra_body={"mirostat": 2, "chat_template_kwargs": {"enable_thinking": False}},
+        )
+    (payload,) = dispatcher.payloads
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    assert plain_object(payload.extra_parameters) == {"mirostat": 2}
+    assert payload.HasField("thinking")
+    assert not payload.thinking
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"x": "y" * 140_000}, "x"),
+        (
+            {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+            "chat_template_kwargs.enable_thinking",
+        ),
+    ],
+)
+async def test_too_much_or_a_contradiction_is_a_400_that_names_the_field(fields: dict[str, object], param: str) -> None:
+    async with serving() as gateway:
+        body = json.dumps({"model": "tiny", "messages": MESSAGES, **fields}).encode()
+        response = await gateway.request("POST", "/v1/chat/completions", body)
+    assert response.status == 400
+    assert json.loads(response.body)["error"]["param"] == param
+
+
+async def test_an_answer_in_one_piece_has_warnings_and_signals() -> None:
+    async with serving(ScriptedDispatcher(told())) as gateway:
+        headers, body = await chat(gateway)
+    document = json.loads(body)
+    assert document["choices"][0]["message"]["content"] == "Hello"
+    assert document["signals"] == [{"name": "NEEDS_EXTERNAL_INFO", "arguments": {"query": "weather"}}]
+    assert [warning["field"] for warning in document["warnings"]] == ["mirostat"]
+    assert headers["x-weft-warnings"] == "1"
+
+
+async def test_an_answer_without_any_has_neither_members_nor_header() -> None:
+    async with serving() as gateway:
+        headers, body = await chat(gateway)
+    assert {"signals", "warnings"}.isdisjoint(json.loads(body))
+    assert "x-weft-warnings" not in headers
+
+
+async def test_a_stream_tells_them_as_comments_and_in_chunks_on_request() -> None:
+    async with serving(ScriptedDispatcher(told())) as gateway:
+        _, plain = await chat(gateway, stream=True)
+        _, asked = await chat(gateway, stream=True, stream_options={"include_weft_events": True})
+    comments = [line for line in plain.split("\n\n") if line.startswith(":")]
+    assert comments[:4] == [
+        ": warning unsupported_parameter field=mirostat was not used",
+        ": tool files.read",
+        ": tool done",
+        ": signal NEEDS_EXTERNAL_INFO",
+    ]
+    assert '"weft"' not in plain
+    chunks = [json.loads(part[6:]) for part in asked.split("\n\n") if part.startswith("data: {")]
+    members = [next(iter(chunk["weft"])) for chunk in chunks if "weft" in chunk]
+    assert members == ["warning", "tool_call", "tool_result", "signal"]
+    assert all(chunk["choices"] == [] for chunk in chunks if "weft" in chunk)
+    assert asked.endswith("data: [DONE]\n\n")
+
+
+async def test_a_failure_after_a_tool_has_run_is_the_last_event_of_a_stream_that_has_begun() -> None:
+    steps: list[Step] = [*told()[:3], WeftError(Reason.SERVER_DIED, "it died")]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        _, body = await chat(gateway, stream=True)
+    events = [part for part in body.split("\n\n") if part]
+    assert events[1] == ": tool files.read"
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "server_died"
+    assert "[DONE]" not in body
+
+
+async def test_a_failure_after_no_more_than_a_warning_is_still_a_status() -> None:
+    steps: list[Step] = [*told()[:2], WeftError(Reason.SERVER_DIED, "it died")]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True}).encode()
+        response = await gateway.request("POST", "/v1/chat/completions", body)
+    assert response.status == 502
+    assert json.loads(response.body)["error"]["code"] == "server_died"

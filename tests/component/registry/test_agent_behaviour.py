@@ -1,0 +1,80 @@
+"""What agents ask for, from a runner and from an operator to everyone who watches, and over a restart."""
+
+from pathlib import Path
+
+import pytest
+from registry_harness import Declaration, RunningRegistry, SomeRunner, an_agent, refused, running_registry
+
+from weft.api.common.v1 import agent_behaviour_pb2
+from weft.api.registry.v1 import agent_pb2
+from weft.kernel.reasons import Reason
+from weft.resources.files import read_documents
+from weft.resources.messages import agent_document, to_declaration
+from weft.resources.rendering import to_yaml
+from weft.testing.fake_clock import FakeClock
+
+pytest_plugins = ("database_fixtures",)
+
+
+def asking(name: str = "coder", /, **behaviour: object) -> agent_pb2.AgentManifest:
+    manifest = an_agent(name)
+    wanted = {"tools": ["files.read"], "signals": ["NEEDS_EXTERNAL_INFO"], "platform_prompt": True, **behaviour}
+    manifest.behaviour.CopyFrom(agent_behaviour_pb2.AgentBehaviour(**wanted))  # type: ignore[arg-type]
+    return manifest
+
+
+async def test_what_a_published_agent_asks_for_is_told_to_everyone(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, agents=(asking(stop_on_decision_request=False, max_tool_iterations=0),)).open()
+    told = (await mesh.agent("coder")).manifest
+    assert told == asking(stop_on_decision_request=False, max_tool_iterations=0)
+    assert (await mesh.watch()).snapshot.snapshot.agents[0].manifest == told
+
+
+async def test_a_change_of_nothing_but_what_it_asks_for_is_a_change(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh, agents=(asking(),)).open()
+    watch = await mesh.watch()
+    runner.agents, runner.incarnation = (asking(tools=["search"]),), "life-2"
+    await runner.open()
+    assert "agent coder active" in await watch.read_changes(3)
+    assert (await mesh.agent("coder")).manifest.behaviour.tools == ["search"]
+
+
+async def test_a_declaration_wins_over_what_its_runner_published(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, agents=(asking(),)).open()
+    assert await mesh.apply(Declaration(agent=asking())) == ["agent coder unchanged"]
+    other = Declaration(agent=asking(tools=[]))
+    with refused(Reason.ALREADY_EXISTS):
+        await mesh.apply(other)
+    assert await mesh.apply(other, adopt=True) == ["agent coder configured"]
+    assert not (await mesh.agent("coder")).manifest.behaviour.tools
+
+
+@pytest.mark.parametrize("behaviour", [{}, {"tools": [], "repetition_policy": 1}, {"parse_text_tool_calls": False}])
+async def test_the_document_of_any_agent_can_be_applied_and_changes_nothing(
+    mesh: RunningRegistry, behaviour: dict[str, object]
+) -> None:
+    await SomeRunner(mesh, agents=(asking(**behaviour),)).open()
+    text = to_yaml([agent_document(await mesh.agent("coder"))])
+    (read,) = read_documents(text, "agents.yaml")
+    assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]
+
+
+async def test_a_wrong_wish_is_refused_by_its_path_and_nothing_of_the_batch_is_done(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    batch = [Declaration(agent=asking("good")), Declaration(agent=asking("bad", signals=["not a signal"]))]
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.apply(*batch)
+    assert errors[0].metadata["field"] == "declarations[1].agent.behaviour.signals[0]"
+    with refused(Reason.NOT_FOUND):
+        await mesh.agent("good")
+
+
+async def test_a_restarted_registry_still_knows_what_agents_ask_for(tmp_path: Path, database_url: str) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, database_url=database_url, clock=clock) as before:
+        await SomeRunner(before, agents=(asking("published"),)).open()
+        await before.apply(Declaration(agent=asking("declared", repetition_policy=3)))
+        known = [await before.agent(name) for name in ("published", "declared")]
+    async with running_registry(tmp_path, database_url=database_url, clock=clock) as after:
+        assert [await after.agent(name) for name in ("published", "declared")] == known
+    assert [agent.manifest for agent in known] == [asking("published"), asking("declared", repetition_policy=3)]

@@ -1,0 +1,85 @@
+"""What agents ask for as it is kept: what is written today is read tomorrow, and a damaged row keeps nobody out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import structlog
+from sqlalchemy.ext.asyncio import create_async_engine
+from stored_values import BEHAVIOUR, declared_agent
+
+from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour, Repetition
+from registry_svc.store.behaviour_json import behaviour_from_json, behaviour_to_json
+from registry_svc.store.sql import SqlStore
+
+BEHAVIOURS = [
+    pytest.param(BEHAVIOUR, id="everything"),
+    pytest.param(AgentBehaviour(platform_prompt=True), id="the platform prompt"),
+    pytest.param(AgentBehaviour(tools=("b", "a")), id="tools in their order"),
+    pytest.param(AgentBehaviour(max_tool_iterations=64), id="a budget"),
+    pytest.param(AgentBehaviour(signals=("A", "B_2")), id="signals"),
+    pytest.param(AgentBehaviour(stop_on_decision_request=False), id="a decision that does not stop it"),
+    *(pytest.param(AgentBehaviour(repetition=each), id=f"repetition {each.value}") for each in Repetition),
+    pytest.param(AgentBehaviour(parse_text_tool_calls=False), id="no calls in text"),
+    pytest.param(NO_BEHAVIOUR, id="nothing"),
+]
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_a_behaviour_comes_back_as_it_was(behaviour: AgentBehaviour) -> None:
+    text = behaviour_to_json(behaviour)
+    assert behaviour_from_json(text) == behaviour
+    assert (text is None) == (behaviour == NO_BEHAVIOUR)
+
+
+def test_the_written_form_of_a_behaviour_stays() -> None:
+    text = behaviour_to_json(BEHAVIOUR)
+    assert text is not None
+    assert json.loads(text) == {
+        "platform_prompt": True,
+        "tools": ["files.read", "search"],
+        "max_tool_iterations": 0,
+        "signals": ["NEEDS_EXTERNAL_INFO", "POLICY_RISK"],
+        "stop_on_decision_request": False,
+        "repetition": "off",
+        "parse_text_tool_calls": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "behaviour"),
+    [
+        ("{}", NO_BEHAVIOUR),
+        ('{"new": [1], "tools": ["a"]}', AgentBehaviour(tools=("a",))),
+        ('{"repetition": "whisper", "platform_prompt": true}', AgentBehaviour(platform_prompt=True)),
+    ],
+)
+def test_what_another_release_wrote_is_read(text: str, behaviour: AgentBehaviour) -> None:
+    assert behaviour_from_json(text) == behaviour
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", '{"tools": "a"}', '{"max_tool_iterations": "x"}', '{"repetition": []}', '{"signals": 1}'],
+)
+def test_what_is_no_behaviour_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an agent's behaviour"):
+        behaviour_from_json(text)
+
+
+async def test_a_damaged_behaviour_costs_an_agent_its_tools_and_nobody_the_mesh(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    store = SqlStore(url)
+    await store.open()
+    await store.save_declarations([], [declared_agent("a1"), declared_agent("a2")])
+    await store.close()
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("UPDATE declared_agents SET behaviour = '{' WHERE name = 'a1'")
+    await engine.dispose()
+    await store.open()
+    with structlog.testing.capture_logs() as logs:
+        mesh = await store.load()
+    await store.close()
+    assert [each.manifest.behaviour for each in mesh.agents] == [NO_BEHAVIOUR, BEHAVIOUR]
+    assert [entry["agent"] for entry in logs] == ["a1"]

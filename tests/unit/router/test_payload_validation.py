@@ -1,0 +1,104 @@
+"""Payloads of the public gRPC surface: what is new in them is bounded as over HTTP, and holds no word of agents."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from router_svc.validation import check_chat, check_completion
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2
+from weft.api.router.v1 import inference_service_pb2
+from weft.api.runner.v1 import generation_service_pb2
+from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
+from weft.kernel.errors import FieldError
+
+Check = Callable[[json_value_pb2.JsonObject], None]
+
+
+def chat_with(extra: json_value_pb2.JsonObject) -> None:
+    payload = chat_pb2.ChatPayload(extra_parameters=extra, thinking=False)
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hi")
+    check_chat(payload)
+
+
+def completion_with(extra: json_value_pb2.JsonObject) -> None:
+    payload = completion_pb2.CompletionPayload(extra_parameters=extra)
+    payload.prompts.add(text="hi")
+    check_completion(payload)
+
+
+def extra_of(members: Mapping[str, str]) -> json_value_pb2.JsonObject:
+    extra = json_value_pb2.JsonObject()
+    for name, text in members.items():
+        extra.fields.add(name=name).value.string_value = text
+    return extra
+
+
+@pytest.mark.parametrize("check", [chat_with, completion_with])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {f"x{n}": "" for n in range(MAX_EXTRA_FIELDS)},
+        {"x" * 128: "y"},
+        {"a": "x" * (MAX_EXTRA_BYTES - 10)},
+    ],
+    ids=["none", "as many as may be", "a long name", "as much as may be"],
+)
+def test_extra_parameters_within_the_limits_pass(check: Check, members: dict[str, str]) -> None:
+    check(extra_of(members))
+
+
+@pytest.mark.parametrize("check", [chat_with, completion_with])
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({f"x{n}": "" for n in range(MAX_EXTRA_FIELDS + 1)}, ""),
+        ({"a": "x" * MAX_EXTRA_BYTES}, ".a"),
+        ({"a": "1", "b": "ü" * (MAX_EXTRA_BYTES // 2)}, ".b"),
+        ({"a": "x" * MAX_EXTRA_BYTES * 4}, ""),
+        ({"": "x"}, ".fields[0].name"),
+        ({"a": "", "x" * 129: "y"}, ".fields[1].name"),
+    ],
+    ids=["too many", "too much", "too much together", "far too much", "no name", "too long a name"],
+)
+def test_too_many_or_too_large_extra_parameters_are_refused(check: Check, members: dict[str, str], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        check(extra_of(members))
+    assert caught.value.field == f"payload.extra_parameters{field}"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_cannot_carry_is_refused(number: float) -> None:
+    extra = json_value_pb2.JsonObject()
+    extra.fields.add(name="a").value.array_value.values.add(number_value=number)
+    with pytest.raises(FieldError) as caught:
+        chat_with(extra)
+    assert caught.value.field == "payload.extra_parameters.a"
+
+
+def test_two_parameters_of_one_name_are_refused() -> None:
+    extra = extra_of({"a": "1"})
+    extra.fields.add(name="a").value.bool_value = True
+    with pytest.raises(FieldError) as caught:
+        chat_with(extra)
+    assert caught.value.field == "payload.extra_parameters"
+
+
+def _within(message: Descriptor, seen: set[str]) -> Iterator[str]:
+    if message.full_name in seen:
+        return
+    seen.add(message.full_name)
+    yield message.full_name
+    for field in message.fields:
+        if field.message_type is not None:
+            yield from _within(field.message_type, seen)
+
+
+def test_no_public_request_can_hold_an_agents_behaviour() -> None:
+    behaviour = agent_behaviour_pb2.AgentBehaviour.DESCRIPTOR.full_name
+    service = inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+    for method in service.methods:
+        assert behaviour not in set(_within(method.input_type, set())), method.name
+    assert behaviour in set(_within(generation_service_pb2.GenerateRequest.DESCRIPTOR, set())), "the search finds it"
