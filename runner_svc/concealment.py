@@ -50,7 +50,7 @@ def _conceal_in_details(serialized: bytes) -> bytes:
 def _conceal_in_detail(detail: any_pb2.Any) -> None:
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     if detail.Unpack(info):
-        for key, value in info.metadata.items():
+        for key, value in dict(info.metadata).items():
             info.metadata[key] = conceal_local_addresses(value)
         detail.Pack(info)
     elif detail.Unpack(request):

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner_svc.backends.port import Backend
+from runner_svc.chat.settings import ChatSettings
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.restart import RestartLimits
-from weft.api.common.v1 import sampling_pb2
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.tools.config import ToolSourceConfig
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.kernel.request import Operation
 from weft.wake.recipes import Recipe
 
@@ -29,6 +33,8 @@ class ServedModel:
     """The file whose digest goes on receipts."""
     remote: bool = False
     """Serving it sends bytes off the premises."""
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    chat: ChatSettings = field(default_factory=ChatSettings)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
     wake_by_mesh: Recipe | None = None
     """What a router does to wake the host; the registry is told. What the runner does stays here."""
@@ -46,6 +52,8 @@ class PublishedAgent:
     system_prompt: str = ""
     default_params: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)
     """Only ever read."""
+    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+    """What the mesh does around its chats; None: nothing. Only ever read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,7 @@ class InstanceConfig:
     """The model's name in the mesh."""
     slots: int
     restart: RestartLimits = field(default_factory=RestartLimits)
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
 
 
@@ -72,9 +81,13 @@ class RunnerConfig:
     registry_address: str
     session_file: Path
     """Keeps the session id across restarts."""
+    leftovers: Leftovers | None = None
+    """What an earlier life left running; swept before the first backend starts. None: nothing is remembered."""
     models: tuple[ServedModel, ...]
     restart: RestartLimits = field(default_factory=RestartLimits)
     agents: tuple[PublishedAgent, ...] = ()
+    tools: tuple[ToolSourceConfig, ...] = ()
+    """Sources of tools that the runner runs for models."""
     max_requests: int | None = None
     """Requests it works on at once over all its models; None: as many as its slots."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)

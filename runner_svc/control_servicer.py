@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 import grpc
 
+from runner_svc import description
 from runner_svc.instance import Instance
 from runner_svc.report import RunnerReport
 from runner_svc.supervise.logs import LogBatch
@@ -58,6 +59,23 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         async with answering(context):
             await self._instance(request.model).unload()
             return pb.UnloadResponse()
+        raise AssertionError("abort has raised")
+
+    async def GetRequest(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.GetRequestRequest,
+        context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
+    ) -> pb.GetRequestResponse:
+        """See RunnerService.GetRequest."""
+        async with answering(context):
+            found = [instance.records.find(request.request_id) for instance in self._instances.values()]
+            # A request that failed over to another model of this runner has a record at each; the last one counts.
+            record = max(filter(None, found), key=lambda record: record.started, default=None)
+            if record is None:
+                raise WeftError(
+                    Reason.NOT_FOUND, f"this runner remembers no request {request.request_id[:MAX_NAME_CHARS]}"
+                )
+            return pb.GetRequestResponse(record=description.of_request(record), output=record.output)
         raise AssertionError("abort has raised")
 
     async def TailLogs(  # noqa: N802 - the rpc's name

@@ -8,9 +8,14 @@ from runner_svc.backends.port import Backend
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import RunRecipe, no_recipes
 from runner_svc.life import InstanceLife
+from runner_svc.policy.life_events import Command
 from runner_svc.policy.phase import Phase
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.records import RequestRecords
+from runner_svc.restart_log import Restart
 from runner_svc.slots import RequestLimit, SlotTable
 from runner_svc.waiting import within
+from runner_svc.work import Work
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -18,6 +23,7 @@ from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
+    from datetime import datetime
 
 LOADING_RETRY_SECONDS = 1.0
 
@@ -42,7 +48,8 @@ class Instance:
         self._task: asyncio.Task[None] | None = None
         self.backend = backend
         self.slots = SlotTable(config.slots, limit)
-        self._life = InstanceLife(config, backend, self.slots, clock, on_change, run_recipe)
+        self.records = RequestRecords(config.model, clock)
+        self._life = InstanceLife(config, backend, self.records, clock, on_change, run_recipe)
         self.digest = ""
         """Digest of the model file, once it is known."""
 
@@ -54,12 +61,12 @@ class Instance:
     @property
     def phase(self) -> Phase:
         """Where it is in its life."""
-        return self._life.phase
+        return self._life.state.phase
 
     @property
     def detail(self) -> str:
         """Why it is in this phase, in words."""
-        return self._life.detail
+        return self._life.state.detail
 
     @property
     def context_tokens(self) -> int:
@@ -69,12 +76,37 @@ class Instance:
     @property
     def last_restart_reason(self) -> str:
         """How the backend last ended by itself."""
-        return self._life.last_restart_reason
+        return self._life.restarts.last_detail
 
     @property
     def restart_count(self) -> int:
         """How often the backend was restarted after a fault."""
-        return self._life.restarts.total
+        return self._life.state.history.total
+
+    @property
+    def restarts(self) -> tuple[Restart, ...]:
+        """The last restarts after a fault, oldest first."""
+        return self._life.restarts.all
+
+    @property
+    def crash_lines(self) -> tuple[str, ...]:
+        """The backend's output up to its last crash, oldest first."""
+        return self._life.crash_lines
+
+    @property
+    def last_ready_at(self) -> "datetime | None":
+        """UTC; None: it never was ready."""
+        return self._life.last_ready_at
+
+    @property
+    def load_progress(self) -> float | None:
+        """Share of loading done, 0 to 1; None: unknown, or it does not load."""
+        return self.backend.load_progress() if self.phase is Phase.LOADING else None
+
+    @property
+    def timeouts(self) -> TimeoutProfile:
+        """The limits of time it works under."""
+        return self._config.timeouts
 
     async def start(self) -> None:
         """Begin its life. Returns at once; the backend loads in the background."""
@@ -85,19 +117,17 @@ class Instance:
         task, self._task = self._task, None
         if task is not None:
             await stop_tasks([task])
-        self._life.enter(Phase.IDLE)
 
     def drain(self) -> None:
         """Take nothing new; what runs goes on. The runner is about to end."""
-        self._life.stopping = True
-        if self.phase is Phase.READY:
-            self._life.enter(Phase.DRAINING)
+        self._life.ask_drain()
 
     @contextmanager
-    def admit(self, request_id: str) -> Iterator[Backend]:
-        """The backend to use for one request, with a slot held meanwhile.
+    def admit(self, request_id: str) -> Iterator[Work]:
+        """What one request works with, with a slot held and a record kept meanwhile; to be used within one task.
 
-        Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready.
+        Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready. When the
+        backend dies, stalls or is stopped the block is ended with the reason for that.
         """
         if self._life.stopping:
             raise self._shutting_down()
@@ -107,22 +137,24 @@ class Instance:
                 f"{self.model} is {self.phase.name.lower()}{': ' + self.detail if self.detail else ''}",
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
-        with self.slots.hold(request_id):
-            try:
-                yield self.backend
-            finally:
-                self._life.idle_since = self._clock.monotonic()
+        start = self._life.starts
+        try:
+            with self.slots.hold(request_id), self.records.keep(request_id) as record:
+                yield Work(record, self.backend, lambda error: self._life.note_failure(error, start))
+        finally:
+            self._life.idle_since = self._clock.monotonic()
 
     async def wake(self) -> None:
         """Return once it takes requests. Callers share one wake; cancelling one leaves it to the others.
 
-        Raises WAKE_FAILED with what went wrong, SHUTTING_DOWN when the runner is stopping.
+        Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash; SHUTTING_DOWN when the runner is
+        stopping.
         """
         self._require_running()
         if self.phase is Phase.READY:
             return
-        if self.phase is Phase.CRASH_LOOP:
-            raise WeftError(Reason.WAKE_FAILED, self.detail)
+        if self._life.state.doing is Command.PAUSE:
+            raise WeftError(Reason.WAKE_FAILED, self.detail, metadata={"model": self.model})
         self._life.wake_asked.set()
         await self._bounded(self._life.awake.wait(), Reason.WAKE_FAILED)
 

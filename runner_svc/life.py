@@ -1,57 +1,82 @@
 """The life of one backend: the only place that starts it, stops it, wakes it and puts it to sleep."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from enum import Enum, auto
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
 from runner_svc.backends.port import Backend
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import RunRecipe, SleepSettings
-from runner_svc.policy.phase import Phase
-from runner_svc.policy.restart import RestartPolicy
+from runner_svc.policy.life_events import (
+    Begun,
+    Broke,
+    Cleared,
+    Command,
+    Died,
+    DrainAsked,
+    EndAsked,
+    Ended,
+    Event,
+    Faulted,
+    Loaded,
+    LoadFailed,
+    Missing,
+    PauseOver,
+    SleepAsked,
+    SleepFailed,
+    Slept,
+    WakeAsked,
+    WakeFailed,
+)
+from runner_svc.policy.lifecycle import (
+    MAX_DETAIL_CHARS,
+    LifeRules,
+    LifeState,
+    needs_restart,
+    step,
+    with_last_lines,
+)
 from runner_svc.policy.sleep import IdleSigns, SleepDecision, decide_sleep
-from runner_svc.slots import SlotTable
+from runner_svc.records import RequestRecords
+from runner_svc.restart_log import RestartLog
 from runner_svc.waiting import SharedOutcome, end_tasks, event_within, within
+from runner_svc.watchdog import Watchdog
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 log = structlog.get_logger("weft.instance")
 
-MAX_DETAIL_CHARS = 1000
-"""A crash's last words go into reports; the registry refuses a novel."""
-DRAIN_CHECK_SECONDS = 0.05
 ATTACH_POLL_SECONDS = 0.5
 """How often a server that is being woken is looked for."""
+REQUESTS_END_SECONDS = 1.0
+"""How long requests that were failed may take to let go, before their backend is ended under them."""
 CRASH_LOG_LINES = 10
-WAKING = "waking"
-FALLING_ASLEEP = "going to sleep"
+"""How many of a backend's last lines a crash loop shows."""
+MAX_CRASH_LINES = 2000
+MAX_CRASH_BYTES = 64 * 1024
+"""How much of a backend's output is kept from its last crash."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
 
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
 
 
-class _Stage(Enum):
-    """What is being done; each stage ends with the next one."""
-
-    LOAD = auto()
-    SERVE = auto()
-    HIBERNATE = auto()
-    WAKE = auto()
-    SEEK = auto()
-    """Looking out for a server that weft can neither start nor wake."""
-
-
 class InstanceLife:
-    """One backend, one task: `run`. Everybody else asks through the events and waits for the shared outcomes."""
+    """One backend, one task: `run`. Everybody else asks through the events and waits for the shared outcomes.
+
+    What may happen when, and what it leads to, is decided by `policy.lifecycle`; here it is carried out.
+    """
 
     def __init__(
         self,
         config: InstanceConfig,
         backend: Backend,
-        slots: SlotTable,
+        records: RequestRecords,
         clock: Clock,
         on_change: Callable[[], None],
         run_recipe: RunRecipe,
@@ -59,19 +84,32 @@ class InstanceLife:
         self._config = config
         self._hibernation = config.hibernation
         self._backend = backend
-        self._slots = slots
+        self._records = records
         self._clock = clock
         self._on_change = on_change
         self._run_recipe = run_recipe
+        self._rules = LifeRules(
+            attached=config.hibernation.attached,
+            can_wake=config.hibernation.can_wake,
+            woken_by_mesh=config.hibernation.woken_by_mesh,
+            start_asleep=config.hibernation.start_asleep,
+            limits=config.restart,
+        )
         self._nudged = asyncio.Event()
         self._sleep_asked = asyncio.Event()
-        self._why_asleep = ""
+        self._fault: WeftError | None = None
+        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         self._obstacle = ""
-        self.restarts = RestartPolicy(config.restart)
-        self.phase = Phase.IDLE
-        self.detail = ""
+        self._log_mark = 0
+        self.state = LifeState()
+        self.restarts = RestartLog(clock)
+        self.crash_lines: tuple[str, ...] = ()
+        """The backend's output up to its last crash, at most MAX_CRASH_BYTES of it."""
         self.context_tokens = 0
-        self.last_restart_reason = ""
+        self.starts = 0
+        """How often the backend became ready: the number of the present one."""
+        self.last_ready_at: datetime | None = None
+        """UTC."""
         self.idle_since = clock.monotonic()
         self.stays_awake = False
         """Loaded to stay: it does not go to sleep by itself."""
@@ -88,159 +126,221 @@ class InstanceLife:
         self._sleep_asked.set()
         self._nudged.set()
 
-    def enter(self, phase: Phase, detail: str = "") -> None:
-        """Be in a phase from now on, and tell."""
-        detail = detail[:MAX_DETAIL_CHARS]
-        if (phase, detail) != (self.phase, self.detail):
-            self.phase, self.detail = phase, detail
-            self._on_change()
+    def ask_drain(self) -> None:
+        """Take nothing new from now on; what runs goes on."""
+        self.stopping = True
+        self._nudged.set()
+
+    def note_failure(self, error: WeftError, start: int) -> None:
+        """A request of the backend's start number `start` failed so. Some failures ask for a restart."""
+        if start == self.starts and self._fault is None and needs_restart(error.reason, attached=self._rules.attached):
+            self._fault = error
+            self._nudged.set()
 
     async def run(self) -> None:
         """Keep it as it should be until cancelled; then the backend is gone and nobody waits any more."""
-        stages: dict[_Stage, Callable[[], Awaitable[_Stage]]] = {
-            _Stage.LOAD: self._load,
-            _Stage.SERVE: self._serve,
-            _Stage.HIBERNATE: self._hibernate,
-            _Stage.WAKE: self._wake,
-            _Stage.SEEK: self._seek,
+        stages: Mapping[Command, Callable[[], Awaitable[Event]]] = {
+            Command.LOAD: self._load,
+            Command.WAKE: self._wake,
+            Command.SERVE: self._serve,
+            Command.CLEAR: self._clear,
+            Command.SLEEP: self._fall_asleep,
+            Command.REST: self._rest,
+            Command.SEEK: self._seek,
+            Command.PAUSE: self._pause,
         }
-        stage = _Stage.HIBERNATE if self._hibernation.start_asleep else _Stage.LOAD
         try:
+            command = self._note(Begun())
             while True:
                 try:
-                    stage = await stages[stage]()
+                    command = self._note(await stages[command]())
                 except Exception:
                     # Without this the model would look as if it were about to load until the runner is restarted.
                     log.exception("unforeseen error in a model's life", model=self._config.model)
-                    stage = await self._begin_anew()
+                    await self._end_backend()
+                    command = self._note(Broke(INTERNAL_ERROR))
         finally:
-            self.enter(Phase.STOPPING)
+            self._note(EndAsked())
             gone = WeftError(Reason.SHUTTING_DOWN, "the runner is stopping")
             self.awake.settle(gone)
             self.asleep.settle(gone)
-            await self._backend.stop()
+            await self._end_backend()
+            self._note(Ended())
 
-    async def _begin_anew(self) -> _Stage:
-        """After an error that nobody foresaw: as after a death."""
-        await self._backend.stop()
-        self._fail_wake(INTERNAL_ERROR)
-        self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
-        return self._absent(INTERNAL_ERROR) if self._hibernation.attached else await self._restart(INTERNAL_ERROR)
+    def _note(self, event: Event) -> Command:
+        """Something happened: be in the state it leads to, tell whoever waits, and return what to do now."""
+        now = self._clock.monotonic()
+        before = self.state
+        if self.stopping and not before.draining and not isinstance(event, DrainAsked):
+            before = step(before, DrainAsked(), now, self._rules).state
+        transition = step(before, event, now, self._rules)
+        self._remember(event, transition.state)
+        after = transition.state
+        if transition.command is Command.PAUSE:
+            after = with_last_lines(after, self._last_lines()[-CRASH_LOG_LINES:])
+            log.error("backend is not started for now", model=self._config.model, detail=after.detail)
+        changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
+        self.state = after
+        self._settle(event, transition.command)
+        if changed:
+            self._on_change()
+        return transition.command
 
-    async def _load(self) -> _Stage:
-        self.enter(Phase.LOADING, self.last_restart_reason)
+    def _remember(self, event: Event, after: LifeState) -> None:
+        """What a restart leaves behind for people to read."""
+        match event:
+            case Loaded():
+                self.last_ready_at = self._clock.utc_now()
+                self.restarts.note_ready()
+            case Died() | Faulted() | LoadFailed() | Broke() | WakeFailed() if not self._rules.attached:
+                if isinstance(event, WakeFailed) and after.doing is not Command.PAUSE:
+                    return
+                log.warning(
+                    "backend ended", model=self._config.model, how=event.how, restarts=self.state.history.total + 1
+                )
+                self.restarts.note(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
+            case _:
+                pass
+        if isinstance(event, (Died, Faulted)):
+            self._verdict = _verdict(event, attached=self._rules.attached)
+        elif isinstance(event, (Cleared, LoadFailed, WakeFailed)):
+            self.crash_lines = self._last_lines()
+        if after.doing is Command.REST:
+            self.restarts.note_asleep()
+
+    def _settle(self, event: Event, command: Command) -> None:
+        """Tell those who wait for it to be awake or asleep."""
+        if command is Command.SERVE:
+            self.wake_asked.clear()
+            self.idle_since = self._clock.monotonic()
+            self.awake.settle()
+        elif command is Command.PAUSE or isinstance(event, (WakeFailed, Broke)):
+            why = self.state.detail or INTERNAL_ERROR
+            self.wake_asked.clear()
+            self.awake.settle(WeftError(Reason.WAKE_FAILED, why, metadata={"model": self._config.model}))
+        if isinstance(event, Broke):
+            self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
+        elif command in (Command.REST, Command.SEEK):
+            self._sleep_asked.clear()
+            self.asleep.settle()
+
+    def _last_lines(self) -> tuple[str, ...]:
+        """What the present or last process said, as far as it is still there; not what those before it said."""
+        kept: list[str] = []
+        room = min(MAX_CRASH_BYTES, self._backend.log.total_bytes - self._log_mark)
+        for line in reversed(self._backend.log_lines(MAX_CRASH_LINES)):
+            room -= len(line.encode()) + 1
+            if room < 0:
+                break
+            kept.append(line)
+        return tuple(reversed(kept))
+
+    async def _load(self) -> Event:
         loading = asyncio.create_task(self._start_backend())
         unloaded = asyncio.create_task(self._sleep_asked.wait())
         try:
             await asyncio.wait({loading, unloaded}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
-                return _Stage.HIBERNATE
+                return SleepAsked()
             loading.result()
         except WeftError as error:
-            if self._hibernation.attached:
-                return self._absent(error.message)
-            return await self._restart(str(error))
+            return LoadFailed(error.reason, error.message)
         finally:
             await end_tasks(loading, unloaded)
-        return _Stage.SERVE
+        return Loaded()
 
     async def _start_backend(self) -> None:
         began = self._clock.monotonic()
+        self._log_mark = self._backend.log.total_bytes
         facts = await self._backend.start()
         self.context_tokens = facts.context_tokens
+        self.starts += 1
+        self._fault = None
         seconds = round(self._clock.monotonic() - began, 2)
         log.info("backend ready", model=self._config.model, pid=self._backend.process_id, load_seconds=seconds)
 
-    async def _serve(self) -> _Stage:
-        """Ready until the backend ends by itself or goes to sleep."""
-        self.wake_asked.clear()
-        self.idle_since = self._clock.monotonic()
-        self.enter(Phase.DRAINING if self.stopping else Phase.READY)
-        self.awake.settle()
+    async def _serve(self) -> Event:
+        """Until the backend ends by itself, is of no use any more, or is to sleep."""
         exited = asyncio.create_task(self._backend.wait_exit())
-        exited.add_done_callback(lambda _: self._nudged.set())
+        watchdog = Watchdog(self._records, self._backend, self._config.timeouts, self._clock)
+        watching = asyncio.create_task(watchdog.run())
+        for task in (exited, watching):
+            task.add_done_callback(lambda _: self._nudged.set())
         try:
             while not exited.done():
                 self._nudged.clear()
+                if self.stopping and not self.state.draining:
+                    self._note(DrainAsked())
+                fault = watching.result() if watching.done() else self._fault
+                if fault is not None:
+                    return Faulted(fault.reason, fault.message)
                 decision = self._decide_sleep()
                 if decision.sleep or self._sleep_asked.is_set():
-                    if await self._fall_asleep():
-                        return self._absent("")
-                else:
-                    await event_within(self._clock, decision.look_again_seconds, self._nudged)
-            how = exited.result()
+                    return SleepAsked()
+                await event_within(self._clock, decision.look_again_seconds, self._nudged)
+            report = exited.result()
+            return Died(report.reason, report.how)
         finally:
-            await end_tasks(exited)
-        self.enter(Phase.STOPPING, how)
-        # The process is gone, but what it started may not be.
-        await self._backend.stop()
-        return self._absent(how) if self._hibernation.attached else await self._restart(how)
+            await end_tasks(exited, watching)
 
     def _decide_sleep(self) -> SleepDecision:
         signs = IdleSigns(
             now=self._clock.monotonic(),
             idle_since=self.idle_since,
-            busy=bool(self._slots.holders),
+            busy=bool(self._records.running),
             stays_awake=self.stays_awake or self.stopping,
         )
         return decide_sleep(signs, self._hibernation.sleep_after_seconds)
 
-    async def _fall_asleep(self) -> bool:
-        """Whether it sleeps now. From here on new work is refused, and the router waits and wakes it."""
-        self.enter(Phase.STOPPING, FALLING_ASLEEP)
-        deadline = self._clock.monotonic() + self._hibernation.drain_seconds
-        while self._slots.holders and self._clock.monotonic() < deadline:
-            await self._clock.sleep(DRAIN_CHECK_SECONDS)
+    async def _clear(self) -> Event:
+        """The process is gone or of no use, but what it started may still be there, and so may its requests."""
+        await self._end_backend()
+        return Cleared()
+
+    async def _end_backend(self) -> None:
+        """Requests first: a server without requests obeys its first SIGTERM. Nothing of them is run again."""
+        self._records.fail_all(self._verdict)
+        self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+        if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
+            log.warning("requests hold on to a backend that ends", model=self._config.model)
+        await self._backend.stop()
+
+    async def _fall_asleep(self) -> Event:
+        """New work is refused already, and the router waits and wakes it."""
+        await event_within(self._clock, self._hibernation.drain_seconds, self._records.idle)
         try:
             await self._run_sleep_action(self._hibernation.sleep)
         except WeftError as error:
-            self._stay_awake(error)
-            return False
-        await self._backend.stop()
+            log.warning("model did not go to sleep", model=self._config.model, message=error.message)
+            self._sleep_asked.clear()
+            self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
+            return SleepFailed()
+        await self._end_backend()
         log.info("model went to sleep", model=self._config.model)
-        return True
+        return Slept()
 
     async def _run_sleep_action(self, sleep: SleepSettings | None) -> None:
         if sleep is not None and sleep.action is not None:
             await self._run_recipe(sleep.action, sleep.max_wait_seconds)
 
-    def _stay_awake(self, error: WeftError) -> None:
-        """The sleep action failed: serve on, and try again after another idle time."""
-        log.warning("model did not go to sleep", model=self._config.model, message=error.message)
-        self._sleep_asked.clear()
-        self.wake_asked.clear()
-        self.idle_since = self._clock.monotonic()
-        self.enter(Phase.DRAINING if self.stopping else Phase.READY)
-        self.awake.settle()
-        self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
-
-    async def _hibernate(self) -> _Stage:
-        self._sleep_asked.clear()
-        self.enter(Phase.HIBERNATING, self._why_asleep)
-        self._why_asleep = ""
-        self.asleep.settle()
+    async def _rest(self) -> Event:
         await self.wake_asked.wait()
-        return _Stage.WAKE
+        return WakeAsked()
 
-    async def _wake(self) -> _Stage:
-        self.enter(Phase.LOADING, WAKING)
+    async def _wake(self) -> Event:
         limit = self._hibernation.max_wait_seconds
+        reason = Reason.WAKE_FAILED
         try:
             await within(self._clock, limit, self._bring_up())
         except WeftError as error:
-            why = error.message
+            reason, why = error.reason, error.message
         except TimeoutError:
             why = f"it was not up within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
         else:
-            return _Stage.SERVE
+            return Loaded()
         await self._backend.stop()
-        self._fail_wake(why)
-        return self._absent(why)
-
-    def _fail_wake(self, why: str) -> None:
         log.warning("model could not be woken", model=self._config.model, message=why)
-        self.wake_asked.clear()
-        self.awake.settle(WeftError(Reason.WAKE_FAILED, why[:MAX_DETAIL_CHARS], metadata={"model": self._config.model}))
+        return WakeFailed(reason, why[:MAX_DETAIL_CHARS])
 
     async def _bring_up(self) -> None:
         recipe = self._hibernation.recipe
@@ -257,38 +357,27 @@ class InstanceLife:
                 self._obstacle = error.message
             await self._clock.sleep(ATTACH_POLL_SECONDS)
 
-    def _absent(self, why: str) -> _Stage:
-        """Asleep from here on. A server that we cannot wake is looked for, since somebody else may."""
-        self._why_asleep = why
-        return _Stage.HIBERNATE if self._hibernation.can_wake else _Stage.SEEK
-
-    async def _seek(self) -> _Stage:
-        hibernation = self._hibernation
-        phase = Phase.HIBERNATING if hibernation.woken_by_mesh else Phase.FAILED
-        self._sleep_asked.clear()
-        self.enter(phase, self._why_asleep)
-        self.asleep.settle()
-        while not await event_within(self._clock, hibernation.attach_retry_seconds, self.wake_asked):
+    async def _seek(self) -> Event:
+        while not await event_within(self._clock, self._hibernation.attach_retry_seconds, self.wake_asked):
             try:
                 await self._start_backend()
             except WeftError as error:
-                self.enter(phase, error.message)
+                self._note(Missing(error.message))
             else:
-                return _Stage.SERVE
-        return _Stage.WAKE
+                return Loaded()
+        return WakeAsked()
 
-    async def _restart(self, how: str) -> _Stage:
-        """After a death of a process of ours."""
-        self.last_restart_reason = how
-        decision = self.restarts.died(self._clock.monotonic())
-        log.warning("backend ended", model=self._config.model, how=how, restarts=self.restarts.total)
-        if not decision.crash_loop:
-            return _Stage.LOAD
-        pause = decision.pause_seconds
-        self.enter(Phase.CRASH_LOOP, f"{how}; next start in {pause:.0f} s")
-        self.wake_asked.clear()
-        self.awake.settle(WeftError(Reason.WAKE_FAILED, self.detail))
-        lines = self._backend.log_lines(CRASH_LOG_LINES)
-        log.error("backend is in a crash loop", model=self._config.model, pause_seconds=pause, last_lines=lines)
-        unloaded = await event_within(self._clock, pause, self._sleep_asked)
-        return _Stage.HIBERNATE if unloaded else _Stage.LOAD
+    async def _pause(self) -> Event:
+        while (left := (self.state.resume_at or 0.0) - self._clock.monotonic()) > 0:
+            if await event_within(self._clock, left, self._sleep_asked):
+                return SleepAsked()
+        return PauseOver()
+
+
+def _verdict(event: Died | Faulted, *, attached: bool) -> WeftError:
+    """What the requests under way are told."""
+    if isinstance(event, Faulted):
+        done = "let go of" if attached else "restarted"
+        return WeftError(Reason.WORKER_RESTARTED, f"the backend was {done} while it worked on the request: {event.how}")
+    reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
+    return WeftError(reason, f"the backend died while it worked on the request ({event.how})")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from runner_svc import description
 from runner_svc.concealment import conceal_local_addresses
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
 from runner_svc.instance import Instance
@@ -58,15 +59,7 @@ class RunnerReport:
         return runner_service_pb2.DescribeResponse(
             runner=self.runner(),
             instances=[
-                runner_service_pb2.InstanceDescription(
-                    model=instance.model,
-                    process_id=instance.backend.process_id or 0,
-                    restart_count=instance.restart_count,
-                    last_restart_reason=self.tellable(instance.last_restart_reason),
-                    log_lines=map(self.tellable, instance.backend.log_lines(log_line_count)),
-                    active_request_ids=instance.slots.holders,
-                )
-                for instance in self._instances
+                description.of_instance(instance, log_line_count, self.tellable) for instance in self._instances
             ],
         )
 
@@ -76,6 +69,7 @@ class RunnerReport:
             phase=instance.phase.value,  # type: ignore[arg-type]  # same numbers
             slots_total=instance.slots.total,
             slots_used=len(instance.slots.holders),
+            load_progress=instance.load_progress,
             context_tokens=instance.context_tokens,
             detail=self.tellable(instance.detail),
         )
@@ -107,6 +101,7 @@ def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:
         description=agent.description,
         system_prompt=agent.system_prompt,
         default_params=agent.default_params,
+        behaviour=agent.behaviour,
     )
     if agent.pool:
         manifest.pool = agent.pool

@@ -7,6 +7,7 @@ from random import SystemRandom
 import grpc
 import structlog
 
+from runner_svc.chat.request import ChatSetup
 from runner_svc.config import InstanceConfig, RunnerConfig, ServedModel
 from runner_svc.control_servicer import RunnerServicer
 from runner_svc.instance import Instance
@@ -16,6 +17,8 @@ from runner_svc.report import RunnerReport
 from runner_svc.servicer import EmbeddingServicer, GenerationServicer, WorkDesk
 from runner_svc.session import RunnerSession
 from runner_svc.slots import RequestLimit
+from runner_svc.tools.build import build_tool_box
+from runner_svc.tools.mcp_servers import untracked_tag
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -52,6 +55,8 @@ class RunnerService:
         self._session: RunnerSession | None = None
         incarnation = new_id("run")
         limit = RequestLimit(config.max_requests)
+        make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
+        self._tools = build_tool_box(config.tools, make_tag=make_tag)
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(config, incarnation, list(self._instances.values()))
@@ -80,7 +85,8 @@ class RunnerService:
             remote_models=frozenset(model.name for model in self._config.models if model.remote),
             clock=self._mesh_clock,
         )
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk), server)
+        chats = {model.name: self._chat_setup(model) for model in self._config.models}
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk, chats), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(desk), server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
@@ -96,8 +102,12 @@ class RunnerService:
             clock=self._clock,
             jitter=SystemRandom().random,
         )
+        if self._config.leftovers is not None:
+            await asyncio.to_thread(self._config.leftovers.sweep)
         for instance in self._instances.values():
             await instance.start()
+        # After the instances, which load meanwhile: a tool server that is down takes its time to say so.
+        await self._tools.start()
         await self._session.start()
         self._digests = start_task(self._compute_digests(), name="model-digests")
 
@@ -111,6 +121,7 @@ class RunnerService:
         if self._session is not None:
             await self._session.stop()
         await asyncio.gather(*(instance.stop() for instance in self._instances.values()))
+        await self._tools.stop()
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None
@@ -126,9 +137,22 @@ class RunnerService:
 
     def _instance(self, model: ServedModel, limit: RequestLimit) -> Instance:
         config = InstanceConfig(
-            model=model.name, slots=model.slots, restart=self._config.restart, hibernation=model.hibernation
+            model=model.name,
+            slots=model.slots,
+            restart=self._config.restart,
+            timeouts=model.timeouts,
+            hibernation=model.hibernation,
         )
         return Instance(config, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit)
+
+    def _chat_setup(self, model: ServedModel) -> ChatSetup:
+        return ChatSetup(
+            runner=self._config.name,
+            model=model.name,
+            settings=model.chat,
+            tools=self._tools,
+            clock=self._mesh_clock,
+        )
 
     async def _run_recipe(self, recipe: Recipe, timeout_seconds: float) -> None:
         await run_recipe(recipe, timeout_seconds=timeout_seconds, environment=self._config.environment)

@@ -1,6 +1,6 @@
 """gRPC translation for the runner's data plane: ticket in, frames out."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from typing import Any
@@ -9,6 +9,8 @@ import grpc
 import structlog
 
 from runner_svc.backends.port import CallInfo
+from runner_svc.chat.conversation import converse
+from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance import Instance
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
@@ -82,38 +84,53 @@ class WorkDesk:
         receipt.model = permit.model
         receipt.model_digest = instance.digest
         receipt.host = self._host
-        receipt.left_premises = permit.model in self._remote_models
+        receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
 
 
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     """See GenerationService."""
 
-    def __init__(self, desk: WorkDesk) -> None:
+    def __init__(self, desk: WorkDesk, chats: Mapping[str, ChatSetup]) -> None:
+        """`chats`: what all conversations with a model have in common, by its name."""
         self._desk = desk
+        self._chats = chats
 
-    async def Generate(  # noqa: N802 - the rpc's name
+    async def Generate(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: generation_service_pb2.GenerateRequest, context: GenerateContext
-    ) -> AsyncGenerator[generation_service_pb2.GenerateResponse]:
-        """See GenerationService.Generate."""
+    ) -> None:
+        """See GenerationService.Generate.
+
+        It writes and does not yield: a fault that ends the request while its caller is slow to read must end it inside
+        the block of `admit`, and so with its reason. gRPC drops a generator there, and the caller hears nothing.
+        """
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            payload = _payload(request)
-            with instance.admit(permit.request_id) as backend:
+            call = _call_info(permit, context)
+            chat = ChatRequest(
+                payload=_payload(request),
+                call=call,
+                behaviour=request.behaviour,
+                agent=request.agent,
+                allow_remote=permit.allow_remote,
+            )
+            with instance.admit(permit.request_id) as work:
                 first = [self._desk.started(permit)]
-                call = _call_info(permit, context)
                 try:
-                    async with aclosing(backend.generate(payload, call)) as frames:
+                    async with aclosing(converse(work, chat, self._chats[instance.model])) as frames:
                         async for frame in frames:
-                            self._complete(frame, permit, instance)
-                            yield generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
+                            self._complete(frame, permit, instance, left_premises=work.record.left_premises)
+                            response = generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
+                            await context.write(response)
                             first = []
                 except WeftError as error:
                     _log_failure(call, instance, error)
                     raise
 
-    def _complete(self, frame: Frame, permit: Permit, instance: Instance) -> None:
+    def _complete(self, frame: Frame, permit: Permit, instance: Instance, *, left_premises: bool) -> None:
         if frame[-1].WhichOneof("event") == "finished":
-            self._desk.complete(frame[-1].finished.receipt, permit, instance)
+            receipt = frame[-1].finished.receipt
+            receipt.left_premises = left_premises
+            self._desk.complete(receipt, permit, instance)
 
 
 class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
@@ -133,9 +150,9 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             if not request.payload.inputs:
                 raise invalid_field("payload.inputs", "must not be empty")
             call = _call_info(permit, context)
-            with instance.admit(permit.request_id) as backend:
+            with instance.admit(permit.request_id) as work:
                 try:
-                    result = await backend.embed(request.payload, call)
+                    result = await work.embed(request.payload, call)
                 except WeftError as error:
                     _log_failure(call, instance, error)
                     raise

@@ -41,6 +41,13 @@ async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def fresh_copy(error: WeftError) -> WeftError:
+    """The same error to be raised once more: one exception raised in many tasks would collect all their traces."""
+    return WeftError(
+        error.reason, error.message, metadata=error.metadata, retry_after_seconds=error.retry_after_seconds
+    )
+
+
 @dataclass(slots=True)
 class _Round:
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,14 +65,7 @@ class SharedOutcome:
         current = self._round
         await current.done.wait()
         if current.error is not None:
-            error = current.error
-            # One exception raised in many tasks would collect all their traces.
-            raise WeftError(
-                error.reason,
-                error.message,
-                metadata=error.metadata,
-                retry_after_seconds=error.retry_after_seconds,
-            )
+            raise fresh_copy(current.error)
 
     def settle(self, error: WeftError | None = None) -> None:
         """End the attempt: None is success."""

@@ -13,8 +13,10 @@ from enum import Enum, auto
 
 from yarl import URL
 
-from runner_svc.backends.openai_http import HEALTH, MODELS, Endpoint, HttpTimeouts, OpenAiHttp
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
+from runner_svc.backends.openai_http import HEALTH, MODELS, Endpoint, OpenAiHttp
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -48,7 +50,9 @@ class AttachedServerConfig:
     """Probes in a row that must fail before it counts as gone."""
     load_stall_seconds: float = 300.0
     """How long a server may answer that it is loading."""
-    timeouts: HttpTimeouts = field(default_factory=HttpTimeouts)
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.OPENAI_HTTP))
+    """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
 
     @property
     def base_url(self) -> str:
@@ -83,6 +87,24 @@ class AttachedServer:
         return None
 
     @property
+    def containment(self) -> str:
+        """Empty: the process is not ours."""
+        return ""
+
+    def load_progress(self) -> float | None:
+        """None: servers do not tell."""
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        """None: the process is not ours, and may be on another machine."""
+        return None
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds."""
+        http = self._http
+        return http is not None and await http.status_of(MODELS, timeout_seconds) is not None
+
+    @property
     def log(self) -> LogRing:
         """Empty: the output is not ours."""
         return self._log
@@ -100,7 +122,12 @@ class AttachedServer:
         await self.stop()
         key = self._read_key()
         self._secrets = self._config.secrets(key)
-        endpoint = Endpoint(base_url=self._config.base_url, api_key=key, model=self._config.upstream_model)
+        endpoint = Endpoint(
+            base_url=self._config.base_url,
+            api_key=key,
+            model=self._config.upstream_model,
+            parameters=self._config.parameters,
+        )
         http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break)
         try:
             await self._until_ready(http)
@@ -110,7 +137,7 @@ class AttachedServer:
         self._http = http
         return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
 
-    async def wait_exit(self) -> str:
+    async def wait_exit(self) -> ExitReport:
         """Return when the server has not answered several probes in a row while no answer of its arrived either."""
         http, config = self._running(), self._config
         failures, chunks = 0, 0
@@ -121,7 +148,7 @@ class AttachedServer:
             received, chunks = chunks != http.chunks_received, http.chunks_received
             answers = received or await self._is_there(http)
             failures = 0 if answers else failures + 1
-        return "the server stopped answering"
+        return ExitReport(reason=Reason.CONNECT_FAILED, how="the server stopped answering")
 
     async def stop(self) -> None:
         """Close our connections; the server goes on. Idempotent."""

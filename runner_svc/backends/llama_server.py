@@ -11,31 +11,29 @@ import os
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
-from runner_svc.backends.openai_http import Endpoint, HttpTimeouts, OpenAiHttp
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
-from runner_svc.policy.load_stall import LoadSigns, LoadWatch
+from runner_svc.backends.engine_process import EngineProcess
+from runner_svc.backends.openai_http import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.gpu_time import GpuTime
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.process import StopGraces, SupervisedProcess
+from runner_svc.supervise.process import StopGraces
+from runner_svc.templates.model_templates import check_before_load
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
-DEATH_NOTICE_SECONDS = 0.5
-"""How long a broken connection may be ahead of the news that the process died."""
-LOAD_CHECK_SECONDS = 0.5
 HEALTH_TIMEOUT_SECONDS = 2.0
 FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
-CRASH_LOG_LINES = 5
 
 # Two writers share the pipe, so another line may begin right behind the port: six digits are not a port.
 _LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
@@ -56,11 +54,17 @@ class LlamaServerConfig:
     threads: int = 1
     """llama.cpp with as many threads as a shared machine has cores is 10 times slower (measured): leave one free."""
     embeddings: bool = True
+    chat_template_path: Path | None = None
+    """A template to use instead of the model file's own."""
     extra_arguments: tuple[str, ...] = ()
     load_stall_seconds: float = 300.0
     """Loading is given up when neither output nor CPU time moved for this long."""
-    timeouts: HttpTimeouts = field(default_factory=HttpTimeouts)
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     graces: StopGraces = field(default_factory=StopGraces)
+    leftovers: Leftovers | None = None
+    """Remembers its process for the runner's next life."""
+    parameters: ParameterProfile = field(default_factory=ParameterProfile)
+    """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
 
     @property
     def operations(self) -> frozenset[Operation]:
@@ -78,16 +82,17 @@ class LlamaServerConfig:
         ]
         if self.embeddings:
             arguments += ["--embeddings", "--pooling", "mean"]
+        if self.chat_template_path is not None:
+            arguments += ["--chat-template-file", str(self.chat_template_path)]
         return [*arguments, *self.extra_arguments]
 
 
 class LlamaServerBackend:
     """A Backend over one llama.cpp server process."""
 
-    def __init__(self, config: LlamaServerConfig) -> None:
+    def __init__(self, config: LlamaServerConfig, gpu: GpuTime | None = None) -> None:
         self._config = config
-        self._log = LogRing()
-        self._process = SupervisedProcess(self._log, config.graces)
+        self._process = EngineProcess(config.graces, gpu, config.leftovers)
         self._http: OpenAiHttp | None = None
 
     @property
@@ -98,11 +103,29 @@ class LlamaServerBackend:
     @property
     def log(self) -> LogRing:
         """See Backend.log."""
-        return self._log
+        return self._process.log
 
     def log_lines(self, count: int) -> list[str]:
         """See Backend.log_lines."""
-        return self._log.last(count)
+        return self._process.log.last(count)
+
+    @property
+    def containment(self) -> str:
+        """See Backend.containment."""
+        return self._process.containment
+
+    def load_progress(self) -> float | None:
+        """None: llama.cpp's server has a callback of its own for it and prints nothing, at any level of its log."""
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        """See Backend.signs."""
+        return self._process.signs()
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds."""
+        http = self._http
+        return http is not None and await http.status_of(HEALTH, timeout_seconds) is not None
 
     async def start(self) -> BackendFacts:
         """See Backend.start."""
@@ -115,14 +138,17 @@ class LlamaServerBackend:
                 listening.set_result(int(found[1] or found[2]))
 
         try:
+            # The engine has no sandbox of its own for what comes with a model file.
+            await check_before_load(self._config.model_path, self._config.chat_template_path)
             # The key travels in the environment: arguments are visible to every user of the machine.
             await self._process.start(
                 [*self._config.command, *self._config.arguments()],
-                env={**os.environ, "LLAMA_API_KEY": key},
-                on_line=hear,
+                {**os.environ, "LLAMA_API_KEY": key},
+                hear,
             )
             port = await self._while_loading(listening)
-            endpoint = Endpoint(base_url=f"http://127.0.0.1:{port}", api_key=key)
+            url, parameters = f"http://127.0.0.1:{port}", self._config.parameters
+            endpoint = Endpoint(base_url=url, api_key=key, parameters=parameters, reports_prefill=True)
             self._http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break)
             await self._while_loading(self._until_healthy(self._http))
         except BaseException:
@@ -130,12 +156,9 @@ class LlamaServerBackend:
             raise
         return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
 
-    async def wait_exit(self) -> str:
+    async def wait_exit(self) -> ExitReport:
         """See Backend.wait_exit."""
-        how = await self._process.wait()
-        if self._process.ended_by_us:
-            await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
-        return how
+        return await self._process.wait_exit()
 
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: a server without requests obeys its first SIGTERM."""
@@ -168,47 +191,8 @@ class LlamaServerBackend:
             pause = min(pause * 2, MAX_HEALTH_PAUSE_SECONDS)
 
     async def _while_loading(self, awaited: Awaitable[_Result]) -> _Result:
-        """The result of `awaited`, unless the process dies (SERVER_DIED) or stalls (LOAD_STALLED) before it comes."""
-        ready = asyncio.ensure_future(awaited)
-        died = asyncio.create_task(self._process.wait())
-        watch = LoadWatch(self._load_signs())
-        try:
-            while True:
-                await asyncio.wait({ready, died}, timeout=LOAD_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if ready.done():
-                    return ready.result()
-                if died.done():
-                    raise self._death(died.result(), "while it loaded")
-                signs = self._load_signs()
-                watch = watch.observe(signs)
-                if watch.stalled(signs.at_seconds, self._config.load_stall_seconds):
-                    raise WeftError(
-                        Reason.LOAD_STALLED, f"loading made no progress for {self._config.load_stall_seconds:.0f} s"
-                    )
-        finally:
-            ready.cancel()
-            died.cancel()
-
-    def _load_signs(self) -> LoadSigns:
-        cpu_seconds = 0.0
-        pid = self._process.pid
-        if pid is not None:
-            with suppress(psutil.Error):
-                times = psutil.Process(pid).cpu_times()
-                cpu_seconds = times.user + times.system
-        return LoadSigns(asyncio.get_running_loop().time(), self._log.total_bytes, cpu_seconds)
+        return await self._process.while_loading(awaited, self._config.load_stall_seconds)
 
     async def _explain_break(self, reason: Reason) -> WeftError | None:
-        """Why a connection broke, if it is because the process ended."""
         del reason
-        try:
-            how = await asyncio.wait_for(self._process.wait(), DEATH_NOTICE_SECONDS)
-        except TimeoutError:
-            return None
-        if self._process.ended_by_us:
-            return WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
-        return self._death(how, "while it worked on the request")
-
-    def _death(self, how: str, when: str) -> WeftError:
-        lines = " | ".join(self._log.last(CRASH_LOG_LINES)) if when == "while it loaded" else ""
-        return WeftError(Reason.SERVER_DIED, f"the backend died {when} ({how}){': ' + lines if lines else ''}")
+        return await self._process.explain_break()

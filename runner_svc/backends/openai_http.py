@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Self
 
 import aiohttp
 import msgspec
@@ -20,6 +19,8 @@ from runner_svc.backends.openai_request import (
 from runner_svc.backends.openai_stream import StreamReader, error_fields
 from runner_svc.backends.port import CallInfo, EmbeddingResult
 from runner_svc.backends.sse import SseDecoder
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import chat_pb2, embedding_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
@@ -39,17 +40,6 @@ IDLE_CONNECTION_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpTimeouts:
-    """How long to wait for what. There is no total limit: a long answer is not a fault."""
-
-    connect_seconds: float = 5.0
-    headers_seconds: float | None = None
-    """None where the server sends headers with the first token: a limit would kill a long prefill."""
-    idle_stream_seconds: float = 120.0
-    """Longest silence between two events once content has begun. Comments are bytes, not progress."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a server is and what it wants to hear."""
 
@@ -59,6 +49,10 @@ class Endpoint:
     """Empty: no Authorization header is sent."""
     model: str = ""
     """The server's own name of the model; empty: requests name none."""
+    parameters: ParameterProfile = field(default_factory=ParameterProfile)
+    """Which parameters beyond weft's own it is sent, and whether its model thinks by default."""
+    reports_prefill: bool = False
+    """Whether it knows llama.cpp's `return_progress`: a chunk for every batch of the prompt that it has worked on."""
 
 
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
@@ -68,10 +62,12 @@ ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
 class OpenAiHttp:
     """One server behind one aiohttp session."""
 
-    def __init__(self, endpoint: Endpoint, timeouts: HttpTimeouts, explain_break: ExplainBreak) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: TimeoutProfile, explain_break: ExplainBreak) -> None:
         self._timeouts = timeouts
         self._explain_break = explain_break
         self._model = endpoint.model
+        self._parameters = endpoint.parameters
+        self._reports_prefill = endpoint.reports_prefill
         paths = (HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
         self._urls = {path: URL(endpoint.base_url + path) for path in paths}
         self.chunks_received = 0
@@ -101,19 +97,33 @@ class OpenAiHttp:
                 return response.status
         except (aiohttp.ClientError, TimeoutError):
             return None
+        except RuntimeError:
+            # aiohttp's word for a session that `close` has closed.
+            if not self._session.closed:
+                raise
+            return None
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
         if isinstance(payload, chat_pb2.ChatPayload):
-            path, body = CHAT, chat_body(payload, self._model)
+            path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
         else:
-            path, body = COMPLETIONS, completion_body(payload, self._model)
+            path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
+        if prepared.warnings:
+            yield prepared.warnings
+        if self._reports_prefill:
+            prepared.body["return_progress"] = True
         reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
         decoder = SseDecoder()
-        async with self._post(path, body, call) as response:
+        async with self._post(path, prepared.body, call) as response:
             _require_content_type(response, "text/event-stream")
             async for chunk in self._chunks(response):
-                for frame in reader.read(decoder.feed(chunk)):
+                frames = reader.read(decoder.feed(chunk))
+                if reader.took_token:
+                    call.on_token()
+                elif reader.took_prefill:
+                    call.on_prefill()
+                for frame in frames:
                     yield frame
                 if reader.done:
                     break
@@ -173,78 +183,38 @@ class OpenAiHttp:
                 if not self._session.closed:
                     raise
                 raise await self._stopped() from error
+            except aiohttp.ConnectionTimeoutError as error:
+                limit = f"connect_timeout_seconds, {self._timeouts.connect_seconds:g} s"
+                raise await self._broken(Reason.CONNECT_FAILED, f"the backend took no connection ({limit})") from error
             except aiohttp.ClientError as error:
                 if last_try or isinstance(error, aiohttp.ClientConnectorError):
                     raise await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection") from error
             except TimeoutError as error:
-                raise WeftError(Reason.HEADERS_TIMEOUT, "the backend sent no response headers in time") from error
+                limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
+                raise WeftError(Reason.HEADERS_TIMEOUT, f"the backend sent no response headers ({limit})") from error
         raise AssertionError("the second try returns or raises")
 
     async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Whatever has arrived, each time; STALL_TIMEOUT when only comments or nothing comes for too long."""
+        """Whatever has arrived, each time. Silence has no limit here: the watchdog knows what else is going on."""
         content = response.content
-        with _StallGuard(self._timeouts.idle_stream_seconds, response.close) as guard:
-            while True:
-                try:
-                    chunk = await content.readany()
-                except (RuntimeError, aiohttp.ClientError) as error:
-                    if guard.fired:
-                        raise WeftError(
-                            Reason.STALL_TIMEOUT,
-                            f"the backend sent nothing for {self._timeouts.idle_stream_seconds:g} s in mid-answer",
-                        ) from error
-                    # RuntimeError is aiohttp's word for a read on a connection that `close` has closed.
-                    if isinstance(error, RuntimeError) and self._session.closed:
-                        raise await self._stopped() from error
+        while True:
+            try:
+                chunk = await content.readany()
+            except RuntimeError as error:
+                # aiohttp's word for a read on a connection that `close` has closed.
+                if not self._session.closed:
                     raise
-                if not chunk:
-                    return
-                self.chunks_received += 1
-                if b"data:" in chunk:
-                    guard.event_seen()
-                yield chunk
+                raise await self._stopped() from error
+            if not chunk:
+                return
+            self.chunks_received += 1
+            yield chunk
 
     async def _stopped(self) -> WeftError:
         return await self._broken(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
         return await self._explain_break(reason) or WeftError(reason, message)
-
-
-class _StallGuard:
-    """Calls `give_up` when no event was seen for a while; starts with the first event.
-
-    One timer that looks back when it is due, instead of one that is set anew for every event of every stream.
-    """
-
-    def __init__(self, limit_seconds: float, give_up: Callable[[], None]) -> None:
-        self._limit_seconds = limit_seconds
-        self._give_up = give_up
-        self._loop = asyncio.get_running_loop()
-        self._last_event_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self.fired = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def event_seen(self) -> None:
-        """The backend is alive."""
-        self._last_event_at = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._limit_seconds, self._look)
-
-    def _look(self) -> None:
-        due = self._last_event_at + self._limit_seconds
-        if self._loop.time() >= due:
-            self.fired = True
-            self._give_up()
-        else:
-            self._timer = self._loop.call_at(due, self._look)
 
 
 class _EmbeddingItem(msgspec.Struct):

@@ -1,9 +1,21 @@
 """Payloads to the JSON bodies of an OpenAI-compatible server. Pure functions."""
 
 import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2, sampling_pb2
+from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, EngineKind, ParameterProfile, ParameterWarning, admit
+from weft.api.common.v1 import (
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    event_pb2,
+    json_value_pb2,
+    sampling_pb2,
+    warning_pb2,
+)
+from weft.dispatch.frames import Frame
 from weft.kernel.errors import invalid_field
 
 Json = dict[str, Any]
@@ -34,8 +46,36 @@ _SCALARS = (
 )
 
 
-def chat_body(payload: chat_pb2.ChatPayload, model: str = "") -> Json:
-    """The body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out."""
+_ENABLE_THINKING = "enable_thinking"
+"""The argument of chat templates by which models with and without thinking are told apart."""
+_DEFAULTS = ParameterProfile()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """What is sent, and what the caller must hear of it."""
+
+    body: Json
+    warnings: Frame
+    """One `warning` event for each parameter that is not sent; at most 64."""
+
+
+def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: ParameterProfile = _DEFAULTS) -> PreparedBody:
+    """The body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out.
+
+    Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
+    """
+    body = _chat_fields(payload, model)
+    arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    thinking = _thinking(payload, arguments, profile)
+    if thinking is not None:
+        arguments[_ENABLE_THINKING] = thinking
+    if arguments:
+        body[TEMPLATE_ARGUMENTS] = arguments
+    return PreparedBody(body, warnings)
+
+
+def _chat_fields(payload: chat_pb2.ChatPayload, model: str) -> Json:
     body = _stream_body(payload.sampling, model)
     body["messages"] = [_message(message) for message in payload.messages]
     if payload.HasField("choice_count"):
@@ -58,8 +98,13 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str = "") -> Json:
     return body
 
 
-def completion_body(payload: completion_pb2.CompletionPayload, model: str = "") -> Json:
-    """The body of POST /v1/completions; always a stream with usage. Raises INVALID_ARGUMENT for echo and suffix."""
+def completion_body(
+    payload: completion_pb2.CompletionPayload, model: str = "", profile: ParameterProfile = _DEFAULTS
+) -> PreparedBody:
+    """The body of POST /v1/completions; always a stream with usage.
+
+    Raises INVALID_ARGUMENT for echo and suffix, and naming an extra parameter that has a wrong value.
+    """
     body = _stream_body(payload.sampling, model)
     prompts = [_prompt(prompt) for prompt in payload.prompts]
     body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
@@ -72,7 +117,10 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str = "") 
         raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
     if payload.HasField("suffix"):
         raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
-    return body
+    arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    if arguments:
+        body[TEMPLATE_ARGUMENTS] = arguments
+    return PreparedBody(body, warnings)
 
 
 def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> Json:
@@ -92,6 +140,43 @@ def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPa
     """How many choices must come to an end."""
     prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
     return prompts * choices_per_prompt(payload)
+
+
+def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
+    """One `warning` event each."""
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    return [
+        event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=warning.field, message=warning.message))
+        for warning in warnings
+    ]
+
+
+def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: ParameterProfile) -> tuple[Json, Frame]:
+    """Put admitted extras into `body`; the template's arguments among them, and warnings about the rest."""
+    if not extra.fields:
+        return {}, []
+    admitted = admit(json_object(extra), profile)
+    send = dict(admitted.send)
+    arguments = send.pop(TEMPLATE_ARGUMENTS, {})
+    if not isinstance(arguments, dict):
+        raise invalid_field(TEMPLATE_ARGUMENTS, "must be an object")
+    # What the contract itself has asked for stands: an extra never replaces it.
+    body.update({name: value for name, value in send.items() if name not in body})
+    return arguments, warning_frame(admitted.warnings)
+
+
+def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: ParameterProfile) -> bool | None:
+    """Whether the model is to think; None: as its template has it. What the request says goes before the default."""
+    if payload.HasField("thinking"):
+        return payload.thinking
+    if (asked := arguments.get(_ENABLE_THINKING)) is not None:
+        if not isinstance(asked, bool):
+            raise invalid_field(f"{TEMPLATE_ARGUMENTS}.{_ENABLE_THINKING}", "must be true or false")
+        return asked
+    if payload.reasoning_effort == chat_pb2.REASONING_EFFORT_NONE:
+        # Strict servers refuse fields that they do not know, and understand "none" by itself.
+        return None if profile.kind is EngineKind.OPENAI_HTTP else False
+    return profile.thinking
 
 
 def _model(name: str) -> Json:

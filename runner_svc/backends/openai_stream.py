@@ -161,11 +161,16 @@ class StreamReader:
         self._bill = _Bill(choices_per_prompt)
         self.done = False
         """Whether the stream said [DONE]."""
+        self.took_token = False
+        """Whether the last `read` held a piece of an answer. A preamble that says whose turn it is holds none."""
+        self.took_prefill = False
+        """Whether the last `read` held a report on the prompt."""
 
     def read(self, payloads: list[bytes]) -> list[Frame]:
         """The frames for what arrived together: the first content of the stream alone, everything else in one."""
         frames: list[Frame] = []
         frame: Frame = []
+        self.took_token = self.took_prefill = False
         for payload in payloads:
             if payload == DONE:
                 self.done = True
@@ -213,7 +218,10 @@ class StreamReader:
         if chunk.usage is not None or chunk.timings is not None:
             self._bill.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
+        if events:
+            self.took_token = True
         if chunk.prompt_progress is not None:
+            self.took_prefill = True
             progress = chunk.prompt_progress
             events.append(
                 event_pb2.InferenceEvent(

@@ -27,6 +27,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--slots", action="store_true")
     parser.add_argument("--jinja", action="store_true")
+    parser.add_argument("--chat-template-file", type=Path, help="use this template, not the model file's own")
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--pooling", choices=["none", "mean", "cls", "last"], default="mean")
     return parser.parse_args(argv)
@@ -51,6 +52,8 @@ def main() -> None:
     params.endpoint_slots = options.slots
     params.endpoint_props = True
     params.use_jinja = options.jinja
+    if options.chat_template_file is not None:
+        params.chat_template = options.chat_template_file.read_text(encoding="utf-8")
     if options.alias:
         params.model_alias = {options.alias}
     if key := os.environ.get("LLAMA_API_KEY"):

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-MIN_CPU_SHARE = 0.05
-"""Answering our own health probes costs a server a little CPU; less than this share of one core is not loading."""
+from runner_svc.policy.work import MIN_WORK_SHARE
+
+WINDOW_SECONDS = 30.0
+"""Work is looked for in about the last so many seconds, or what begins after a long wait would be seen too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +22,24 @@ class LoadWatch:
     """The last moment at which loading was seen to move."""
 
     moved: LoadSigns
+    _mark: LoadSigns | None = None
+    """A look between one and two windows ago; None: it moved more recently than that."""
+    _next_mark: LoadSigns | None = None
 
     def observe(self, signs: LoadSigns) -> "LoadWatch":
         """The watch after another look: moved on if there was output, or work worth the name."""
-        elapsed = signs.at_seconds - self.moved.at_seconds
-        worked = signs.cpu_seconds - self.moved.cpu_seconds >= MIN_CPU_SHARE * elapsed
-        return LoadWatch(signs) if signs.output_bytes > self.moved.output_bytes or worked else self
+        if signs.output_bytes > self.moved.output_bytes or _worked(self._mark or self.moved, signs):
+            return LoadWatch(signs)
+        newest = self._next_mark or self.moved
+        if signs.at_seconds - newest.at_seconds < WINDOW_SECONDS:
+            return self
+        return LoadWatch(self.moved, self._next_mark, signs)
 
     def stalled(self, now_seconds: float, limit_seconds: float) -> bool:
         """Whether nothing moved for `limit_seconds`."""
         return now_seconds - self.moved.at_seconds >= limit_seconds
+
+
+def _worked(before: LoadSigns, after: LoadSigns) -> bool:
+    elapsed = after.at_seconds - before.at_seconds
+    return after.cpu_seconds - before.cpu_seconds >= MIN_WORK_SHARE * elapsed

@@ -1,6 +1,6 @@
 """When a backend that died is started again."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,32 +15,34 @@ class RestartLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestartDecision:
-    """What to do after a death."""
+class RestartHistory:
+    """What is remembered of earlier deaths. Times are seconds on any monotonic clock."""
 
-    pause_seconds: float
-    """0: start again at once."""
-    crash_loop: bool
-
-
-@dataclass(slots=True)
-class RestartPolicy:
-    """Counts deaths. Times are seconds on any monotonic clock."""
-
-    limits: RestartLimits = field(default_factory=RestartLimits)
     total: int = 0
-    _deaths: list[float] = field(default_factory=list)
-    _loops: int = 0
+    """Deaths ever."""
+    deaths: tuple[float, ...] = ()
+    """When the last ones in a row were, at most `max_deaths` of them."""
+    pauses: int = 0
+    """Pauses in a row so far."""
 
-    def died(self, now: float) -> RestartDecision:
-        """The decision after a death at `now`: at once, or after a pause when it died too often in a row."""
-        self.total += 1
-        recent = [at for at in self._deaths if now - at < self.limits.window_seconds]
-        if not recent:
-            self._loops = 0
-        self._deaths = [*recent, now]
-        if len(self._deaths) < self.limits.max_deaths:
-            return RestartDecision(pause_seconds=0.0, crash_loop=False)
-        pause = min(self.limits.first_pause_seconds * 2**self._loops, self.limits.max_pause_seconds)
-        self._loops += 1
-        return RestartDecision(pause_seconds=pause, crash_loop=True)
+    def after_death(
+        self, now: float, limits: RestartLimits, *, must_pause: bool = False
+    ) -> "tuple[RestartHistory, float]":
+        """The history with a death at `now`, and the pause before the next start in seconds; 0 is at once.
+
+        `must_pause`: as if it had died too often already, for deaths that trying again at once would only repeat.
+        """
+        deaths = tuple(at for at in self.deaths if now - at < limits.window_seconds)
+        pauses = self.pauses if deaths else 0
+        deaths = (*deaths, now)[-limits.max_deaths :]
+        history = replace(self, total=self.total + 1, deaths=deaths, pauses=pauses)
+        if len(deaths) < limits.max_deaths and not must_pause:
+            return history, 0.0
+        pause = min(limits.first_pause_seconds * 2.0 ** min(pauses, _MAX_DOUBLINGS), limits.max_pause_seconds)
+        # The pause itself is no proof of health: the window goes on where the next start begins.
+        resumed = (now + pause,) * len(deaths)
+        return replace(history, deaths=resumed, pauses=pauses + 1), pause
+
+
+_MAX_DOUBLINGS = 64
+"""A float does not overflow before the longest pause is reached."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 START_SECONDS = 60.0
+ORPHAN_SECONDS = 2.0
+"""The promise: nothing outlives a supervisor that is killed for longer."""
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 POOL = "pool"
@@ -145,7 +147,10 @@ def running_mesh(home: Path, *arguments: str, within: tuple[str, ...] = ()) -> I
         family = mesh.family()
         yield mesh
         family += mesh.family()
-        mesh.stop()
+        # Whoever ends it by a signal of its own ends all of it first; a host that is killed is followed within moments.
+        deadline = time.monotonic() + (ORPHAN_SECONDS if mesh.stop() == -signal.SIGKILL else 0.0)
+        while alive(family) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
         assert not alive(family), "weft up left processes behind"
     finally:
         for left in [*family, *mesh.family()]:

@@ -1,32 +1,21 @@
 """The Backend suite on a native llama-server, the one that is preferred where it is installed."""
 
-import shutil
-import subprocess
 from pathlib import Path
 from unittest import SkipTest
 
 import pytest
+from native_builds import built_llama_server
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from weft.host.demo import demo_model_path
 from weft.testing.conformance.backend import BackendConformance, Engine
-
-ROOT = Path(__file__).parents[2]
-BUILD_SECONDS = 3600.0
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
 
 @pytest.fixture(scope="session")
 def llama_server() -> Path:
-    """A native llama-server, built from source on first use (10 minutes on two cores)."""
-    binary = ROOT / ".venv-runtimes" / "llama.cpp" / "bin" / "llama-server"
-    if not binary.exists():
-        if shutil.which("c++") is None:
-            pytest.skip("there is no C++ compiler on this machine; the native llama-server cannot be built")
-        script = Path(__file__).with_name("build_llama_server.sh")
-        subprocess.run(["bash", str(script), str(binary.parent.parent)], check=True, timeout=BUILD_SECONDS)
-    return binary
+    return built_llama_server()
 
 
 class TestLlamaServerBackendOverTheNativeServer(BackendConformance):

@@ -10,6 +10,7 @@ import typer
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.cli.chat_history import prompt_history
 from weft.cli.completion import complete_chat_target
+from weft.cli.notices import notice
 from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft.cli.output import safe_text
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
@@ -193,6 +194,7 @@ class Conversation:
         self._history = history
         self._options = options
         self._timeout_seconds = timeout_seconds
+        self._inside_line = False
 
     def turns(self) -> list[Message]:
         """What was said so far; an answer that was stopped is not in it."""
@@ -204,6 +206,7 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """Say something and print the answer with its timings."""
+        self._inside_line = False
         turns: list[Message] = [*self._history, {"role": "user", "content": text}]
         answer: list[str] = []
         events = self._mesh.chat(self._model, turns, timeout=self._timeout_seconds, **self._options)
@@ -220,17 +223,28 @@ class Conversation:
     def _show(self, event: event_pb2.InferenceEvent, answer: list[str]) -> None:
         match event.WhichOneof("event"):
             case "delta":
+                self._print(event.delta.text)
                 answer.append(event.delta.text)
-                sys.stdout.write(shown(event.delta.text) if sys.stdout.isatty() else event.delta.text)
-                sys.stdout.flush()
             case "queued":
                 _aside(f"queued, place {event.queued.position}: {event.queued.reason}")
             case "loading":
                 _aside(f"loading{_progress(event.loading)}: {event.loading.stage}")
+            case "signal" | "warning" | "tool_call" | "tool_result":
+                if self._inside_line and sys.stdout.isatty() and sys.stderr.isatty():
+                    # On a terminal the two are one text; where they are apart, the answer stays as it came.
+                    sys.stderr.write("\n")
+                    self._inside_line = False
+                _aside(notice(event))
             case "finished":
                 sys.stdout.write("\n")
                 sys.stdout.flush()
                 _aside(timings(event.finished.receipt))
+
+    def _print(self, text: str) -> None:
+        if text:
+            sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
+            self._inside_line = not text.endswith("\n")
 
 
 def _progress(loading: event_pb2.Loading) -> str:

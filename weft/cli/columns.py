@@ -38,6 +38,8 @@ _AGENT = (
 _AGENT_WIDE = (
     *_AGENT[:-1],
     Column("RUNNER", lambda agent: agent.status.runner or "-"),
+    Column("TOOLS", lambda agent: ",".join(agent.tools) or "-"),
+    Column("SIGNALS", lambda agent: ",".join(agent.signals) or "-"),
     Column("AGE", lambda agent: age(agent.status.created_at), ticks=True),
     Column("DESCRIPTION", lambda agent: agent.description),
 )

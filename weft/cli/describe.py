@@ -1,9 +1,13 @@
-"""`weft describe`: all about one resource, for people."""
+"""`weft describe`: all about one resource, for people and for programs."""
 
-from weft.cli.description import Facts, description
+from typing import Annotated
+
+import typer
+
+from weft.cli.description import Facts, description, facts_document
 from weft.cli.get import ResourcesArgument
-from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
-from weft.cli.output import say
+from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
+from weft.cli.output import print_document, say
 from weft.cli.targets import Target, find, one_target
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.kernel.errors import WeftError
@@ -14,8 +18,16 @@ LOG_LINES = 10
 EVENTS = 10
 
 
-def describe(resources: ResourcesArgument, home: HomeOption = DEFAULT_HOME) -> None:
+def describe(
+    resources: ResourcesArgument,
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print; table is text.")] = (
+        OutputFormat.TABLE
+    ),
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
     """Show all about one resource: conditions with reasons, its pool, its process, what happened lately.
+
+    With -o json or yaml: the resource, its events, and its runner as that describes itself.
 
     Example: weft describe model qwen
     """
@@ -23,7 +35,10 @@ def describe(resources: ResourcesArgument, home: HomeOption = DEFAULT_HOME) -> N
         target = one_target(resources)
         with connect_registry(home=home) as registry:
             facts = gather(registry, target)
-        say(description(facts))
+        if output is OutputFormat.TABLE:
+            say(description(facts))
+        else:
+            print_document(facts_document(facts), output)
 
 
 def gather(registry: Registry, target: Target) -> Facts:

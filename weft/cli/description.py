@@ -4,9 +4,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
 
 from weft.api.runner.v1 import runner_service_pb2
 from weft.cli.columns import ago, context_tokens, who_wakes
+from weft.cli.instance_description import instance_lines
 from weft.cli.output import Column, TextTable, safe_text
 from weft.resources.documents import (
     AgentDocument,
@@ -16,6 +20,7 @@ from weft.resources.documents import (
     PoolDocument,
     RunnerDocument,
 )
+from weft.resources.rendering import plain
 from weft.resources.statuses import Condition, InstanceStatus
 
 KEY_CHARS = 13
@@ -54,6 +59,16 @@ def description(facts: Facts) -> str:
     lines = [*_header(facts.document), *_pool(facts), *_conditions(facts.document), *_instances(facts)]
     lines += [*_prompt(facts.document), *_agents(facts.agents), *_events(facts.events)]
     return "\n".join(lines) + "\n"
+
+
+def facts_document(facts: Facts) -> dict[str, Any]:
+    """All of it as JSON types: the resource, its events, and its runner as that describes itself."""
+    described = None if facts.runner is None else MessageToDict(facts.runner)
+    return {
+        "resource": plain(facts.document),
+        "events": [plain(event) for event in facts.events],
+        "runner": described,
+    }
 
 
 def _header(document: Document) -> Iterator[str]:
@@ -102,9 +117,27 @@ def _agent(agent: AgentDocument) -> Iterator[str]:
         "Parameters",
         ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in params.items()) or "-",
     )
+    yield from _behaviour(agent)
     if status.runner:
         yield _fact("Runner", status.runner)
     yield from _times(status.created_at, status.last_heartbeat_at, status.inactive_since)
+
+
+def _behaviour(agent: AgentDocument) -> Iterator[str]:
+    """What the mesh does around its chats; nothing for what it does around all of them."""
+    if agent.platform_prompt:
+        yield _fact("Platform", "its prompt stands first")
+    if agent.tools or agent.max_tool_iterations is not None:
+        rounds = agent.max_tool_iterations
+        limit = "" if rounds is None else f" (asked again at most {rounds} times)"
+        yield _fact("Tools", (", ".join(agent.tools) or "those of the model") + limit)
+    if not agent.parse_text_tool_calls:
+        yield _fact("Text calls", "not taken for calls")
+    if agent.signals:
+        going_on = "" if agent.stop_on_decision_request else " (a question for a decision does not end the answer)"
+        yield _fact("Signals", ", ".join(agent.signals) + going_on)
+    if agent.repetition is not None:
+        yield _fact("Repetition", agent.repetition)
 
 
 def _runner(runner: RunnerDocument) -> Iterator[str]:
@@ -156,32 +189,17 @@ def _instances(facts: Facts) -> Iterator[str]:
     match facts.document:
         case ModelDocument(status=status) if status is not None and status.instance is not None:
             yield "Instance:"
-            yield from _instance(status.instance, facts.runner, logs=True)
+            yield from _instance(status.instance, facts.runner)
         case RunnerDocument(status=status) if status is not None and status.instances:
             yield "Instances:"
             for instance in status.instances:
                 yield f"{INDENT}{instance.model}:"
-                yield from (f"{INDENT}{line}" for line in _instance(instance, facts.runner, logs=False))
+                yield from (f"{INDENT}{line}" for line in _instance(instance, facts.runner))
 
 
-def _instance(
-    state: InstanceStatus, runner: runner_service_pb2.DescribeResponse | None, *, logs: bool
-) -> Iterator[str]:
-    loaded = f" ({state.load_progress:.0%})" if state.load_progress is not None and state.phase == "loading" else ""
-    yield INDENT + _fact("Phase", f"{state.phase}{loaded}")
-    if state.detail:
-        yield INDENT + _fact("Detail", state.detail)
-    yield INDENT + _fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
+def _instance(state: InstanceStatus, runner: runner_service_pb2.DescribeResponse | None) -> Iterator[str]:
     described = next((one for one in runner.instances if one.model == state.model), None) if runner else None
-    if described is None:
-        yield INDENT + _fact("Process", "its runner cannot be asked")
-        return
-    yield INDENT + _fact("Process", str(described.process_id) if described.process_id else "none")
-    why = f", the last time because: {described.last_restart_reason}" if described.last_restart_reason else ""
-    yield INDENT + _fact("Restarts", f"{described.restart_count}{why}")
-    if logs and described.log_lines:
-        yield f"{INDENT}Log:"
-        yield from (f"{INDENT * 2}{safe_text(line)}" for line in described.log_lines)
+    return (f"{INDENT}{line}" for line in instance_lines(state, described))
 
 
 def _prompt(document: Document) -> Iterator[str]:

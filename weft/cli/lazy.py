@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "unload": "weft.cli.model_control:unload",
     "logs": "weft.cli.model_control:logs",
     "doctor": "weft.cli.doctor:doctor",
+    "conformance": "weft.cli.conformance:conformance",
     "serve": "weft.cli.serve:app",
     "runner": "weft.cli.runner:app",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from runner_svc.policy.restart import RestartPolicy
+from runner_svc.policy.restart import RestartHistory, RestartLimits
 from runner_svc.supervise import parent_death
 from weft.kernel.clock import Clock
 from weft.kernel.service import start_task, stop_tasks
@@ -30,7 +30,7 @@ class RunnerChild:
         self._arguments = arguments
         self._output = output
         self._clock = clock
-        self._restarts = RestartPolicy()
+        self._deaths = RestartHistory()
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -87,7 +87,8 @@ class RunnerChild:
         while True:
             assert self._process is not None, "watched before it was started"
             code = await self._process.wait()
-            pause = max(RESTART_PAUSE_SECONDS, self._restarts.died(self._clock.monotonic()).pause_seconds)
+            self._deaths, pause = self._deaths.after_death(self._clock.monotonic(), RestartLimits())
+            pause = max(RESTART_PAUSE_SECONDS, pause)
             log.error(
                 "runner process ended", runner=self.name, code=code, pause_seconds=pause, output=str(self._output)
             )

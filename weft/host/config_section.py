@@ -1,8 +1,8 @@
 """What every section of the configuration file has in common."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from weft.kernel.names import is_name
 
@@ -13,9 +13,16 @@ def _name(text: str) -> str:
     return text
 
 
+def _off_is_a_word(value: Any) -> Any:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
+Repetition = Annotated[Literal["off", "warn", "kill"], BeforeValidator(_off_is_a_word)]
+"""What happens to an answer that repeats itself over and over."""
 
 
 class Section(BaseModel):

@@ -1,11 +1,13 @@
 """How a runner is set up and run. The only module that imports it: a runner host needs no web stack and no database."""
 
+import os
 import socket
 from collections.abc import Callable
 
 import runner_svc.service
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.restart import RestartLimits
+from runner_svc.supervise.leftovers import Leftovers
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
 from weft.host.grpc_host import GrpcHost
@@ -14,6 +16,7 @@ from weft.host.published_agents import published_agents
 from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.host.served_models import served_model
 from weft.host.serving import Announce, registry_address, serve_until_stopped
+from weft.host.tool_sources import tool_sources
 from weft.kernel.errors import invalid_field
 
 DEFAULT_DRAIN_SECONDS = 10.0
@@ -37,14 +40,18 @@ def runner_config(
     models = tuple(model for model in section.models if is_published(model))
     if not models:
         raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
+    state = home.state / "runners"
+    has_children = section.runtime != "openai_http" or any(tool.type == "mcp_command" for tool in section.tools)
+    leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
         host=socket.gethostname(),
         address=address,
         registry_address=registry_address,
-        session_file=home.state / "runners" / f"{section.name}.session",
-        models=tuple(served_model(section, model, drain_seconds) for model in models),
+        session_file=state / f"{section.name}.session",
+        leftovers=leftovers,
+        models=tuple(served_model(section, model, drain_seconds, leftovers) for model in models),
         restart=RestartLimits(
             max_deaths=section.max_deaths,
             window_seconds=section.death_window_seconds,
@@ -52,6 +59,7 @@ def runner_config(
             max_pause_seconds=section.max_pause_seconds,
         ),
         agents=published_agents(section),
+        tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,
     )
 

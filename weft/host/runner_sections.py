@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from weft.host.config_section import Name, Seconds, Section
+from weft.host.config_section import Name, Repetition, Seconds, Section
 
 
 class WakeSection(Section):
@@ -82,6 +82,20 @@ class AgentSection(Section):
     """Put before the conversation."""
     default_params: dict[str, Any] = Field(default={}, max_length=64)
     """Used where a request leaves a parameter out, such as `temperature: 0.2`."""
+    platform_prompt: bool = False
+    """Begin the conversation with the platform's own prompt: the mesh, date and time, tool budget, how to signal."""
+    tools: tuple[Name, ...] = Field(default=(), max_length=64, strict=False)
+    """Tools that the mesh runs for the model; the runner that answers must have them in its `tools`."""
+    max_tool_iterations: Annotated[int, Field(ge=0, le=64)] | None = None
+    """How often the model may be asked again with results of tools. Default: the runner's."""
+    signals: tuple[Annotated[str, Field(max_length=64)], ...] = Field(default=(), max_length=64, strict=False)
+    """Control signals that the model may raise, such as `NEEDS_HIGHER_REASONER`."""
+    stop_on_decision_request: bool = True
+    """Whether a signal that asks for a decision ends the answer."""
+    repetition: Repetition | None = None
+    """What happens to an answer that repeats itself. Default: the model's."""
+    parse_text_tool_calls: bool = True
+    """Whether calls that the model writes as text count as calls."""
 
     @model_validator(mode="after")
     def _has_one_target(self) -> "AgentSection":
@@ -98,7 +112,7 @@ class ModelSection(Section):
     pool: Name | None = None
     """Models of one pool answer for each other."""
     path: Annotated[Path, Field(strict=False)] | None = None
-    """For llama_server: the GGUF file; `~` is your home folder."""
+    """For llama_server and llama_cpp_python: the GGUF file; `~` is your home folder."""
     url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
     """For openai_http: base URL of the server, such as `http://127.0.0.1:11434/v1`. Never told to the mesh."""
     api_key_env: Annotated[str, Field(max_length=128)] | None = None
@@ -114,9 +128,9 @@ class ModelSection(Section):
     sleep: SleepSection | None = None
     """What puts it to sleep when it is idle. Default: it never sleeps by itself."""
     start_asleep: bool = False
-    """For llama_server: load it with the first request rather than at the start."""
+    """For engines that weft starts: load it with the first request rather than at the start."""
     slots: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Requests it works on at once."""
+    """Requests it works on at once. Always 1 on llama_cpp_python."""
     context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
     """Context of one slot."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -124,7 +138,67 @@ class ModelSection(Section):
     embeddings: bool = True
     """Whether it also gives embeddings."""
     extra_arguments: tuple[str, ...] = Field(default=(), strict=False)
-    """Further flags for the server program."""
+    """Further flags for the server program; on llama_cpp_python for its host program, such as `--gpu-layers 0`."""
+    passthrough: Literal["none", "all"] = "none"
+    """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
+    chat_template_path: Annotated[Path, Field(strict=False)] | None = None
+    """A chat template (Jinja) to use instead of the model file's own. Not for openai_http."""
+    thinking: bool | None = None
+    """Whether a model that can think does so where a request says nothing. Default: as its template has it."""
+    system_messages: Literal["joined", "separate"] = "joined"
+    """How several system prompts reach the model: as one message, which every template takes, or one each."""
+    tools: tuple[Name, ...] = Field(default=(), max_length=64, strict=False)
+    """Tools that the mesh runs for every chat with this model, from the runner's `tools`."""
+    repetition: Repetition = "warn"
+    """What happens to an answer that repeats a line or a piece of text over and over."""
+
+
+class ToolSection(Section):
+    """A source of tools that the runner runs for models. `type` says which of the other names apply."""
+
+    type: Literal["python", "mcp_command", "mcp_http"]
+    """A Python function, an MCP server that the runner starts, or one that runs already."""
+    name: Name
+    """For python: the tool's name. For MCP: a prefix, so that `files` and its tool `read` give `files.read`."""
+    function: Annotated[str, Field(max_length=512)] | None = None
+    """For python: `package.module:function`. Its annotations give the schema, its docstring the description."""
+    argv: tuple[str, ...] = Field(default=(), strict=False, max_length=64, repr=False)
+    """For mcp_command: the program and its arguments; there is no shell."""
+    environment: dict[str, str] = Field(default={}, max_length=64, repr=False)
+    """For mcp_command: set for the program, beside PATH, HOME and LANG and nothing else of the runner's own.
+    `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
+    """For mcp_http: where the server listens (streamable HTTP)."""
+    headers: dict[str, str] = Field(default={}, max_length=32, repr=False)
+    """For mcp_http. `${WEFT_TOOL_...}` stands for that environment variable of the runner."""
+    allow: tuple[str, ...] = Field(default=(), strict=False, max_length=256)
+    """For MCP: the server's tools that may be used. Default: all of them."""
+    remote: bool = False
+    """Whether calling it sends bytes off the premises; then only requests with `allow_remote` get it."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """Longest time that one call may take; the model is told when it is over."""
+    max_output_bytes: Annotated[int, Field(ge=256, le=16_777_216)] = 65_536
+    """How much of a tool's output the model is told; the rest is cut, and said."""
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> "ToolSection":
+        needed = {"python": "function", "mcp_command": "argv", "mcp_http": "url"}[self.type]
+        if not getattr(self, needed):
+            raise ValueError(f"a tool of type {self.type} needs {needed}")
+        return self
+
+
+class SignalSection(Section):
+    """A control signal of your own, beside the built-in ones."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")]
+    """In capitals, such as `NEEDS_LEGAL_REVIEW`."""
+    description: Annotated[str, Field(min_length=1, max_length=1024)]
+    """When to raise it, for the model to read."""
+    parameters: dict[str, Any] = Field(default={}, max_length=16)
+    """JSON schema of its arguments. Default: a `reason`."""
+    asks_for_decision: bool = False
+    """Whether it ends the answer where the agent says `stop_on_decision_request`."""
 
 
 class RunnerSection(Section):
@@ -132,10 +206,12 @@ class RunnerSection(Section):
 
     name: Name
     """Unique in the mesh."""
-    runtime: Literal["llama_server", "openai_http"] = "llama_server"
-    """The kind of engine: one that weft starts, or an OpenAI-compatible server that runs already."""
+    runtime: Literal["llama_server", "openai_http", "llama_cpp_python"] = "llama_server"
+    """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, or an OpenAI-compatible server
+    that runs already."""
     command: tuple[str, ...] | None = Field(default=None, strict=False)
-    """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher."""
+    """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
+    llama_cpp_python: another interpreter that has weft and the library, with `-m runner_svc.engines.llama_cpp_host`."""
     models: tuple[ModelSection, ...] = Field(min_length=1, max_length=64, strict=False)
     """What it serves, one process each."""
     agents: tuple[AgentSection, ...] = Field(default=(), max_length=256, strict=False)
@@ -152,8 +228,16 @@ class RunnerSection(Section):
     """Longest wait for a connection to the engine."""
     headers_timeout_seconds: Seconds | None = None
     """Longest wait for response headers. Off: llama-server sends them with the first token."""
+    first_token_timeout_seconds: Seconds | None = None
+    """Longest wait for the first token, however busy the engine is. Off: a long prompt takes its time."""
+    prefill_liveness_timeout_seconds: Seconds | None = 120.0
+    """Longest time without a sign of life before the first token: prefill progress, CPU or GPU time of the engine."""
     idle_stream_timeout_seconds: Seconds = 120.0
-    """Longest silence between two events once content has begun."""
+    """Longest time without a token once the answer has begun."""
+    absolute_timeout_seconds: Seconds | None = None
+    """Longest time for a whole request, tools included. Off."""
+    liveness_probe_interval_seconds: Seconds = 1.0
+    """How often signs of life are looked for."""
     first_term_seconds: Seconds = 3.0
     """Grace after the first SIGTERM."""
     second_term_seconds: Seconds = 2.0
@@ -168,10 +252,22 @@ class RunnerSection(Section):
     """Pause after a crash loop; doubles with every further one."""
     max_pause_seconds: Seconds = 300.0
     """Longest such pause."""
+    tools: tuple[ToolSection, ...] = Field(default=(), max_length=64, strict=False)
+    """Tools that the runner can run for models and agents that list them."""
+    signals: tuple[SignalSection, ...] = Field(default=(), max_length=32, strict=False)
+    """Control signals beside the built-in ones."""
+    max_tool_iterations: Annotated[int, Field(ge=0, le=64)] = 8
+    """How often a model may be asked again with results of tools, where its agent says nothing."""
+    max_tool_calls_per_turn: Annotated[int, Field(ge=1, le=64)] = 16
+    """Tool calls that one turn of a model may hold."""
+    time_zone: Annotated[str, Field(max_length=64)] | None = None
+    """Zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
+    platform_context: Annotated[str, Field(max_length=8192)] = ""
+    """What the platform prompt says about your mesh, for the model to read."""
 
     @model_validator(mode="after")
     def _models_fit_the_runtime(self) -> "RunnerSection":
-        needed, foreign = ("path", "url") if self.runtime == "llama_server" else ("url", "path")
+        needed, foreign = ("url", "path") if self.runtime == "openai_http" else ("path", "url")
         for model in self.models:
             if getattr(model, needed) is None:
                 raise ValueError(f"model {model.name} needs {needed}, because the runtime is {self.runtime}")

@@ -1,16 +1,22 @@
 """The models of a configuration section as a runner serves them: engine, sleep and wake."""
 
+from dataclasses import replace
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 
 from yarl import URL
 
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.llama_cpp_python import HOST_COMMAND, LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.openai_http import HttpTimeouts
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings, SleepSettings
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
+from weft.host.chat_settings import chat_settings
 from weft.host.demo import default_threads, llama_command
 from weft.host.runner_sections import ModelSection, RunnerSection, SleepSection, WakeSection
 from weft.kernel.errors import invalid_field
@@ -28,18 +34,30 @@ from weft.wake.recipes import (
 MAX_ARGUMENT_CHARS = 4096
 
 
-def served_model(section: RunnerSection, model: ModelSection, drain_seconds: float) -> ServedModel:
-    """One model. Raises INVALID_ARGUMENT naming the field for what can only be seen with its neighbours."""
+def served_model(
+    section: RunnerSection, model: ModelSection, drain_seconds: float, leftovers: Leftovers | None = None
+) -> ServedModel:
+    """One model, its processes remembered in `leftovers`.
+
+    Raises INVALID_ARGUMENT naming the field for what can only be seen with its neighbours.
+    """
     where = f"runners.{section.name}.models.{model.name}"
     hibernation = _hibernation(section, model, drain_seconds, where)
     by_mesh = model.wake is not None and model.wake.by == "mesh"
     recipe = None if model.wake is None else _recipe(model.wake, f"{where}.wake")
-    serve = _attached if section.runtime == "openai_http" else _supervised
-    return serve(section, model, where, hibernation, recipe if by_mesh else None)
+    supervised = _in_process if section.runtime == "llama_cpp_python" else _supervised
+    serve = _attached if section.runtime == "openai_http" else partial(supervised, leftovers=leftovers)
+    served = serve(section, model, where, hibernation, recipe if by_mesh else None)
+    return replace(served, chat=chat_settings(section, model))
 
 
 def _supervised(
-    section: RunnerSection, model: ModelSection, where: str, hibernation: HibernationSettings, by_mesh: Recipe | None
+    section: RunnerSection,
+    model: ModelSection,
+    where: str,
+    hibernation: HibernationSettings,
+    by_mesh: Recipe | None,
+    leftovers: Leftovers | None,
 ) -> ServedModel:
     server = LlamaServerConfig(
         command=llama_command(section.command),
@@ -49,14 +67,13 @@ def _supervised(
         context_tokens=model.context_tokens,
         threads=model.threads or default_threads(),
         embeddings=model.embeddings,
+        chat_template_path=_template_path(model, where),
         extra_arguments=model.extra_arguments,
         load_stall_seconds=section.load_stall_seconds,
         timeouts=_timeouts(section),
-        graces=StopGraces(
-            first_term_seconds=section.first_term_seconds,
-            second_term_seconds=section.second_term_seconds,
-            kill_seconds=section.kill_seconds,
-        ),
+        graces=_graces(section),
+        leftovers=leftovers,
+        parameters=_parameters(model, EngineKind.LLAMA_SERVER),
     )
     return ServedModel(
         name=model.name,
@@ -67,6 +84,45 @@ def _supervised(
         context_tokens=model.context_tokens,
         model_path=server.model_path,
         remote=model.remote,
+        timeouts=server.timeouts,
+        hibernation=hibernation,
+        wake_by_mesh=by_mesh,
+    )
+
+
+def _in_process(
+    section: RunnerSection,
+    model: ModelSection,
+    where: str,
+    hibernation: HibernationSettings,
+    by_mesh: Recipe | None,
+    leftovers: Leftovers | None,
+) -> ServedModel:
+    if "slots" in model.model_fields_set and model.slots != 1:
+        raise invalid_field(f"{where}.slots", "must be 1: llama-cpp-python works on one request at a time")
+    engine = LlamaCppPythonConfig(
+        command=section.command or HOST_COMMAND,
+        model_path=_model_path(model, where),
+        chat_template_path=_template_path(model, where),
+        context_tokens=model.context_tokens,
+        threads=model.threads or default_threads(),
+        embeddings=model.embeddings,
+        extra_arguments=model.extra_arguments,
+        load_stall_seconds=section.load_stall_seconds,
+        graces=_graces(section),
+        leftovers=leftovers,
+        parameters=_parameters(model, EngineKind.LLAMA_CPP_PYTHON),
+    )
+    return ServedModel(
+        name=model.name,
+        pool=model.pool or "",
+        make_backend=lambda: LlamaCppPythonBackend(engine),
+        operations=engine.operations,
+        slots=1,
+        context_tokens=model.context_tokens,
+        model_path=engine.model_path,
+        remote=model.remote,
+        timeouts=_timeouts(section),
         hibernation=hibernation,
         wake_by_mesh=by_mesh,
     )
@@ -75,6 +131,8 @@ def _supervised(
 def _attached(
     section: RunnerSection, model: ModelSection, where: str, hibernation: HibernationSettings, by_mesh: Recipe | None
 ) -> ServedModel:
+    if model.chat_template_path is not None:
+        raise invalid_field(f"{where}.chat_template_path", "this server renders its own; set the template there")
     generation = {Operation.CHAT, Operation.COMPLETION}
     operations = frozenset(generation | {Operation.EMBEDDING} if model.embeddings else generation)
     server = AttachedServerConfig(
@@ -87,6 +145,7 @@ def _attached(
         probe_failures=section.probe_failures,
         load_stall_seconds=section.load_stall_seconds,
         timeouts=_timeouts(section),
+        parameters=_parameters(model, EngineKind.OPENAI_HTTP),
     )
     return ServedModel(
         name=model.name,
@@ -96,6 +155,7 @@ def _attached(
         slots=model.slots,
         context_tokens=model.context_tokens,
         remote=model.remote,
+        timeouts=server.timeouts,
         hibernation=hibernation,
         wake_by_mesh=by_mesh,
     )
@@ -187,9 +247,32 @@ def _model_path(model: ModelSection, where: str) -> Path:
     return model.path.expanduser()
 
 
-def _timeouts(section: RunnerSection) -> HttpTimeouts:
-    return HttpTimeouts(
+def _template_path(model: ModelSection, where: str) -> Path | None:
+    path = None if model.chat_template_path is None else model.chat_template_path.expanduser()
+    if path is not None and not path.is_file():
+        raise invalid_field(f"{where}.chat_template_path", f"there is no file {path}")
+    return path
+
+
+def _graces(section: RunnerSection) -> StopGraces:
+    return StopGraces(
+        first_term_seconds=section.first_term_seconds,
+        second_term_seconds=section.second_term_seconds,
+        kill_seconds=section.kill_seconds,
+    )
+
+
+def _parameters(model: ModelSection, kind: EngineKind) -> ParameterProfile:
+    return ParameterProfile(kind=kind, passthrough=model.passthrough == "all", thinking=model.thinking)
+
+
+def _timeouts(section: RunnerSection) -> TimeoutProfile:
+    return TimeoutProfile(
         connect_seconds=section.connect_timeout_seconds,
         headers_seconds=section.headers_timeout_seconds,
+        first_token_seconds=section.first_token_timeout_seconds,
+        prefill_liveness_seconds=section.prefill_liveness_timeout_seconds,
         idle_stream_seconds=section.idle_stream_timeout_seconds,
+        absolute_seconds=section.absolute_timeout_seconds,
+        probe_interval_seconds=section.liveness_probe_interval_seconds,
     )

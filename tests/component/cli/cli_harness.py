@@ -65,6 +65,8 @@ class ScriptedMesh:
     applied: list[declaration_service_pb2.ApplyRequest] = field(default_factory=list)
     apply_error: WeftError | None = None
     chat_error: WeftError | None = None
+    chat_asides: list[event_pb2.InferenceEvent] = field(default_factory=list)
+    """What an answer says beside its text."""
     asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
@@ -283,6 +285,7 @@ class _Inference(inference_service_pb2_grpc.InferenceServiceServicer):
         for event in (
             event_pb2.InferenceEvent(queued=event_pb2.Queued(position=1, reason="every slot is taken")),
             event_pb2.InferenceEvent(loading=event_pb2.Loading(progress=0.5, stage="waking")),
+            *self._mesh.chat_asides,
             event_pb2.InferenceEvent(delta=event_pb2.Delta(text=f"I am {request.model}")),
             event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
         ):

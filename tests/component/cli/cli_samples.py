@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from weft.api.common.v1 import sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, resource_kind_pb2, runner_pb2, wake_pb2
 from weft.kernel.address import relayed_address
 
@@ -33,6 +33,15 @@ def some_agent(name: str = "coder", description: str = "Writes code") -> agent_p
             description=description,
             system_prompt="You are terse.\nVery.",
             default_params=sampling_pb2.SamplingParams(temperature=0.2, stop=["\n"], logit_bias={7: 1.5}),
+            behaviour=agent_behaviour_pb2.AgentBehaviour(
+                platform_prompt=True,
+                tools=["files.read"],
+                max_tool_iterations=4,
+                signals=["NEEDS_HIGHER_REASONER"],
+                stop_on_decision_request=False,
+                repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
+                parse_text_tool_calls=False,
+            ),
         ),
         kind=agent_pb2.Agent.KIND_VIRTUAL,
         runner="r1",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cli_harness import ScriptedMesh
 
+from weft.api.common.v1 import event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.cli.chat import Conversation, converse, shown
 from weft.cli.chat_history import HISTORY_NAME, prompt_history
 from weft.client import connect
@@ -39,6 +40,28 @@ def test_waiting_and_waking_are_told_beside_the_answer(mesh: ScriptedMesh) -> No
     assert "queued, place 1: every slot is taken" in result.stderr
     assert "loading 50%: waking" in result.stderr
     assert result.stdout == "I am qwen\n"
+
+
+def test_signals_warnings_and_tools_are_told_beside_the_answer(mesh: ScriptedMesh) -> None:
+    arguments = json_value_pb2.JsonObject()
+    arguments.fields.add(name="path").value.string_value = "ü\x1b[2J" + "x" * 500
+    mesh.chat_asides += [
+        event_pb2.InferenceEvent(signal=signal_pb2.Signal(name="NEEDS_HIGHER_REASONER")),
+        event_pb2.InferenceEvent(warning=warning_pb2.Warning(message="mirostat is not supported")),
+        event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="files.read", arguments=arguments)),
+        event_pb2.InferenceEvent(tool_result=event_pb2.ToolResult(content="two\nlines " + "y" * 500)),
+        event_pb2.InferenceEvent(tool_result=event_pb2.ToolResult(content="no such file", failed=True)),
+    ]
+    result = mesh.run("chat", "qwen", "-m", "hi")
+    assert result.stdout == "I am qwen\n"
+    told = [line for line in result.stderr.splitlines() if line.startswith(("signal", "warning", "tool"))]
+    assert told[0] == "signal NEEDS_HIGHER_REASONER"
+    assert told[1] == "warning: mirostat is not supported"
+    assert told[2].startswith('tool files.read {"path": "ü')
+    assert told[3].startswith("tool answered: two lines yyy")
+    assert told[4] == "tool failed: no such file"
+    assert "\x1b" not in result.stderr
+    assert all(len(line) < 250 for line in told)
 
 
 @pytest.mark.parametrize(("name", "code"), [("nobody", 3), ("agent/nobody", 3), ("../x", 2)])

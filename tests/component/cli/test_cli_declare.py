@@ -126,6 +126,8 @@ def test_diff_shows_what_would_change_and_changes_nothing(mesh: ScriptedMesh) ->
     assert result.exit_code == 1
     assert result.stdout.startswith("--- agent/coder (mesh)\n+++ agent/coder (standard input, document 1 (line 1))\n")
     assert "-description: Writes code\n" in result.stdout
+    assert "-maxToolIterations: 4\n" in result.stdout
+    assert "-repetition: 'off'\n" in result.stdout
     assert all(request.dry_run for request in mesh.applied)
     assert "+kind: agent\n" in mesh.run("diff", "-f", "-", stdin=AGENT.format(name="new")).stdout
 

@@ -81,6 +81,17 @@ def test_wide_shows_more(mesh: ScriptedMesh) -> None:
     line = mesh.run("get", "model", "qwen", "-o", "wide").stdout.splitlines()[1]
     assert "ready" in line
     assert "1/4" in line
+    header, row = mesh.run("get", "agents", "-o", "wide").stdout.splitlines()
+    assert header.index("TOOLS") == row.index("files.read")
+    assert header.index("SIGNALS") == row.index("NEEDS_HIGHER_REASONER")
+
+
+def test_an_agent_that_asks_for_nothing_is_described_without_it(mesh: ScriptedMesh) -> None:
+    plain = some_agent("plain")
+    plain.manifest.ClearField("behaviour")
+    mesh.add(plain)
+    out = mesh.run("describe", "agent", "plain").stdout
+    assert not [line for line in out.splitlines() if line.startswith(("Platform", "Tools", "Signals", "Repetition"))]
 
 
 def test_words_of_others_cannot_steer_a_terminal(mesh: ScriptedMesh) -> None:
@@ -254,6 +265,11 @@ def test_a_solo_model_has_no_pool_block(mesh: ScriptedMesh) -> None:
                 'temperature=0.2, stop=["\\n"], logit_bias={"7": 1.5}',
                 "model/qwen is active",
                 "You are terse.",
+                "Platform:",
+                "files.read (asked again at most 4 times)",
+                "NEEDS_HIGHER_REASONER (a question for a decision does not end the answer)",
+                "Repetition:   off",
+                "Text calls:   not taken for calls",
             ],
         ),
         ("runner/r1", ["dial-out runner", "4711", "Connected"]),

@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from runner_svc.config import RunnerConfig, ServedModel
 from runner_svc.policy.phase import Phase
 from runner_svc.service import RunnerService, build
-from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.runner.v1 import (
@@ -156,8 +156,16 @@ class RunningRunner:
     async def unload(self, model: str = "m") -> None:
         await self.control.Unload(runner_service_pb2.UnloadRequest(model=model))
 
-    def generate(self, *, model: str = "m", max_tokens: int = 8, allow_remote: bool = False) -> Any:
-        """A running call of Generate with a good ticket."""
+    def generate(
+        self,
+        *,
+        model: str = "m",
+        max_tokens: int = 8,
+        allow_remote: bool = False,
+        behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
+        **chat: Any,
+    ) -> Any:
+        """A running call of Generate with a good ticket; `chat` are further fields of the payload."""
         self.tickets += 1
         incarnation = self.registry.opened[-1].runner.incarnation
         claims = ticket_pb2.TicketClaims(
@@ -175,8 +183,11 @@ class RunningRunner:
         request = generation_service_pb2.GenerateRequest(
             ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)),
             chat=chat_pb2.ChatPayload(
-                messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0)
+                messages=[message],
+                sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0),
+                **chat,
             ),
+            behaviour=behaviour,
         )
         return self.generation.Generate(request)
 

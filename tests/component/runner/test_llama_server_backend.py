@@ -1,9 +1,12 @@
 """The llama-server adapter against a fake that fails on demand: each fault has its own reason."""
 
 import asyncio
+import os
 import re
+import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,8 @@ import psutil
 import pytest
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.openai_http import HttpTimeouts
 from runner_svc.backends.port import CallInfo
+from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
@@ -24,18 +27,18 @@ from weft.testing.fake_backend.process import FakeControl, fake_backend_command
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
 
-def _config(timeouts: HttpTimeouts | None = None, **switches: Any) -> LlamaServerConfig:
+def _config(timeouts: TimeoutProfile | None = None, **switches: Any) -> LlamaServerConfig:
     return LlamaServerConfig(
         command=tuple(fake_backend_command(**switches)),
         model_path=Path(__file__),
         alias="fake",
-        timeouts=timeouts or HttpTimeouts(),
+        timeouts=timeouts or TimeoutProfile(),
         graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
     )
 
 
 @asynccontextmanager
-async def _running(timeouts: HttpTimeouts | None = None, **switches: Any) -> AsyncGenerator[LlamaServerBackend]:
+async def _running(timeouts: TimeoutProfile | None = None, **switches: Any) -> AsyncGenerator[LlamaServerBackend]:
     backend = LlamaServerBackend(_config(timeouts, **switches))
     await backend.start()
     try:
@@ -81,6 +84,8 @@ async def _failure(backend: LlamaServerBackend, payload: Any = None) -> WeftErro
         ({"oversized_event_bytes": 5 * 1024 * 1024}, Reason.BACKEND_PROTOCOL_ERROR),
         ({"crash_after_tokens": 0}, Reason.SERVER_DIED),
         ({"crash_after_tokens": 2}, Reason.SERVER_DIED),
+        ({"out_of_memory_after_tokens": 0}, Reason.OUT_OF_MEMORY),
+        ({"out_of_memory_after_tokens": 2}, Reason.OUT_OF_MEMORY),
     ],
 )
 async def test_every_fault_has_its_own_reason(switches: dict[str, Any], reason: Reason) -> None:
@@ -88,29 +93,75 @@ async def test_every_fault_has_its_own_reason(switches: dict[str, Any], reason: 
         assert (await _failure(backend)).reason is reason
 
 
-@pytest.mark.parametrize("comments", [False, True])
-async def test_a_stream_that_goes_silent_is_a_stall_and_comments_are_not_progress(comments: bool) -> None:
-    timeouts = HttpTimeouts(idle_stream_seconds=0.5)
-    async with _running(timeouts, stall_after_tokens=3, keepalive_comments=comments) as backend:
-        assert (await _failure(backend)).reason is Reason.STALL_TIMEOUT
-        async with _control(backend) as control:
-            await control.wait_for_state(lambda state: state.busy_slots == 0, seconds=2.0)
-
-
-async def test_a_slow_stream_that_moves_is_not_a_stall() -> None:
-    timeouts = HttpTimeouts(idle_stream_seconds=0.5)
-    async with _running(timeouts, tokens_per_second=5, answer_tokens=6) as backend:
-        assert (await _frames(backend))[-1][-1].HasField("finished")
-
-
-async def test_a_long_silent_prefill_is_not_a_stall() -> None:
-    async with _running(HttpTimeouts(idle_stream_seconds=0.2), prefill_seconds=1.0) as backend:
-        assert (await _frames(backend))[-1][-1].HasField("finished")
-
-
 async def test_headers_that_do_not_come_are_named_where_a_limit_is_set() -> None:
-    async with _running(HttpTimeouts(headers_seconds=0.3), slow_headers_seconds=5.0) as backend:
+    async with _running(TimeoutProfile(headers_seconds=0.3), slow_headers_seconds=5.0) as backend:
         assert (await _failure(backend)).reason is Reason.HEADERS_TIMEOUT
+
+
+async def test_an_engine_that_runs_out_of_memory_while_it_works_says_so_and_what_may_help() -> None:
+    async with _running(out_of_memory_after_tokens=2) as backend:
+        assert "fewer slots" in (await _failure(backend)).message
+        report = await asyncio.wait_for(backend.wait_exit(), 5.0)
+    assert report.reason is Reason.OUT_OF_MEMORY
+    assert "SIGABRT" in report.how
+    assert "CUDA error: out of memory" in report.how
+
+
+async def test_a_model_that_does_not_fit_is_not_just_a_death() -> None:
+    backend = LlamaServerBackend(_config(out_of_memory_at_start=True))
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.OUT_OF_MEMORY
+    assert "exit code 1" in failed.value.message
+    assert "smaller context_tokens" in failed.value.message
+
+
+async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
+    backend = LlamaServerBackend(_config(out_of_memory_after_tokens=0))
+    await backend.start()
+    await _failure(backend)
+    await backend.stop()
+    await backend.start()
+    try:
+        assert backend.process_id is not None
+        os.kill(backend.process_id, signal.SIGABRT)
+        report = await asyncio.wait_for(backend.wait_exit(), 5.0)
+    finally:
+        await backend.stop()
+    assert report.reason is Reason.SERVER_DIED
+
+
+async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() -> None:
+    heard: list[str] = []
+    call = replace(CALL, on_token=lambda: heard.append("token"), on_prefill=lambda: heard.append("prefill"))
+    switches: dict[str, Any] = {
+        "keepalive_comments": True,
+        "prefill_seconds": 0.3,
+        "prefill_progress": 3,
+        "stall_after_tokens": 2,
+    }
+    async with _running(**switches) as backend:
+        stream = backend.generate(_chat(), call)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.8):
+                async for _ in stream:
+                    pass
+        await stream.aclose()
+    tokens = heard[heard.index("token") :]
+    assert heard[:2] == ["prefill"] * 2
+    assert tokens in (["token"], ["token"] * 2), "comments came for half a second after them"
+
+
+async def test_processor_time_grows_with_the_engines_work() -> None:
+    async with _running(prefill_seconds=0.5) as backend:
+        before = backend.signs()
+        await _frames(backend)
+        after = backend.signs()
+        assert before is not None
+        assert after is not None
+        assert after.cpu_seconds - before.cpu_seconds >= 0.03
+        assert after.gpu_seconds is None or after.gpu_seconds >= 0.0
+    assert backend.signs() is None
 
 
 async def test_a_server_that_closes_kept_connections_costs_no_request() -> None:

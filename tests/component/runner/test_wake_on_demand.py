@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp import web
+from own_children import own_children
 from runner_harness import OtherServer, RunningRunner, events_of, free_port, refusal, running_runner
 from test_run_recipe import controller
 
@@ -287,11 +288,11 @@ async def test_an_idle_process_of_ours_ends_and_the_next_wake_starts_another(tmp
     model = _supervised(start_asleep=True, sleep=SleepSettings(after_seconds=0.3))
     async with running_runner(tmp_path, [model]) as runner:
         await runner.until(Phase.HIBERNATING)
-        children = psutil.Process().children()
+        children = own_children()
         await runner.wake()
         assert await events_of(runner.generate())
         await runner.until(Phase.HIBERNATING)
-        assert psutil.Process().children() == children
+        assert own_children() == children
         await runner.wake()
         assert await events_of(runner.generate())
 

@@ -4,18 +4,22 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import embedding_pb2
+from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.testing.fake_clock import FakeClock
 from weft.wake.recipes import Recipe
+
+CALL = CallInfo(request_id="r", traceparent="")
 
 
 class StepBackend:
@@ -27,31 +31,56 @@ class StepBackend:
         self.log = LogRing()
         self.loaded = asyncio.Event()
         self.deaths: asyncio.Queue[str] = asyncio.Queue()
+        self.death_reason = Reason.SERVER_DIED
+        self.failures: asyncio.Queue[WeftError] = asyncio.Queue()
+        """What a request ends with, after one frame."""
+        self.error_when_cancelled: WeftError | None = None
+        """What it says instead of letting go quietly: a connection that was cut may be noticed first."""
         self.load_error: Exception | None = None
         self.starts = 0
         self.stops = 0
 
     async def start(self) -> BackendFacts:
         self.starts += 1
+        self.log.feed(f"start {self.starts}\nlast words\n".encode())
         await self.loaded.wait()
         if self.load_error is not None:
             raise self.load_error
         return BackendFacts(operations=frozenset({Operation.CHAT}), context_tokens=512)
 
-    async def wait_exit(self) -> str:
-        return await self.deaths.get()
+    containment = ""
+
+    def load_progress(self) -> float | None:
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        return ProcessSigns(cpu_seconds=0.0)
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        return True
+
+    async def wait_exit(self) -> ExitReport:
+        return ExitReport(how=await self.deaths.get(), reason=self.death_reason)
 
     async def stop(self) -> None:
         self.stops += 1
 
-    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        raise AssertionError("not in these tests")
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        call.on_token()
+        yield []
+        try:
+            error = await self.failures.get()
+        except asyncio.CancelledError:
+            if self.error_when_cancelled is None:
+                raise
+            error = self.error_when_cancelled
+        raise error
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         raise AssertionError("not in these tests")
 
     def log_lines(self, count: int) -> list[str]:
-        return ["last words"][:count]
+        return self.log.last(count)
 
 
 class RecipeBook:
@@ -91,6 +120,23 @@ class Stage:
     @property
     def state(self) -> tuple[Phase, str]:
         return self.instance.phase, self.instance.detail
+
+    async def request(self, request_id: str = "r") -> "asyncio.Task[WeftError | None]":
+        """A request under way, and what it ends with."""
+
+        async def hold() -> WeftError | None:
+            try:
+                with self.instance.admit(request_id) as work:
+                    async for _ in work.generate(chat_pb2.ChatPayload(), CALL):
+                        pass
+            except WeftError as error:
+                return error
+            return None
+
+        task = asyncio.create_task(hold())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return task
 
     async def settle(self) -> None:
         for _ in range(40):

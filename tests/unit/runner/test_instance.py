@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 from instance_stage import Stage
 
-from runner_svc.life import MAX_DETAIL_CHARS
+from runner_svc.policy.lifecycle import MAX_DETAIL_CHARS
 from runner_svc.policy.phase import Phase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

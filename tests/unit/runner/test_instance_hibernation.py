@@ -267,14 +267,18 @@ async def test_an_unload_has_the_last_word_over_a_load_that_is_under_way() -> No
 
 async def test_an_unload_lets_running_requests_end_but_not_for_ever() -> None:
     async with _living(drain_seconds=30.0) as stage:
-        with stage.instance.admit("r"):
-            unload = asyncio.create_task(stage.instance.unload())
-            await stage.settle()
-            await stage.clock.advance(29.0)
-            assert not unload.done()
-            assert stage.backend.stops == 0
-            await stage.clock.advance(1.1)
-            assert await _outcome(unload) is None
+        request = await stage.request()
+        unload = asyncio.create_task(stage.instance.unload())
+        await stage.settle()
+        await stage.clock.advance(29.0)
+        assert not unload.done()
+        assert not request.done()
+        assert stage.backend.stops == 0
+        await stage.clock.advance(1.1)
+        assert await _outcome(unload) is None
+        ended = await request
+        assert ended is not None
+        assert ended.reason is Reason.WORKER_RESTARTED
         assert stage.state == ASLEEP
 
 
@@ -396,7 +400,7 @@ async def test_an_error_that_nobody_foresaw_while_loading_counts_as_a_death() ->
     await stage.settle()
     assert stage.state == (
         Phase.CRASH_LOOP,
-        "an internal error; the runner's log has the details; next start in 10 s",
+        "an internal error; the runner's log has the details; next start in 10 s; last output: start 2 | last words",
     )
     stage.backend.load_error = None
     await stage.clock.advance(10.0)

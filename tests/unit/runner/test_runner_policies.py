@@ -1,4 +1,4 @@
-"""Restarting, load stalls, slots, sleeping, reporting, logs."""
+"""Load stalls, slots, sleeping, reporting, logs."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -8,32 +8,12 @@ import pytest
 from runner_svc.policy.back_off import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.load_stall import LoadSigns, LoadWatch
 from runner_svc.policy.reporting import ReportTimes
-from runner_svc.policy.restart import RestartLimits, RestartPolicy
 from runner_svc.policy.sleep import IdleSigns, SleepDecision, decide_sleep
 from runner_svc.slots import RequestLimit, SlotTable
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_UNREAD_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-
-def test_a_death_now_and_then_is_followed_by_a_restart_at_once() -> None:
-    policy = RestartPolicy()
-    assert all(policy.died(now * 31.0).pause_seconds == 0 for now in range(20))
-
-
-def test_the_fifth_death_in_thirty_seconds_is_a_crash_loop_with_growing_pauses() -> None:
-    policy = RestartPolicy(RestartLimits(first_pause_seconds=10, max_pause_seconds=35))
-    decisions = [policy.died(float(now)) for now in range(8)]
-    assert [decision.crash_loop for decision in decisions] == [False] * 4 + [True] * 4
-    assert [decision.pause_seconds for decision in decisions[4:]] == [10, 20, 35, 35]
-
-
-def test_a_quiet_time_forgives_earlier_crash_loops() -> None:
-    policy = RestartPolicy()
-    for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 100.0, 101.0, 102.0, 103.0):
-        policy.died(now)
-    assert policy.died(104.0).pause_seconds == policy.limits.first_pause_seconds
 
 
 def test_loading_that_prints_or_computes_is_not_stalled() -> None:

@@ -13,16 +13,14 @@ attributes; an implementation with slower grace periods raises them.
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import psutil
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
+from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -33,13 +31,25 @@ from weft.testing.conformance.backend_port import (
     Call,
     Engine,
     Facts,
-    Frame,
-    Payload,
+)
+from weft.testing.conformance.backend_steps import (
+    POLL_SECONDS,
+    chat,
+    collect,
+    completion,
+    distance,
+    failure,
+    flat,
+    has_content,
+    is_alive,
+    no_process_left,
+    read_first_content,
+    read_on,
+    run,
+    until,
 )
 
 __all__ = ["Backend", "BackendConformance", "Engine"]
-
-POLL_SECONDS = 0.01
 
 
 class BackendConformance:
@@ -65,14 +75,14 @@ class BackendConformance:
 
     async def test_an_engine_that_never_becomes_ready_is_a_stalled_load(self) -> None:
         backend = self.make_backend(Engine.NEVER_READY)
-        async with _no_process_left(self.notice_seconds):
+        async with no_process_left(self.notice_seconds):
             reason, _ = await self._start_failure(backend)
         assert reason is Reason.LOAD_STALLED
         assert backend.process_id is None
 
     async def test_an_engine_that_exits_at_start_is_reported_with_its_last_words(self) -> None:
         backend = self.make_backend(Engine.EXITS_AT_START)
-        async with _no_process_left(self.notice_seconds):
+        async with no_process_left(self.notice_seconds):
             reason, message = await self._start_failure(backend)
         assert reason is Reason.SERVER_DIED
         last_words = [line for line in backend.log_lines(10) if line.strip()]
@@ -81,22 +91,22 @@ class BackendConformance:
 
     async def test_a_cancelled_start_leaves_no_process(self) -> None:
         backend = self.make_backend(Engine.NEVER_READY)
-        async with _no_process_left(self.notice_seconds) as new_processes:
+        async with no_process_left(self.notice_seconds) as new_processes:
             starting = asyncio.create_task(backend.start())
-            await _until(lambda: bool(new_processes()), self.notice_seconds, "the engine was never started")
+            await until(lambda: bool(new_processes()), self.notice_seconds, "the engine was never started")
             starting.cancel()
             await asyncio.wait({starting}, timeout=self.stop_seconds)
             assert starting.cancelled(), "start did not end when it was cancelled"
 
     async def test_the_first_content_comes_alone_in_its_frame(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            frames = await _run(backend, _chat())
-        first = next(frame for frame in frames if any(map(_has_content, frame)))
+            frames = await run(backend, chat())
+        first = next(frame for frame in frames if any(map(has_content, frame)))
         assert len([event for event in first if event.HasField("delta")]) == 1
 
     async def test_a_stream_ends_with_exactly_one_finished_that_has_usage(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            events = _flat(await _run(backend, _chat()))
+            events = flat(await run(backend, chat()))
         assert [event.WhichOneof("event") for event in events].count("finished") == 1
         assert events[-1].HasField("finished")
         usage = events[-1].finished.receipt.usage
@@ -106,7 +116,7 @@ class BackendConformance:
 
     async def test_every_choice_gets_one_finish_reason_and_nothing_after_it(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            events = _flat(await _run(backend, _chat(choice_count=2)))
+            events = flat(await run(backend, chat(choice_count=2)))
         deltas = [event.delta for event in events if event.HasField("delta")]
         assert {delta.index for delta in deltas} == {0, 1}
         for index in (0, 1):
@@ -116,7 +126,7 @@ class BackendConformance:
 
     async def test_the_token_limit_is_kept_and_named_as_the_finish_reason(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            events = _flat(await _run(backend, _chat(max_tokens=3)))
+            events = flat(await run(backend, chat(max_tokens=3)))
         reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
         assert reasons[-1] == event_pb2.FINISH_REASON_LENGTH
         assert events[-1].finished.receipt.usage.completion_tokens == 3
@@ -124,40 +134,40 @@ class BackendConformance:
     async def test_a_completion_of_two_prompts_is_generated_where_the_model_offers_it(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, facts):
             if Operation.COMPLETION not in facts.operations:
-                reason = await _failure(_run(backend, _completion()))
+                reason = await failure(run(backend, completion()))
                 assert reason is Reason.UNSUPPORTED_OPERATION
                 return
-            events = _flat(await _run(backend, _completion()))
+            events = flat(await run(backend, completion()))
         assert {event.delta.index for event in events if event.HasField("delta")} == {0, 1}
         assert "".join(event.delta.text for event in events)
         assert events[-1].finished.receipt.usage.completion_tokens == 2 * ANSWER_TOKENS
 
     async def test_generations_run_side_by_side(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
-            both = await asyncio.gather(*(_run(backend, _chat()) for _ in range(2)))
-        assert all(_flat(frames)[-1].HasField("finished") for frames in both)
+            both = await asyncio.gather(*(run(backend, chat()) for _ in range(2)))
+        assert all(flat(frames)[-1].HasField("finished") for frames in both)
 
     async def test_a_prompt_beyond_the_context_is_named_as_such(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, facts):
             if not facts.context_tokens:
                 return
-            too_long = _chat(text="word " * (2 * facts.context_tokens))
-            assert await _failure(_run(backend, too_long)) is Reason.CONTEXT_LENGTH_EXCEEDED
-            assert await _run(backend, _chat()), "the backend must serve on"
+            too_long = chat(text="word " * (2 * facts.context_tokens))
+            assert await failure(run(backend, too_long)) is Reason.CONTEXT_LENGTH_EXCEEDED
+            assert await run(backend, chat()), "the backend must serve on"
 
     async def test_closing_the_generator_frees_the_engine(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             for _ in range(3):
                 # One slot: the next round gets a token only if the last one's work has ended.
-                stream = backend.generate(_chat(max_tokens=2000), Call())
+                stream = backend.generate(chat(max_tokens=2000), Call())
                 async with asyncio.timeout(self.notice_seconds):
-                    await _read_first_content(stream)
+                    await read_first_content(stream)
                     await stream.aclose()
 
     async def test_a_cancelled_reader_frees_the_engine(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             started = asyncio.Event()
-            reader = asyncio.create_task(_read_on(backend.generate(_chat(max_tokens=2000), Call()), started))
+            reader = asyncio.create_task(read_on(backend.generate(chat(max_tokens=2000), Call()), started))
             async with asyncio.timeout(self.notice_seconds):
                 await started.wait()
             reader.cancel()
@@ -165,35 +175,37 @@ class BackendConformance:
             assert reader.cancelled()
             async with (
                 asyncio.timeout(self.notice_seconds),
-                contextlib.aclosing(backend.generate(_chat(), Call())) as s,
+                contextlib.aclosing(backend.generate(chat(), Call())) as s,
             ):
-                await _read_first_content(s)
+                await read_first_content(s)
 
     async def test_embeddings_come_in_input_order_or_are_refused(self) -> None:
         inputs = [completion_pb2.PromptInput(text=text) for text in ("a cat", "the stock market", "a cat")]
         payload = embedding_pb2.EmbeddingPayload(inputs=inputs)
         async with self._running(Engine.NORMAL) as (backend, facts):
             if Operation.EMBEDDING not in facts.operations:
-                assert await _failure(backend.embed(payload, Call())) is Reason.UNSUPPORTED_OPERATION
+                assert await failure(backend.embed(payload, Call())) is Reason.UNSUPPORTED_OPERATION
                 return
             result = await backend.embed(payload, Call())
         assert [embedding.index for embedding in result.embeddings] == [0, 1, 2]
         cat, stocks, same_cat = (list(embedding.values) for embedding in result.embeddings)
         assert len(cat) == len(stocks) > 0
-        assert _distance(cat, same_cat) < 0.01 < _distance(cat, stocks)
+        assert distance(cat, same_cat) < 0.01 < distance(cat, stocks)
         assert result.usage.prompt_tokens > 0
 
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             watch = asyncio.create_task(backend.wait_exit())
-            stream = backend.generate(_chat(max_tokens=2000), Call())
-            await _read_first_content(stream)
+            stream = backend.generate(chat(max_tokens=2000), Call())
+            await read_first_content(stream)
             assert not watch.done()
             assert backend.process_id is not None
             os.kill(backend.process_id, signal.SIGKILL)
             async with asyncio.timeout(self.notice_seconds):
-                assert await _failure(_collect(stream)) is Reason.SERVER_DIED
-                assert "SIGKILL" in await watch
+                assert await failure(collect(stream)) is Reason.SERVER_DIED
+                report = await watch
+                assert report.reason is Reason.SERVER_DIED
+                assert "SIGKILL" in report.how
 
     async def test_a_backend_starts_again_after_its_engine_died(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
@@ -203,12 +215,63 @@ class BackendConformance:
                 await backend.wait_exit()
             await backend.stop()
             await self._start(backend)
-            assert await _run(backend, _chat())
+            assert await run(backend, chat())
+
+    async def test_the_signs_of_an_engine_that_works_move(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            before = backend.signs()
+            if backend.process_id is None:
+                assert before is None, "what is not ours cannot be looked at"
+                return
+            assert before is not None
+            assert before.cpu_seconds > 0.0, "it has loaded"
+            async with asyncio.timeout(self.notice_seconds):
+                while (after := backend.signs()) is not None and after.cpu_seconds <= before.cpu_seconds:
+                    await run(backend, chat())
+            assert after is not None
+            assert after.gpu_seconds is None or after.gpu_seconds >= 0.0
+            await self._stop(backend)
+            assert backend.signs() is None
+
+    async def test_an_engine_that_is_ready_responds_and_one_that_stopped_does_not(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            assert await backend.responds(self.notice_seconds)
+            assert (backend.process_id is None) == (backend.containment == "")
+            await self._stop(backend)
+            assert not await backend.responds(self.notice_seconds)
+
+    async def test_tokens_are_told_before_their_frame_and_comments_are_not(self) -> None:
+        async with self._running(Engine.SLOW) as (backend, _):
+            told: list[int] = []
+            frames = 0
+            stream = backend.generate(chat(max_tokens=2000), Call(on_token=lambda: told.append(1)))
+            async with asyncio.timeout(self.notice_seconds), contextlib.aclosing(stream):
+                async for frame in stream:
+                    frames += any(map(has_content, frame))
+                    assert len(told) >= frames, "a token came that nobody was told of"
+                    if frames == 3:
+                        break
+            assert len(told) <= frames + 1, "something else than tokens was told as such"
+
+    async def test_the_progress_of_a_load_is_a_share_or_unknown(self) -> None:
+        backend = self.make_backend(Engine.NORMAL)
+        assert backend.load_progress() is None
+        starting = asyncio.create_task(self._start(backend))
+        seen: list[float | None] = []
+        while not starting.done():
+            seen.append(backend.load_progress())
+            await asyncio.sleep(POLL_SECONDS)
+        await starting
+        assert backend.load_progress() is None, "it has loaded"
+        await self._stop(backend)
+        shares = [share for share in seen if share is not None]
+        assert all(0.0 <= share <= 1.0 for share in shares)
+        assert shares == sorted(shares)
 
     async def test_stop_leaves_no_process_and_may_be_repeated(self) -> None:
         backend = self.make_backend(Engine.NORMAL)
         await backend.stop()
-        async with _no_process_left(self.notice_seconds):
+        async with no_process_left(self.notice_seconds):
             await self._start(backend)
             await self._stop(backend)
             assert backend.process_id is None
@@ -229,28 +292,28 @@ class BackendConformance:
             await self._stop(backend)
             await self._start(backend)
             assert backend.process_id not in {None, first}
-            assert await _run(backend, _chat())
+            assert await run(backend, chat())
 
     async def test_a_stopped_backend_refuses_work_with_a_reason(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
             await self._stop(backend)
-            reason = await _failure(_run(backend, _chat()))
+            reason = await failure(run(backend, chat()))
         assert reason in {Reason.CONNECT_FAILED, Reason.SERVER_DIED, Reason.BACKEND_NOT_READY}
 
     async def test_stop_ends_a_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
-            stream = backend.generate(_chat(max_tokens=2000), Call())
-            await _read_first_content(stream)
+            stream = backend.generate(chat(max_tokens=2000), Call())
+            await read_first_content(stream)
             await self._stop(backend)
             async with asyncio.timeout(self.notice_seconds):
-                assert await _failure(_collect(stream)) in {
+                assert await failure(collect(stream)) in {
                     Reason.SERVER_DIED,
                     Reason.CONNECT_FAILED,
                     Reason.WORKER_RESTARTED,
                 }
 
     async def test_stop_ends_an_engine_that_ignores_sigterm(self) -> None:
-        async with _no_process_left(self.notice_seconds), self._running(Engine.IGNORES_SIGTERM):
+        async with no_process_left(self.notice_seconds), self._running(Engine.IGNORES_SIGTERM):
             pass
 
     async def test_stop_ends_what_the_engine_has_started(self) -> None:
@@ -259,7 +322,7 @@ class BackendConformance:
             descendants = engine.children(recursive=True)
             assert descendants, "this engine was to have a child process"
             await self._stop(backend)
-            await _until(lambda: not any(map(_is_alive, descendants)), self.notice_seconds, "a descendant survived")
+            await until(lambda: not any(map(is_alive, descendants)), self.notice_seconds, "a descendant survived")
 
     async def test_log_lines_are_the_last_ones_and_survive_a_stop(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
@@ -273,7 +336,7 @@ class BackendConformance:
 
     async def test_a_noisy_engine_neither_blocks_nor_fills_the_memory(self) -> None:
         async with self._running(Engine.NOISY) as (backend, _):
-            assert await _run(backend, _chat())
+            assert await run(backend, chat())
             kept = backend.log_lines(10**9)
         assert sum(map(len, kept)) < MAX_LOG_BYTES
 
@@ -301,86 +364,3 @@ class BackendConformance:
             return error.reason, error.message
         await self._stop(backend)
         raise AssertionError("start was expected to fail")
-
-
-def _chat(*, text: str = "Count.", max_tokens: int = ANSWER_TOKENS, choice_count: int = 1) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
-    sampling = sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0)
-    return chat_pb2.ChatPayload(messages=[message], sampling=sampling, choice_count=choice_count)
-
-
-def _completion() -> completion_pb2.CompletionPayload:
-    return completion_pb2.CompletionPayload(
-        prompts=[completion_pb2.PromptInput(text=text) for text in ("One, two, three,", "Once upon a time")],
-        sampling=sampling_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
-    )
-
-
-def _has_content(event: event_pb2.InferenceEvent) -> bool:
-    delta = event.delta
-    return event.HasField("delta") and bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
-
-
-async def _run(backend: Backend, payload: Payload) -> list[Frame]:
-    return await _collect(backend.generate(payload, Call()))
-
-
-async def _collect(stream: AsyncGenerator[Frame]) -> list[Frame]:
-    return [frame async for frame in stream]
-
-
-def _flat(frames: Iterable[Frame]) -> Frame:
-    return [event for frame in frames for event in frame]
-
-
-async def _read_first_content(stream: AsyncGenerator[Frame]) -> None:
-    async for frame in stream:
-        if any(map(_has_content, frame)):
-            return
-    raise AssertionError("the stream ended without content")
-
-
-async def _read_on(stream: AsyncGenerator[Frame], started: asyncio.Event) -> None:
-    async with contextlib.aclosing(stream):
-        await _read_first_content(stream)
-        started.set()
-        await _collect(stream)
-
-
-async def _failure(work: Awaitable[object]) -> Reason:
-    try:
-        await work
-    except WeftError as error:
-        return error.reason
-    raise AssertionError("a typed error was expected")
-
-
-def _distance(left: list[float], right: list[float]) -> float:
-    return math.dist(left, right)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-@asynccontextmanager
-async def _no_process_left(seconds: float) -> AsyncGenerator[Callable[[], list[psutil.Process]]]:
-    """Fail when a child process begun in the block outlives it by `seconds`; yields a look at those processes."""
-    test = psutil.Process()
-    before = set(test.children(recursive=True))
-
-    def new_processes() -> list[psutil.Process]:
-        return [child for child in test.children(recursive=True) if child not in before and _is_alive(child)]
-
-    yield new_processes
-    await _until(lambda: not new_processes(), seconds, "a process was left behind")
-
-
-async def _until(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        await asyncio.sleep(POLL_SECONDS)

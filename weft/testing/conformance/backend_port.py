@@ -3,12 +3,13 @@
 The port itself is in `runner_svc.backends.port`, which nothing under `weft` may import.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, usage_pb2
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -59,6 +60,34 @@ class Embedded(Protocol):
         ...
 
 
+class Exit(Protocol):
+    """What `wait_exit` returns."""
+
+    @property
+    def reason(self) -> Reason:
+        """SERVER_DIED, OUT_OF_MEMORY, or CONNECT_FAILED for a server that is not ours."""
+        ...
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        ...
+
+
+class Signs(Protocol):
+    """What `signs` returns."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of the whole tree."""
+        ...
+
+    @property
+    def gpu_seconds(self) -> float | None:
+        """GPU time of the tree; None: unknown."""
+        ...
+
+
 class Backend(Protocol):
     """The port under test."""
 
@@ -67,11 +96,28 @@ class Backend(Protocol):
         """See the port."""
         ...
 
+    @property
+    def containment(self) -> str:
+        """See the port."""
+        ...
+
+    def load_progress(self) -> float | None:
+        """See the port."""
+        ...
+
+    def signs(self) -> Signs | None:
+        """See the port."""
+        ...
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See the port."""
+        ...
+
     async def start(self) -> Facts:
         """See the port."""
         ...
 
-    async def wait_exit(self) -> str:
+    async def wait_exit(self) -> Exit:
         """See the port."""
         ...
 
@@ -92,9 +138,15 @@ class Backend(Protocol):
         ...
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What a runner says about a request."""
 
     request_id: str = "req-conformance"
     traceparent: str = ""
+    on_token: Callable[[], None] = _nothing
+    on_prefill: Callable[[], None] = _nothing

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from weft.testing.fake_backend.arguments import ServerSettings, parse_command_line
 from weft.testing.fake_backend.behaviour import Behaviour, Control
-from weft.testing.fake_backend.process_faults import ProcessFaults, die_with_parent
+from weft.testing.fake_backend.process_faults import ProcessFaults, die_with_parent, fail_to_fit
 from weft.testing.fake_backend.server import FakeServer
 
 
@@ -32,6 +32,8 @@ async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
     stop = asyncio.Event()
     faults.handle_signals(stop)
     faults.apply(behaviour)
+    if behaviour.out_of_memory_at_start:
+        fail_to_fit()
     if behaviour.exit_at_start is not None and not behaviour.load_seconds:
         _exit_at_start(behaviour.exit_at_start)
     runner = web.AppRunner(

@@ -35,7 +35,8 @@ class Piece(NamedTuple):
 
 def answer(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
     """The pieces of one choice up to its natural end; may be endless."""
-    pieces = itertools.chain(_reasoning(request, behaviour), _calls_or_content(request, behaviour))
+    said = _scripted_turn if request.is_chat and behaviour.turns else _calls_or_content
+    pieces = itertools.chain(_reasoning(request, behaviour), said(request, behaviour))
     if request.ignores_end:
         pieces = itertools.chain(pieces, _counted(0))
     if behaviour.oversized_event_bytes:
@@ -54,7 +55,7 @@ def _reasoning(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Pie
 
 
 def _calls_or_content(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
-    if request.offers_tools and behaviour.scripted_calls:
+    if request.offers_tools and not request.answers_tool and behaviour.scripted_calls:
         return _tool_calls(behaviour.scripted_calls)
     if behaviour.repeat_line:
         return _content(itertools.cycle(words(behaviour.repeat_line + "\n")))
@@ -65,6 +66,11 @@ def _calls_or_content(request: GenerationRequest, behaviour: Behaviour) -> Itera
     if behaviour.echo:
         return _content(words(request.echo_text))
     return _counted(behaviour.answer_tokens)
+
+
+def _scripted_turn(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
+    turn = behaviour.turns[min(request.turn, len(behaviour.turns) - 1)]
+    return itertools.chain(_content(words(turn.text)), _tool_calls(turn.calls if request.offers_tools else ()))
 
 
 def _content(texts: Iterable[str]) -> Iterator[Piece]:

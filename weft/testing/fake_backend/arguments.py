@@ -92,8 +92,9 @@ def _settings(values: argparse.Namespace) -> ServerSettings:
 
 def _switches(values: argparse.Namespace) -> dict[str, Any]:
     switches = {field.name: getattr(values, field.name) for field in msgspec.structs.fields(Behaviour)}
-    if switches["tool_call"] is not None:
-        switches["tool_call"] = msgspec.json.decode(switches["tool_call"])
+    for name in ("tool_call", "turns"):
+        if switches[name] is not None:
+            switches[name] = msgspec.json.decode(switches[name])
     return {name: value for name, value in switches.items() if value is not None}
 
 

@@ -22,6 +22,14 @@ class ScriptedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exactly as the model "wrote" it; may be invalid JSON on purpose."""
 
 
+class ScriptedTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of the model: what it says, then what it calls."""
+
+    text: Text = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    """Emitted when the request offers tools."""
+
+
 class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every switch, with the value of normal service. Token counts are per request, over all its choices."""
 
@@ -37,6 +45,9 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Chat: think this first, as `reasoning_content`."""
     tool_call: ScriptedCall | tuple[ScriptedCall, ...] | None = None
     """Chat: call this, instead of answering, when the request offers tools and its last message is no tool result."""
+    turns: tuple[ScriptedTurn, ...] = ()
+    """Chat: the answers after the last user message, one per turn of the model; the last of them also for every turn
+    after it."""
 
     load_seconds: Seconds = 0.0
     """Time from the start of the process until /health is 200."""
@@ -44,6 +55,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """/health and everything else stay 503."""
     exit_at_start: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
     """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start."""
+    out_of_memory_at_start: bool = False
+    """Say what llama.cpp says when a model does not fit, and exit with code 1 before listening."""
     ignore_sigterm: bool = False
     """SIGTERM has no effect."""
     second_sigterm: bool = False
@@ -73,6 +86,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Go silent, idle, for ever after so many tokens; 0: before the headers."""
     crash_after_tokens: Count | None = None
     """The process kills itself with SIGKILL after so many tokens; 0: before the headers."""
+    out_of_memory_after_tokens: Count | None = None
+    """Say what llama.cpp says when memory runs out, and abort, after so many tokens; 0: before the headers."""
     close_after_tokens: Count | None = None
     """Close the socket after so many tokens, without finish reason and end of the body."""
     end_without_finish_reason: bool = False
@@ -110,6 +125,7 @@ REQUEST_FAULTS = frozenset(
         "prefill_seconds",
         "stall_after_tokens",
         "crash_after_tokens",
+        "out_of_memory_after_tokens",
         "close_after_tokens",
         "end_without_finish_reason",
         "repeat_line",

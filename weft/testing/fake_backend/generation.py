@@ -10,7 +10,7 @@ from aiohttp import web
 from weft.testing.fake_backend import openai_shapes as shapes
 from weft.testing.fake_backend.answers import Piece, PieceKind, answer
 from weft.testing.fake_backend.behaviour import Behaviour
-from weft.testing.fake_backend.process_faults import crash
+from weft.testing.fake_backend.process_faults import crash, run_out_of_memory
 from weft.testing.fake_backend.requests import MAX_TOKENS_PER_CHOICE, GenerationRequest
 from weft.testing.fake_backend.sinks import Sink
 from weft.testing.fake_backend.slots import Slot
@@ -192,7 +192,7 @@ class Generation:
             self._sink.malformed()
         if place == behaviour.wrong_shape_after_tokens:
             self._sink.wrong_shape()
-        if place in {behaviour.close_after_tokens, behaviour.crash_after_tokens, behaviour.stall_after_tokens}:
+        if place in _last_places(behaviour):
             if place > 0:
                 await self._sink.flush()
             await self._stop_for_ever(place)
@@ -203,6 +203,9 @@ class Generation:
         if place == self._behaviour.crash_after_tokens:
             await self._wait_until_sent()
             crash()
+        if place == self._behaviour.out_of_memory_after_tokens:
+            await self._wait_until_sent()
+            run_out_of_memory()
         if place == self._behaviour.close_after_tokens:
             self._outcome.broken_by_fake = True
             if self._http.transport is not None:
@@ -224,11 +227,15 @@ class Generation:
 
 def _next_fault(behaviour: Behaviour, from_token: int) -> int:
     """The next token count at which something goes wrong; -1: never."""
-    places = (
-        behaviour.malformed_after_tokens,
-        behaviour.wrong_shape_after_tokens,
+    places = (behaviour.malformed_after_tokens, behaviour.wrong_shape_after_tokens, *_last_places(behaviour))
+    return min((place for place in places if place is not None and place >= from_token), default=-1)
+
+
+def _last_places(behaviour: Behaviour) -> tuple[int | None, ...]:
+    """The token counts behind which nothing comes."""
+    return (
         behaviour.close_after_tokens,
         behaviour.crash_after_tokens,
+        behaviour.out_of_memory_after_tokens,
         behaviour.stall_after_tokens,
     )
-    return min((place for place in places if place is not None and place >= from_token), default=-1)

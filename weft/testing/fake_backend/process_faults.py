@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,12 +13,40 @@ from weft.testing.fake_backend.behaviour import Behaviour, Control
 GRANDCHILD_SECONDS = 120
 """A grandchild that nobody ends goes away by itself, so that a failing test leaves nothing behind for long."""
 _PR_SET_PDEATHSIG = 1
+_OUT_OF_MEMORY_AT_START = """\
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 40960.00 MiB on device 0: cudaMalloc failed: out of memory
+alloc_tensor_range: failed to allocate CUDA0 buffer of size 42949672960
+llama_model_load: error loading model: unable to allocate CUDA0 buffer
+llama_model_load_from_file_impl: failed to load model
+main: exiting due to model loading error"""
+_OUT_OF_MEMORY_AT_WORK = """\
+CUDA error: out of memory
+  current device: 0, in function alloc at ggml-cuda.cu:429
+  cuMemCreate(&handle, reserve_size, &prop, 0)
+ggml-cuda.cu:99: CUDA error"""
 _FLOOD_LINE = b"flood " * 21 + b"\n"
 
 
 def crash() -> None:
     """End this process as the kernel's out-of-memory killer would."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_out_of_memory() -> None:
+    """End this process as llama.cpp does when a GPU's memory runs out while it works."""
+    _say(_OUT_OF_MEMORY_AT_WORK)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # nobody wants the core of a fake
+    os.abort()
+
+
+def fail_to_fit() -> None:
+    """End this process as llama.cpp does when the model is larger than the GPU's memory."""
+    _say(_OUT_OF_MEMORY_AT_START)
+    os._exit(1)
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)  # noqa: T201 - a server's log
 
 
 def die_with_parent() -> None:

@@ -55,7 +55,11 @@ class GenerationRequest:
     wants_json: bool
     json_schema: Any
     offers_tools: bool
-    """Whether a tool may be called now."""
+    """Whether a tool may be called."""
+    turn: int
+    """How many turns of the model there are since the last user message."""
+    answers_tool: bool
+    """Whether the last message is the result of a tool."""
 
 
 def words(text: str) -> list[str]:
@@ -99,7 +103,9 @@ def parse_chat(body: Any, alias: str) -> GenerationRequest:
         top_logprobs=_chat_top_logprobs(fields),
         wants_json=kind != "text",
         json_schema=(response_format.get("json_schema") or {}).get("schema") or response_format.get("schema"),
-        offers_tools=offers_tools and not (messages and messages[-1].get("role") == "tool"),
+        offers_tools=offers_tools,
+        turn=_turn(messages),
+        answers_tool=bool(messages) and messages[-1].get("role") == "tool",
     )
 
 
@@ -117,6 +123,8 @@ def parse_completion(body: Any, alias: str) -> GenerationRequest:
         wants_json=fields.get("json_schema") is not None,
         json_schema=fields.get("json_schema"),
         offers_tools=False,
+        turn=0,
+        answers_tool=False,
     )
 
 
@@ -165,6 +173,12 @@ def _integer(fields: Mapping[str, Any], name: str, low: int, high: int) -> int |
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise bad_request(f"'{name}' must be an integer from {low} to {high}")
     return value
+
+
+def _turn(messages: Sequence[Mapping[str, Any]]) -> int:
+    roles = [message.get("role") for message in messages]
+    since = len(roles) - roles[::-1].index("user") if "user" in roles else 0
+    return roles[since:].count("assistant")
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,224 @@
+"""llama-cpp-python: the engine as a library, in a process of its own that the runner starts and talks to privately.
+
+Why a process, and what travels between the two: docs/decisions/0011-in-process-engines.md. The chat template is
+rendered here, in its sandbox; the engine only ever sees finished prompts.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner_svc.backends.engine_process import LOADING, WORKING, EngineProcess
+from runner_svc.backends.llama_cpp_python_channel import EngineChannel, LineBrokenError
+from runner_svc.backends.llama_cpp_python_request import AnswerReader, prepare
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.engines.messages import TOKEN_VARIABLE, Done, Embed, PromptProgress, Ready, Token, Vector
+from runner_svc.gpu_time import GpuTime
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.supervise.logs import LogRing
+from runner_svc.supervise.process import StopGraces
+from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
+from runner_svc.templates.sandbox import TemplateSandbox
+from weft.api.common.v1 import embedding_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+HOST_PROGRAM = "runner_svc.engines.llama_cpp_host"
+HOST_COMMAND = (sys.executable, "-m", HOST_PROGRAM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppPythonConfig:
+    """One model in one process. It works on one request at a time: the library can do no more."""
+
+    command: tuple[str, ...] = HOST_COMMAND
+    """The host program; another interpreter needs weft installed, too."""
+    model_path: Path
+    chat_template_path: Path | None = None
+    """A template to use instead of the model file's own."""
+    context_tokens: int = 2048
+    threads: int = 1
+    embeddings: bool = True
+    extra_arguments: tuple[str, ...] = ()
+    """Further flags of the host program, such as --gpu-layers."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Set for the host program beside the runner's own environment."""
+    load_stall_seconds: float = 300.0
+    """Loading is given up when neither output, nor its progress, nor CPU time moved for this long."""
+    graces: StopGraces = field(default_factory=StopGraces)
+    leftovers: Leftovers | None = None
+    """Remembers its process for the runner's next life."""
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON))
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """What the model can be asked for, if its file has a chat template."""
+        generation = {Operation.CHAT, Operation.COMPLETION}
+        return frozenset(generation | {Operation.EMBEDDING} if self.embeddings else generation)
+
+    def arguments(self, socket: Path) -> list[str]:
+        """The command line after `command`."""
+        arguments = [
+            *("--socket", str(socket), "--model", str(self.model_path)),
+            *("--context-tokens", str(self.context_tokens), "--threads", str(self.threads)),
+        ]
+        if self.embeddings:
+            arguments.append("--embeddings")
+        return [*arguments, *self.extra_arguments]
+
+
+class LlamaCppPythonBackend:
+    """A Backend over one engine host."""
+
+    def __init__(self, config: LlamaCppPythonConfig, gpu: GpuTime | None = None) -> None:
+        self._config = config
+        self._process = EngineProcess(config.graces, gpu, config.leftovers)
+        self._sandbox = TemplateSandbox()
+        self._templates = ModelTemplates()
+        self._channel: EngineChannel | None = None
+        self._loading = False
+        self._turn = asyncio.Lock()
+        """One request at a time; admission lets no more in, but one that was given up may still be ending."""
+
+    @property
+    def process_id(self) -> int | None:
+        """See Backend.process_id."""
+        return self._process.pid
+
+    @property
+    def containment(self) -> str:
+        """See Backend.containment."""
+        return self._process.containment
+
+    @property
+    def log(self) -> LogRing:
+        """See Backend.log."""
+        return self._process.log
+
+    def log_lines(self, count: int) -> list[str]:
+        """See Backend.log_lines."""
+        return self._process.log.last(count)
+
+    def load_progress(self) -> float | None:
+        """See Backend.load_progress."""
+        return self._channel.load_share if self._loading and self._channel is not None else None
+
+    def signs(self) -> ProcessSigns | None:
+        """See Backend.signs."""
+        return self._process.signs()
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds. The answer comes from another thread than the one that works."""
+        channel = self._channel
+        return channel is not None and await channel.ping(timeout_seconds)
+
+    async def start(self) -> BackendFacts:
+        """See Backend.start. Raises TEMPLATE_FAILED when the model's chat template is not safe to use, too."""
+        self._loading = True
+        try:
+            self._templates = await read_templates(self._config.model_path, self._config.chat_template_path)
+            await check_templates(self._templates, self._sandbox)
+            self._channel = channel = EngineChannel()
+            await channel.open()
+            # The word travels in the environment: arguments are visible to every user of the machine.
+            environment = {**os.environ, **self._config.environment, TOKEN_VARIABLE: channel.token}
+            await self._process.start([*self._config.command, *self._config.arguments(channel.path)], environment)
+            ready = await self._until_ready(channel)
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            self._loading = False
+        return BackendFacts(operations=self._operations(), context_tokens=ready.context_tokens)
+
+    async def wait_exit(self) -> ExitReport:
+        """See Backend.wait_exit."""
+        return await self._process.wait_exit()
+
+    async def stop(self) -> None:
+        """See Backend.stop."""
+        channel, self._channel = self._channel, None
+        try:
+            await self._process.stop()
+        finally:
+            if channel is not None:
+                await channel.close()
+            await self._sandbox.stop()
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """See Backend.generate."""
+        channel = self._running()
+        prepared = await prepare(payload, self._templates, self._config.parameters, self._sandbox.render)
+        if prepared.warnings:
+            yield prepared.warnings
+        reader, request = AnswerReader(), prepared.request
+        async with self._turn:
+            request.id = channel.next_id()
+            try:
+                async with aclosing(channel.ask(request)) as arrivals:
+                    async for answers in arrivals:
+                        if any(isinstance(answer, Token) for answer in answers):
+                            call.on_token()
+                        elif any(isinstance(answer, PromptProgress) for answer in answers):
+                            call.on_prefill()
+                        for frame in reader.read(answers):
+                            yield frame
+            except LineBrokenError:
+                raise await self._explain_break() from None
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed. Token ids and shorter vectors are refused with INVALID_ARGUMENT."""
+        channel = self._running()
+        if not self._config.embeddings:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
+        if payload.HasField("dimensions"):
+            raise invalid_field("dimensions", "this runtime gives vectors of full length only; leave it out")
+        for index, item in enumerate(payload.inputs):
+            if item.WhichOneof("kind") == "tokens":
+                raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")
+        vectors: list[embedding_pb2.Embedding] = []
+        usage = usage_pb2.Usage()
+        async with self._turn:
+            request = Embed(id=channel.next_id(), texts=[item.text for item in payload.inputs])
+            try:
+                async with aclosing(channel.ask(request)) as arrivals:
+                    async for answers in arrivals:
+                        call.on_prefill()
+                        for answer in answers:
+                            if isinstance(answer, Vector):
+                                vectors.append(embedding_pb2.Embedding(index=answer.index, values=answer.values))
+                            elif isinstance(answer, Done):
+                                usage.prompt_tokens = answer.prompt_tokens
+            except LineBrokenError:
+                raise await self._explain_break() from None
+        return EmbeddingResult(embeddings=vectors, usage=usage)
+
+    def _operations(self) -> frozenset[Operation]:
+        can_chat = self._templates.usual is not None
+        return self._config.operations - (frozenset() if can_chat else {Operation.CHAT})
+
+    def _running(self) -> EngineChannel:
+        if self._channel is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+        return self._channel
+
+    async def _until_ready(self, channel: EngineChannel) -> Ready:
+        try:
+            return await self._process.while_loading(
+                channel.ready(), self._config.load_stall_seconds, lambda: channel.load_share
+            )
+        except LineBrokenError:
+            raise await self._explain_break(LOADING) from None
+
+    async def _explain_break(self, when: str = WORKING) -> WeftError:
+        """Why the line broke."""
+        return await self._process.explain_break(when) or WeftError(
+            Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its line and lives on"
+        )

@@ -1,0 +1,90 @@
+"""What an answer cost and what happened on the way, over all the turns of the engine."""
+
+from runner_svc.records import RequestRecord
+from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.dispatch.frames import Frame
+
+MAX_NOTED = 64
+"""Signals, and warnings, that a receipt holds."""
+
+
+class AnswerReceipt:
+    """Adds up. Token counts are the engine's own; a turn that was ended early counts as far as it was seen."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._usage = usage_pb2.Usage()
+        self._compute_nanoseconds = 0
+        self._decode_seconds = 0.0
+        self._decoded_tokens = 0
+        self._warnings: list[warning_pb2.Warning] = []
+        self._tool_runs = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated so far."""
+        return self._usage.completion_tokens
+
+    def add_turn(self, turn: receipt_pb2.Receipt) -> None:
+        """The engine's own figures of a turn. The prompt of each turn counts, and so do its cached tokens."""
+        self._add_usage(turn.usage)
+        self._compute_nanoseconds += turn.gpu_time.ToNanoseconds()
+        if turn.tokens_per_second > 0:
+            self._decoded_tokens += turn.usage.completion_tokens
+            self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
+
+    def add_unfinished_turn(self, prompt: event_pb2.Progress, tokens: int) -> None:
+        """What was seen of a turn that was ended before the engine told its figures."""
+        seen = usage_pb2.Usage(
+            prompt_tokens=prompt.prompt_tokens, cached_prompt_tokens=prompt.cached_tokens, completion_tokens=tokens
+        )
+        self._add_usage(seen)
+
+    def add_tool_runs(self, count: int) -> None:
+        """So many tools were run."""
+        self._tool_runs += count
+
+    def note_signal(self, signal: signal_pb2.Signal) -> event_pb2.InferenceEvent:
+        """The model raised a signal; the event that tells it."""
+        if len(self._record.signals) < MAX_NOTED:
+            self._record.signals.append(signal)
+        return event_pb2.InferenceEvent(signal=signal)
+
+    def note_warning(self, warning: warning_pb2.Warning) -> event_pb2.InferenceEvent | None:
+        """The event that tells a warning; None if it was told before."""
+        if warning in self._warnings:
+            return None
+        if len(self._warnings) < MAX_NOTED:
+            self._warnings.append(warning)
+        return event_pb2.InferenceEvent(warning=warning)
+
+    def fill(self, receipt: receipt_pb2.Receipt) -> None:
+        """Put into a receipt what the engine knows nothing of."""
+        noted = [warning for warning in self._warnings if warning not in receipt.warnings]
+        receipt.warnings.extend(noted)
+        receipt.signals.extend(self._record.signals)
+        receipt.tool_run_count = self._tool_runs
+
+    def end(self) -> Frame:
+        """The last events."""
+        receipt = receipt_pb2.Receipt(usage=self._usage)
+        receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
+        if self._decode_seconds > 0:
+            receipt.tokens_per_second = self._decoded_tokens / self._decode_seconds
+        self.fill(receipt)
+        return [
+            event_pb2.InferenceEvent(usage=self._usage),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+        ]
+
+    def _add_usage(self, usage: usage_pb2.Usage) -> None:
+        total = self._usage
+        total.prompt_tokens += usage.prompt_tokens
+        total.completion_tokens += usage.completion_tokens
+        total.cached_prompt_tokens += usage.cached_prompt_tokens
+        total.reasoning_tokens += usage.reasoning_tokens
+
+
+def warning(code: "warning_pb2.WarningCode.ValueType", message: str) -> warning_pb2.Warning:
+    """A warning that is about no field of the request."""
+    return warning_pb2.Warning(code=code, message=message[:500])

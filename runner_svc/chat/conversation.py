@@ -1,0 +1,65 @@
+"""A request as a conversation with an engine: one turn as it is, or many with tools and signals between them."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from runner_svc.backends.port import CallInfo
+from runner_svc.chat.answer_receipt import AnswerReceipt
+from runner_svc.chat.messages import needs_system_prompt, with_system_prompt
+from runner_svc.chat.offer import make_offer, require_local
+from runner_svc.chat.request import ChatRequest, ChatSetup, Work
+from runner_svc.chat.tool_loop import ToolLoop
+from runner_svc.chat.watch import RepetitionWatch, repetition_watch
+from runner_svc.records import RequestRecord
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+
+
+def converse(work: Work, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
+    """The answer to a request, as Backend.generate tells it, with the events of tools and signals in between.
+
+    Raises, beside the engine's own errors: INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
+    TOOL_CALL_INVALID for a call that nobody can carry out, REPEATED_LINE_LOOP where the policy is to kill.
+    """
+    if not isinstance(request.payload, chat_pb2.ChatPayload):
+        watch = repetition_watch(request.behaviour, setup.settings.repetition)
+        return _single_turn(work, request.payload, request.call, watch)
+    offer = make_offer(request.payload, request.behaviour, setup.settings, setup.tools)
+    if not request.allow_remote:
+        require_local(offer, setup.tools)
+    if not offer.is_plain:
+        return ToolLoop(work, request, request.payload, setup, offer).frames()
+    prompt = setup.prompt(request, offer, iterations_left=0, text_calls=False)
+    joined = setup.settings.system_messages == "joined"
+    payload = request.payload
+    if needs_system_prompt(payload, prompt, joined=joined):
+        payload = with_system_prompt(payload, prompt, joined=joined)
+    return _single_turn(work, payload, request.call, repetition_watch(request.behaviour, setup.settings.repetition))
+
+
+async def _single_turn(
+    work: Work, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
+) -> AsyncGenerator[Frame]:
+    """One turn as it is, with warnings put on its receipt."""
+    answer = AnswerReceipt(work.record)
+    async with aclosing(work.generate(payload, call)) as frames:
+        async for frame in frames:
+            if watch is not None and (found := watch.look(frame)) is not None:
+                told = answer.note_warning(found)
+                if told is not None:
+                    yield [told]
+            _note(frame, work.record, answer)
+            yield frame
+
+
+def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
+    """Remember what the caller gets; a receipt among it is filled with what was remembered."""
+    for event in frame:
+        match event.WhichOneof("event"):
+            case "delta":
+                if text := event.delta.text or event.delta.reasoning:
+                    record.note_output(text)
+            case "warning":
+                answer.note_warning(event.warning)
+            case "finished":
+                answer.fill(event.finished.receipt)

@@ -1,0 +1,138 @@
+"""What a chat offers its model: the caller's functions, tools of the mesh, control signals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from importlib.util import find_spec
+
+from runner_svc.chat.json_objects import MAX_SCHEMA_DEPTH, json_object
+from runner_svc.chat.settings import ChatSettings
+from runner_svc.policy.signals import SignalDescription, pick_signals
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.port import ToolDescription
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
+from weft.dispatch.behaviour_limits import check_behaviour
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+MAX_NAME_CHARS = 64
+"""How much of a function's name is repeated in an error."""
+
+
+class CallKind(Enum):
+    """Who a call is for."""
+
+    CALLER = "caller"
+    """A tool that the caller runs."""
+    MESH = "mesh"
+    """A tool that the mesh runs."""
+    SIGNAL = "signal"
+    """Nobody: it is a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The functions of one chat. Wire names are what the model calls them; no two are equal."""
+
+    tools: Mapping[str, ToolDescription]
+    """Tools of the mesh by wire name."""
+    signals: Mapping[str, SignalDescription]
+    """By name."""
+    caller: frozenset[str]
+    """Names of the caller's functions."""
+    iterations: int
+    """Rounds of tools."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mesh adds no function of its own."""
+        return not self.tools and not self.signals
+
+    def kind_of(self, name: str, *, with_tools: bool) -> CallKind:
+        """Who a call is for. Raises TOOL_CALL_INVALID for a function that is not offered now.
+
+        `with_tools`: whether tools of the mesh are offered now. A name that nobody knows goes to a caller with tools.
+        """
+        if name in self.signals:
+            return CallKind.SIGNAL
+        if name in self.tools and with_tools:
+            return CallKind.MESH
+        if name in self.tools or not self.caller:
+            raise WeftError(
+                Reason.TOOL_CALL_INVALID, f"the model called {name[:MAX_NAME_CHARS]}, which is not offered to it now"
+            )
+        return CallKind.CALLER
+
+    def names(self, *, with_tools: bool) -> frozenset[str]:
+        """Every function that may be called now."""
+        return self.caller | self.signals.keys() | (self.tools.keys() if with_tools else frozenset())
+
+    def functions(self, *, with_tools: bool) -> list[chat_pb2.Tool]:
+        """The mesh's own functions as the model is told of them, always in the same order."""
+        described = [(signal.name, signal.description, signal.parameters) for signal in self.signals.values()]
+        if with_tools:
+            described += [(name, tool.description, tool.parameters) for name, tool in self.tools.items()]
+        return [
+            chat_pb2.Tool(
+                function=chat_pb2.FunctionTool(
+                    name=name, description=text, parameters=json_object(parameters, MAX_SCHEMA_DEPTH)
+                )
+            )
+            for name, text, parameters in described
+        ]
+
+
+def make_offer(
+    payload: chat_pb2.ChatPayload,
+    behaviour: agent_behaviour_pb2.AgentBehaviour,
+    settings: ChatSettings,
+    box: ToolBox,
+) -> Offer:
+    """What the chat offers. Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool that is not there."""
+    check_behaviour(behaviour, "behaviour")
+    caller = [tool.function.name for tool in payload.tools]
+    iterations = settings.max_tool_iterations
+    if behaviour.HasField("max_tool_iterations"):
+        iterations = behaviour.max_tool_iterations
+    signals = pick_signals(settings.signals, behaviour.signals, "behaviour.signals")
+    names = [*settings.tools, *behaviour.tools]
+    if payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_NONE:
+        signals, names = (), []
+    tools = box.pick(names, {signal.name for signal in signals}) if names and iterations else ()
+    offer = Offer(
+        tools={tool.wire_name: tool for tool in tools},
+        signals={signal.name: signal for signal in signals},
+        caller=frozenset(caller),
+        iterations=iterations,
+    )
+    _require_usable(offer, caller, payload)
+    return offer
+
+
+def require_local(offer: Offer, box: ToolBox) -> None:
+    """Raises PERMISSION_DENIED naming the first tool that would send bytes off the premises."""
+    for tool in offer.tools.values():
+        if box.is_remote(tool.name):
+            raise WeftError(
+                Reason.PERMISSION_DENIED,
+                f"the tool {tool.name} sends bytes off the premises; the request does not allow that (allow_remote)",
+                metadata={"tool": tool.name},
+            )
+
+
+def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPayload) -> None:
+    if offer.is_plain:
+        return
+    if payload.HasField("choice_count") and payload.choice_count > 1:
+        raise invalid_field("choice_count", "must be 1 where the mesh runs tools or takes signals")
+    for index, name in enumerate(caller):
+        if name in offer.tools or name in offer.signals:
+            raise invalid_field(f"tools[{index}].function.name", f"{name} is a tool or a signal of the mesh already")
+    try:
+        offer.functions(with_tools=True)
+    except ValueError as error:
+        raise WeftError(Reason.TOOL_UNAVAILABLE, f"the schema of a tool or signal cannot be used: {error}") from None
+    if find_spec("jsonschema") is None:
+        raise WeftError(
+            Reason.TOOL_UNAVAILABLE, "tools and signals need a package that is missing: pip install 'weft[tools]'"
+        )

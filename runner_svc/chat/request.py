@@ -1,0 +1,81 @@
+"""What a conversation works with: an engine's turns, what is asked, and what the runner adds."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from runner_svc.backends.port import CallInfo
+from runner_svc.chat.offer import Offer
+from runner_svc.chat.settings import ChatSettings
+from runner_svc.policy.prompt import FunctionFacts, PromptFacts, platform_prompt
+from runner_svc.policy.signals import SignalDescription
+from runner_svc.records import RequestRecord
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.port import ToolDescription
+from weft.api.common.v1 import agent_behaviour_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.clock import Clock
+
+
+class Work(Protocol):
+    """What a conversation asks of the instance it was admitted to."""
+
+    @property
+    def record(self) -> RequestRecord:
+        """The request's record."""
+        ...
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """One turn of the engine; see Backend.generate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What is asked."""
+
+    payload: GenerationPayload
+    call: CallInfo
+    behaviour: agent_behaviour_pb2.AgentBehaviour
+    """What the mesh does around it; only ever read."""
+    agent: str = ""
+    """The agent that was asked for; empty: none."""
+    allow_remote: bool = False
+    """Whether tools may send bytes of it off the premises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSetup:
+    """What every conversation with one model on one runner has."""
+
+    runner: str
+    model: str
+    settings: ChatSettings
+    tools: ToolBox
+    clock: Clock
+    """The mesh's time of day."""
+
+    def prompt(self, request: ChatRequest, offer: Offer, *, iterations_left: int, text_calls: bool) -> str:
+        """The platform prompt as of now; empty unless the agent asks for one."""
+        if not request.behaviour.platform_prompt:
+            return ""
+        facts = PromptFacts(
+            now=self._local_now(),
+            runner=self.runner,
+            model=self.model,
+            agent=request.agent,
+            context=self.settings.platform_context,
+            tools=[_facts(name, tool) for name, tool in offer.tools.items()],
+            signals=[_facts(name, signal) for name, signal in offer.signals.items()],
+            text_calls=text_calls,
+            iterations_left=iterations_left,
+        )
+        return platform_prompt(facts)
+
+    def _local_now(self) -> datetime:
+        return self.clock.utc_now().astimezone(self.settings.zone)
+
+
+def _facts(name: str, function: ToolDescription | SignalDescription) -> FunctionFacts:
+    return FunctionFacts(name=name, description=function.description, parameters=function.parameters)

@@ -1,0 +1,330 @@
+"""One model in llama-cpp-python, driven through the library's public calls, one request at a time.
+
+Below `create_completion` rather than with it: that call hides how many tokens there were, and prefill cannot be watched
+or ended in it.
+"""
+
+import inspect
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner_svc.engines.messages import (
+    Done,
+    Embed,
+    Failed,
+    Generate,
+    LoadProgress,
+    PromptProgress,
+    Token,
+    ToRunner,
+    Vector,
+)
+from runner_svc.engines.stop_strings import StopMatcher
+
+MEAN_POOLING = 1
+"""One vector per text; what weft asks llama-server for, too."""
+LIBRARY_LOGGER = "llama-cpp-python"
+_CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
+
+Send = Callable[[ToRunner], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a model is loaded."""
+
+    model_path: str
+    context_tokens: int
+    """0: what the model was made for."""
+    threads: int = 1
+    gpu_layers: int = -1
+    """-1: all of them, where the library was built for a GPU."""
+    batch_tokens: int = 512
+    """Tokens per step of prefill, each followed by a report; also the longest text that can be embedded."""
+    embeddings: bool = True
+
+
+class RefusedError(Exception):
+    """A request that is wrong, with the name of one of weft's reasons."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class CancelledRequestError(Exception):
+    """Nobody wants the request any more."""
+
+
+@dataclass(slots=True)
+class _Bill:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Current:
+    """The request that is being worked on."""
+
+    id: int = 0
+    prompt_total: int = 0
+    reports_prefill: bool = False
+    bill: _Bill = field(default_factory=_Bill)
+
+
+class LlamaCppEngine:
+    """A loaded model. All calls come from one thread, except `cancel`."""
+
+    def __init__(self, library: Any, options: EngineOptions, send: Send) -> None:
+        self._library = library
+        self._options = options
+        self._send = send
+        self._current = _Current()
+        self._cancelled: set[int] = set()
+        self._last_id = 0
+        self._llama = self._load()
+        self._native_eval = self._llama.eval
+        self._llama.eval = self._watched_eval
+        # The library keeps no reference to the callback, which must live as long as the context.
+        self._abort = library.llama_cpp.ggml_abort_callback(lambda _: self._current.id in self._cancelled)
+        library.llama_cpp.llama_set_abort_callback(self._llama.ctx, self._abort, None)
+        self._vocabulary = library.llama_cpp.llama_model_get_vocab(self._llama.model)
+        self._known = frozenset(inspect.signature(self._llama.generate).parameters) - _CONTROLLED
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and answer together."""
+        return int(self._llama.n_ctx())
+
+    def cancel(self, request_id: int) -> None:
+        """End a request soon: between two tokens or, in prefill, within one node of the graph (on a GPU, one batch).
+
+        From any thread.
+        """
+        if request_id > self._last_id:
+            self._cancelled.add(request_id)
+
+    def work(self, request: Generate | Embed) -> None:
+        """Work on a request to its end, which is told: with Done or Failed, or not at all if it was cancelled."""
+        self._current = _Current(id=request.id)
+        try:
+            if isinstance(request, Generate):
+                self._generate(request)
+            else:
+                self._embed(request)
+        except CancelledRequestError:
+            pass
+        except RefusedError as refusal:
+            self._send(Failed(request.id, refusal.reason, str(refusal)))
+        except Exception as error:
+            if request.id not in self._cancelled:
+                self._send(Failed(request.id, "BACKEND_ERROR", f"the engine failed: {error}"))
+                raise
+        finally:
+            self._last_id = request.id
+            self._cancelled.discard(request.id)
+
+    def _load(self) -> Any:
+        options = self._options
+        with _load_progress(self._library.llama_cpp, self._send):
+            llama = self._library.Llama(
+                model_path=options.model_path,
+                n_ctx=options.context_tokens,
+                n_batch=options.batch_tokens,
+                n_ubatch=options.batch_tokens,
+                n_threads=options.threads,
+                n_threads_batch=options.threads,
+                n_gpu_layers=options.gpu_layers,
+                embedding=options.embeddings,
+                **({"pooling_type": MEAN_POOLING} if options.embeddings else {}),
+            )
+        # What it says while it loads explains a failure; afterwards it would say something for every request.
+        llama.verbose = False
+        logging.getLogger(LIBRARY_LOGGER).setLevel(logging.WARNING)
+        return llama
+
+    def _embed(self, request: Embed) -> None:
+        if not self._options.embeddings:
+            raise RefusedError("UNSUPPORTED_OPERATION", "this model is not configured for embeddings")
+        limit = self._llama.n_batch
+        for text in request.texts:
+            length = len(self._llama.tokenize(text.encode()))
+            if not length:
+                raise RefusedError("INVALID_ARGUMENT", "a text that is to be embedded has no tokens")
+            if length > limit:
+                raise RefusedError(
+                    "CONTEXT_LENGTH_EXCEEDED", f"a text has {length} tokens; this model embeds at most {limit} at once"
+                )
+        self._output_embeddings(True)
+        began, tokens = time.perf_counter(), 0
+        for index, text in enumerate(request.texts):
+            self._check_wanted()
+            vectors, count = self._llama.embed([text], normalize=True, truncate=False, return_count=True)
+            tokens += count
+            self._send(Vector(request.id, index, [float(value) for value in vectors[0]]))
+        self._send(Done(id=request.id, prompt_tokens=tokens, prompt_seconds=time.perf_counter() - began))
+
+    def _generate(self, request: Generate) -> None:
+        prompts = [self._tokens(prompt, request.has_template) for prompt in request.prompts]
+        for tokens in prompts:
+            if len(tokens) >= self.context_tokens:
+                raise RefusedError(
+                    "CONTEXT_LENGTH_EXCEEDED",
+                    f"the prompt has {len(tokens)} tokens; the context of this model has {self.context_tokens}",
+                )
+        options, grammar = self._sampling(request), self._grammar(request)
+        self._output_embeddings(False)
+        seed = random.SystemRandom().getrandbits(31) if request.seed is None else request.seed
+        for place, tokens in enumerate(prompts):
+            self._current.bill.prompt_tokens += len(tokens)
+            for number in range(request.choice_count):
+                choice = place * request.choice_count + number
+                self._llama.set_seed((seed + choice) % 2**32)
+                # Choices of one prompt share it: only the first one's prefill is told and billed.
+                self._current.reports_prefill = number == 0
+                if grammar:
+                    # It remembers how far it is: each choice needs a new one.
+                    options["grammar"] = self._library.LlamaGrammar.from_string(grammar, verbose=False)
+                self._one_choice(request, choice, tokens, options)
+        bill = self._current.bill
+        self._send(
+            Done(
+                id=request.id,
+                prompt_tokens=bill.prompt_tokens,
+                completion_tokens=bill.completion_tokens,
+                cached_tokens=bill.cached_tokens,
+                prompt_seconds=bill.prompt_seconds,
+                decode_seconds=bill.decode_seconds,
+            )
+        )
+
+    def _one_choice(self, request: Generate, choice: int, tokens: list[int], options: dict[str, Any]) -> None:
+        budget = self.context_tokens - len(tokens)
+        limit = budget if request.max_tokens is None else min(request.max_tokens, budget)
+        self._current.prompt_total = len(tokens)
+        matcher, bill, began = StopMatcher(request.stop), self._current.bill, time.perf_counter()
+        generation = self._llama.generate(tokens, **options)
+        for count, token in enumerate(generation, start=1):
+            self._check_wanted()
+            if count == 1:
+                bill.prompt_seconds += time.perf_counter() - began
+                began = time.perf_counter()
+            bill.completion_tokens += 1
+            ended = self._library.llama_cpp.llama_vocab_is_eog(self._vocabulary, token)
+            text = "" if ended else matcher.feed(self._llama.detokenize([token]))
+            stopped = ended or matcher.stopped
+            if stopped or count == limit:
+                self._send(Token(request.id, choice, text + matcher.finish(), "stop" if stopped else "length"))
+                break
+            self._send(Token(request.id, choice, text))
+        generation.close()
+        bill.decode_seconds += time.perf_counter() - began
+
+    def _watched_eval(self, tokens: Sequence[int]) -> None:
+        """The library's own, in steps that are reported. Called for a prompt, and then for every token."""
+        current, llama = self._current, self._llama
+        if len(tokens) == 1 and llama.n_tokens >= current.prompt_total:
+            self._native_eval(tokens)
+            return
+        # What the library still had of this prompt it does not ask for again.
+        cached = current.prompt_total - len(tokens)
+        if current.reports_prefill:
+            current.bill.cached_tokens += cached
+        for begin in range(0, len(tokens), llama.n_batch):
+            self._check_wanted()
+            self._native_eval(tokens[begin : begin + llama.n_batch])
+            if current.reports_prefill:
+                self._send(PromptProgress(current.id, current.prompt_total, llama.n_tokens, cached))
+
+    def _tokens(self, prompt: str | list[int], has_template: bool) -> list[int]:
+        if isinstance(prompt, list):
+            vocabulary = self._llama.n_vocab()
+            if not prompt or not all(0 <= token < vocabulary for token in prompt):
+                raise RefusedError("INVALID_ARGUMENT", f"prompt: token ids must be 0 to {vocabulary - 1}, at least one")
+            return prompt
+        tokens: list[int] = self._llama.tokenize(prompt.encode(), add_bos=True, special=True)
+        beginning = self._llama.token_bos()
+        if has_template and tokens[:2] == [beginning, beginning]:
+            del tokens[0]
+        return tokens or [beginning]
+
+    def _sampling(self, request: Generate) -> dict[str, Any]:
+        for name in request.sampling:
+            if name not in self._known:
+                raise RefusedError("INVALID_ARGUMENT", f"{name}: llama-cpp-python has no such parameter")
+        options = dict(request.sampling)
+        if request.logit_bias:
+            vocabulary = self._llama.n_vocab()
+            bias = {token: value for token, value in request.logit_bias.items() if 0 <= token < vocabulary}
+
+            def add_bias(_: Any, scores: Any) -> Any:
+                for token, value in bias.items():
+                    scores[token] += value
+                return scores
+
+            options["logits_processor"] = self._library.LogitsProcessorList([add_bias])
+        return options
+
+    def _grammar(self, request: Generate) -> str:
+        """What the answer must follow, as GBNF; empty: nothing. Raises RefusedError for what cannot be followed."""
+        schema = json.dumps({"type": "object"}) if request.json_object else request.json_schema
+        if not schema and not request.grammar:
+            return ""
+        name = "response_format" if schema else "grammar"
+        try:
+            text: str = self._library.llama_grammar.json_schema_to_gbnf(schema) if schema else request.grammar
+        except Exception as error:
+            raise RefusedError("INVALID_ARGUMENT", f"{name}: llama-cpp-python cannot follow this schema") from error
+        bindings = self._library.llama_cpp
+        # The library does not look whether llama.cpp took a grammar, and ends the process with one that it refused.
+        parsed = bindings.llama_sampler_init_grammar(self._vocabulary, text.encode(), b"root")
+        if not parsed:
+            raise RefusedError("INVALID_ARGUMENT", f"{name}: llama.cpp cannot parse this grammar")
+        bindings.llama_sampler_free(parsed)
+        return text
+
+    def _output_embeddings(self, wanted: bool) -> None:
+        if self._options.embeddings:
+            self._library.llama_cpp.llama_set_embeddings(self._llama.ctx, wanted)
+            if not wanted:
+                return
+            self._llama.reset()
+
+    def _check_wanted(self) -> None:
+        if self._current.id in self._cancelled:
+            raise CancelledRequestError
+
+
+@contextmanager
+def _load_progress(bindings: Any, send: Send) -> Iterator[None]:
+    """While it lasts, a model that is loaded says how far it is; the library has no argument for that."""
+    make_defaults = bindings.llama_model_default_params
+    told = [-1.0]
+
+    def hear(share: float, _: Any) -> bool:
+        if share - told[0] >= 0.01 or share >= 1.0:
+            told[0] = share
+            send(LoadProgress(share))
+        return True
+
+    callback = bindings.llama_progress_callback(hear)
+
+    def defaults() -> Any:
+        parameters = make_defaults()
+        parameters.progress_callback = callback
+        return parameters
+
+    bindings.llama_model_default_params = defaults
+    try:
+        yield
+    finally:
+        bindings.llama_model_default_params = make_defaults

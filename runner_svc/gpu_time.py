@@ -1,0 +1,97 @@
+"""GPU time of processes, from NVIDIA's management library (NVML).
+
+Not proven on hardware: it is tested with a stand-in for the `pynvml` module. NVML samples how much of each GPU every
+process has used, in percent of its multiprocessors; the samples are added up to seconds. It names processes by the
+machine's own ids: in a container with ids of its own nothing is found and the time stays 0. Whether NVML is missing,
+fails or hangs, the answer is None, "unknown", and nobody waits for it.
+"""
+
+import ctypes
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+HANG_SECONDS = 10.0
+"""A question to NVML that is not answered for so long makes the GPU time unknown until it is."""
+_LIBRARY = "libnvidia-ml.so.1"
+
+
+def load_pynvml() -> Any:
+    """The module, initialised. Raises OSError, ImportError or NVMLError where there is no such GPU or driver."""
+    if sys.platform == "linux":
+        ctypes.CDLL(_LIBRARY)  # a cheap no where there is no driver; the module costs some megabytes
+    module = importlib.import_module("pynvml")
+    module.nvmlInit()
+    return module
+
+
+class GpuTime:
+    """Adds up the GPU time of a changing set of processes. Never blocks and never raises.
+
+    Every reading happens in a thread of its own, which may hang for ever; there is never more than one.
+    """
+
+    def __init__(
+        self, load: Callable[[], Any] = load_pynvml, monotonic_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._load = load
+        self._now = monotonic_seconds
+        self._module: Any = None
+        self._absent = False
+        self._seconds: float | None = None
+        self._last_seen: dict[int, int] = {}
+        self._reading_since = 0.0
+        self._reader: threading.Thread | None = None
+
+    def seconds(self, process_ids: Collection[int]) -> float | None:
+        """GPU time of these processes as of the last reading, all GPUs together; asks for another one.
+
+        What they used before the second reading is not in it. None: unknown.
+        """
+        if self._absent:
+            return None
+        if self._reader is not None and self._reader.is_alive():
+            return None if self._now() - self._reading_since >= HANG_SECONDS else self._seconds
+        known = self._seconds
+        self._reading_since = self._now()
+        self._reader = threading.Thread(target=self._read, args=(frozenset(process_ids),), name="gpu-time", daemon=True)
+        self._reader.start()
+        return known
+
+    def _read(self, process_ids: frozenset[int]) -> None:
+        try:
+            if self._module is None:
+                self._module = self._load()
+            used = sum(self._read_device(number, process_ids) for number in range(self._module.nvmlDeviceGetCount()))
+        except Exception:  # noqa: BLE001 - whatever goes wrong there, the figure is unknown and nothing else
+            self._absent = self._module is None
+            self._seconds = None
+        else:
+            self._seconds = (self._seconds or 0.0) + used
+
+    def _read_device(self, number: int, process_ids: frozenset[int]) -> float:
+        handle = self._module.nvmlDeviceGetHandleByIndex(number)
+        begin = self._last_seen.get(number, 0)
+        samples = sorted(self._samples(handle, begin), key=lambda sample: sample.timeStamp)
+        if samples:
+            self._last_seen[number] = max(begin, samples[-1].timeStamp)
+        if not begin:
+            return 0.0  # the first samples only tell NVML's time
+        used, until = 0.0, dict.fromkeys(process_ids, begin)
+        for sample in samples:
+            if sample.pid in until and sample.timeStamp > until[sample.pid]:
+                used += sample.smUtil / 100.0 * (sample.timeStamp - until[sample.pid]) / 1e6
+                until[sample.pid] = sample.timeStamp
+        return used
+
+    def _samples(self, handle: Any, since_microseconds: int) -> list[Any]:
+        try:
+            return list(self._module.nvmlDeviceGetProcessUtilization(handle, since_microseconds))
+        except self._module.NVMLError as error:
+            # Its word for "no sample since then": nobody used this GPU.
+            if error.value == self._module.NVML_ERROR_NOT_FOUND:
+                return []
+            raise

@@ -1,0 +1,278 @@
+"""Where an instance is in its life, what may happen there, and what is done then.
+
+`step` takes a state and an event and returns the next state and a command; whoever carries the command out reports with
+the next event. Times are seconds on any monotonic clock. An instance is one process with one model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from runner_svc.policy.life_events import (
+    POSSIBLE,
+    Begun,
+    Broke,
+    Cleared,
+    Command,
+    Died,
+    DrainAsked,
+    EndAsked,
+    Ended,
+    Event,
+    Faulted,
+    Loaded,
+    LoadFailed,
+    Missing,
+    PauseOver,
+    SleepAsked,
+    SleepFailed,
+    Slept,
+    WakeAsked,
+    WakeFailed,
+)
+from runner_svc.policy.out_of_memory import ADVICE
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.restart import RestartHistory, RestartLimits
+from weft.kernel.reasons import Reason
+
+FALLING_ASLEEP = "going to sleep"
+WAKING = "waking"
+MAX_DETAIL_CHARS = 1000
+"""A crash's last words go into reports; the registry refuses a novel."""
+MAX_HOW_CHARS = 600
+"""The part of a detail that says what happened, so that what follows it is not cut off."""
+MEMORY_DEATHS = 2
+"""Deaths for want of memory within the window after which starting again would only repeat them."""
+_HOPELESS = frozenset({Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED})
+"""Why loading fails and would fail again."""
+
+
+class ImpossibleEvent(Exception):  # noqa: N818 - it names the event, and nobody but a test or a log sees it
+    """An event that cannot come in this state: a fault of our own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeRules:
+    """What an instance is, as far as its life goes."""
+
+    attached: bool = False
+    """The backend is a server that weft did not start: it is never restarted, only looked for or woken."""
+    can_wake: bool = True
+    woken_by_mesh: bool = False
+    start_asleep: bool = False
+    limits: RestartLimits = field(default_factory=RestartLimits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeState:
+    """Where an instance is in its life."""
+
+    doing: Command = Command.NOTHING
+    phase: Phase = Phase.IDLE
+    detail: str = ""
+    """Why it is in this phase, in words."""
+    reason: Reason = Reason.UNSPECIFIED
+    """What kind of fault `how` was."""
+    how: str = ""
+    """The last fault, in words."""
+    draining: bool = False
+    history: RestartHistory = field(default_factory=RestartHistory)
+    memory_deaths: tuple[float, ...] = ()
+    """When it last died for want of memory while it took requests, at most MEMORY_DEATHS of them."""
+    resume_at: float | None = None
+    """The end of the pause that it is in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """What an event leads to."""
+
+    state: LifeState
+    command: Command
+    """NOTHING: go on with what is being done."""
+
+
+def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transition:
+    """The state after `event`, and what to do. Raises ImpossibleEvent."""
+    if type(event) not in POSSIBLE[state.doing]:
+        raise ImpossibleEvent(f"{type(event).__name__} while doing {state.doing.name}")
+    after = _HANDLERS[type(event)](state, event, now, rules)
+    return Transition(state=after, command=Command.NOTHING if isinstance(event, DrainAsked) else after.doing)
+
+
+def needs_restart(reason: Reason, *, attached: bool) -> bool:
+    """Whether a request's failure says that its backend is of no use to the others either.
+
+    An attached server is let go of when no connection to it can be made, and for nothing else.
+    """
+    return reason is Reason.CONNECT_FAILED or (reason is Reason.HEADERS_TIMEOUT and not attached)
+
+
+def with_last_lines(state: LifeState, lines: tuple[str, ...]) -> LifeState:
+    """The state with the backend's last output in its detail, as far as there is room and it is not there already."""
+    new = [line for line in lines if line.strip() and line.strip() not in state.detail]
+    return (
+        state
+        if not new
+        else replace(state, detail=f"{state.detail}; last output: {' | '.join(new)}"[:MAX_DETAIL_CHARS])
+    )
+
+
+def _at(state: LifeState, doing: Command, phase: Phase, detail: str = "") -> LifeState:
+    return replace(state, doing=doing, phase=phase, detail=detail[:MAX_DETAIL_CHARS], resume_at=None)
+
+
+def _begun(state: LifeState, event: Begun, now: float, rules: LifeRules) -> LifeState:
+    del event, now
+    return _at(state, Command.REST, Phase.HIBERNATING) if rules.start_asleep else _load(state)
+
+
+def _load(state: LifeState) -> LifeState:
+    return _at(state, Command.LOAD, Phase.LOADING, state.how)
+
+
+def _serve(state: LifeState, event: Loaded | SleepFailed, now: float, rules: LifeRules) -> LifeState:
+    del event, now, rules
+    return _at(state, Command.SERVE, Phase.DRAINING if state.draining else Phase.READY)
+
+
+def _load_failed(state: LifeState, event: LoadFailed, now: float, rules: LifeRules) -> LifeState:
+    if rules.attached:
+        return _absent(state, event.how, rules)
+    return _after_death(_blame(state, event), now, rules, hopeless=event.reason in _HOPELESS)
+
+
+def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRules) -> LifeState:
+    """A wake that fails is no restart, and the next call tries afresh; unless that would be hopeless."""
+    if rules.attached or event.reason not in _HOPELESS:
+        return _absent(state, event.how, rules)
+    return _after_death(_blame(state, event), now, rules, hopeless=True)
+
+
+def _lost(state: LifeState, event: Died | Faulted, now: float, rules: LifeRules) -> LifeState:
+    del rules
+    state = _at(_blame(state, event), Command.CLEAR, Phase.STOPPING, event.how)
+    if event.reason is Reason.OUT_OF_MEMORY:
+        state = replace(state, memory_deaths=(*state.memory_deaths, now)[-MEMORY_DEATHS:])
+    return state
+
+
+def _cleared(state: LifeState, event: Cleared, now: float, rules: LifeRules) -> LifeState:
+    del event
+    if rules.attached:
+        return _absent(state, state.how, rules)
+    recent = [at for at in state.memory_deaths if now - at < rules.limits.window_seconds]
+    hopeless = state.reason is Reason.OUT_OF_MEMORY and len(recent) >= MEMORY_DEATHS
+    return _after_death(state, now, rules, hopeless=hopeless)
+
+
+def _broke(state: LifeState, event: Broke, now: float, rules: LifeRules) -> LifeState:
+    if rules.attached:
+        return _absent(state, event.how, rules)
+    blamed = replace(state, reason=Reason.INTERNAL, how=event.how)
+    return _after_death(blamed, now, rules, hopeless=False)
+
+
+def _blame(state: LifeState, event: LoadFailed | WakeFailed | Died | Faulted) -> LifeState:
+    return replace(state, reason=event.reason, how=event.how)
+
+
+def _after_death(state: LifeState, now: float, rules: LifeRules, *, hopeless: bool) -> LifeState:
+    """Start again, at once or after a pause; where that is hopeless, only when somebody wants it, and not before."""
+    history, pause = state.history.after_death(now, rules.limits, must_pause=hopeless)
+    state = replace(state, history=history)
+    if not pause and not hopeless:
+        return _load(state)
+    how = state.how[:MAX_HOW_CHARS]
+    if not hopeless:
+        after = _at(state, Command.PAUSE, Phase.CRASH_LOOP, f"{how}; next start in {pause:.0f} s")
+    elif state.reason is Reason.OUT_OF_MEMORY:
+        after = _at(state, Command.PAUSE, Phase.FAILED, _advised(how))
+    else:
+        after = _at(state, Command.PAUSE, Phase.FAILED, how)
+    return replace(after, resume_at=now + pause)
+
+
+def _advised(how: str) -> str:
+    return how if ADVICE in how else f"out of memory: {how}; {ADVICE}"
+
+
+def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules) -> LifeState:
+    """A crash loop tries again. What failed waits: for a request where memory may be free by then, else for people."""
+    del event, rules
+    if state.resume_at is None or now < state.resume_at:
+        raise ImpossibleEvent(f"PauseOver at {now}, before {state.resume_at}")
+    if state.phase is Phase.CRASH_LOOP:
+        return _load(state)
+    phase = Phase.HIBERNATING if state.reason is Reason.OUT_OF_MEMORY else Phase.FAILED
+    return _at(state, Command.REST, phase, state.detail)
+
+
+def _sleep_asked(state: LifeState, event: SleepAsked, now: float, rules: LifeRules) -> LifeState:
+    del event, now, rules
+    if state.doing is Command.SERVE:
+        return _at(state, Command.SLEEP, Phase.STOPPING, FALLING_ASLEEP)
+    return _at(state, Command.REST, Phase.HIBERNATING)
+
+
+def _slept(state: LifeState, event: Slept, now: float, rules: LifeRules) -> LifeState:
+    del event, now
+    return _absent(state, "", rules)
+
+
+def _absent(state: LifeState, why: str, rules: LifeRules) -> LifeState:
+    """Asleep from here on. A server that we cannot wake is looked for, since somebody else may."""
+    if rules.can_wake:
+        return _at(state, Command.REST, Phase.HIBERNATING, why)
+    return _at(state, Command.SEEK, Phase.HIBERNATING if rules.woken_by_mesh else Phase.FAILED, why)
+
+
+def _missing(state: LifeState, event: Missing, now: float, rules: LifeRules) -> LifeState:
+    del now
+    return _absent(state, event.how, rules)
+
+
+def _wake_asked(state: LifeState, event: WakeAsked, now: float, rules: LifeRules) -> LifeState:
+    del event, now, rules
+    return _at(state, Command.WAKE, Phase.LOADING, WAKING)
+
+
+def _drain_asked(state: LifeState, event: DrainAsked, now: float, rules: LifeRules) -> LifeState:
+    del event, now, rules
+    phase = Phase.DRAINING if state.phase is Phase.READY else state.phase
+    return replace(state, draining=True, phase=phase)
+
+
+def _end_asked(state: LifeState, event: EndAsked, now: float, rules: LifeRules) -> LifeState:
+    del event, now, rules
+    return _at(state, Command.END, Phase.STOPPING)
+
+
+def _ended(state: LifeState, event: Ended, now: float, rules: LifeRules) -> LifeState:
+    del event, now, rules
+    return _at(state, Command.NOTHING, Phase.IDLE)
+
+
+_Handler = Callable[[LifeState, Any, float, LifeRules], LifeState]
+_HANDLERS: Mapping[type, _Handler] = MappingProxyType(
+    {
+        Begun: _begun,
+        Loaded: _serve,
+        LoadFailed: _load_failed,
+        WakeFailed: _wake_failed,
+        Died: _lost,
+        Faulted: _lost,
+        Broke: _broke,
+        Cleared: _cleared,
+        SleepAsked: _sleep_asked,
+        Slept: _slept,
+        SleepFailed: _serve,
+        WakeAsked: _wake_asked,
+        Missing: _missing,
+        PauseOver: _pause_over,
+        DrainAsked: _drain_asked,
+        EndAsked: _end_asked,
+        Ended: _ended,
+    }
+)

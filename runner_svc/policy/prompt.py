@@ -1,0 +1,142 @@
+"""The platform prompt: what the mesh tells a model before anybody else speaks. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+SYSTEM_DELIMITER = "\n\n---\n\n"
+"""Between system prompts that become one message: a rule, which every model has seen end a section."""
+TEXT_CALL_FORM = '<tool_call>{"name": "<function>", "arguments": {<arguments>}}</tool_call>'
+_MESH = (
+    "You are one of several cooperating models in a mesh. People and programs send you work; other models, tools and "
+    "people may continue from what you write. Follow the instructions after this section within these rules."
+)
+_TOOL_USE = (
+    "Call a tool only when you need what it gives. Calls of one turn run side by side and their results come back to "
+    "you; do not make results up. A result says so when it failed or was cut."
+)
+MAX_DESCRIPTION_CHARS = 200
+"""How much of a function's description is repeated here; the engine is given all of it."""
+MAX_ARGUMENTS = 16
+"""How many of its arguments are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionFacts:
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of an object, written by whoever: no part of it is relied on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFacts:
+    """What the platform prompt is made of."""
+
+    now: datetime
+    """In the zone that the model is told."""
+    runner: str
+    model: str
+    agent: str = ""
+    """Empty: none was asked for."""
+    context: str = ""
+    """The operator's own words about the mesh."""
+    tools: Sequence[FunctionFacts] = ()
+    """Tools that the mesh runs for the model, by what it calls them."""
+    signals: Sequence[FunctionFacts] = ()
+    """Control signals."""
+    text_calls: bool = False
+    """Whether a call that is written as text counts."""
+    iterations_left: int = 0
+    """Further rounds of tools."""
+
+
+def platform_prompt(facts: PromptFacts) -> str:
+    """The text. Read anew before each turn.
+
+    What never changes comes first, then what changes from agent to agent, and last what changes from turn to turn and
+    from minute to minute: an engine's prefix cache is of use up to the first difference. For the same reason the time
+    is told to the minute only.
+    """
+    parts = [_who(facts), facts.context.strip(), _tool_rules(facts), _signal_rules(facts), _status(facts)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def join_system_texts(texts: Sequence[str]) -> str:
+    """Several system prompts as one, in order."""
+    return SYSTEM_DELIMITER.join(texts)
+
+
+def _who(facts: PromptFacts) -> str:
+    lines = [
+        _MESH,
+        f"Model: {facts.model}. Runner: {facts.runner}.",
+    ]
+    if facts.agent:
+        lines.append(f"You answer as the agent {facts.agent}.")
+    return "\n".join(lines)
+
+
+def _tool_rules(facts: PromptFacts) -> str:
+    if not facts.tools:
+        return ""
+    lines = ["Tools: functions that are run for you.", *map(_line, facts.tools), _TOOL_USE]
+    if facts.text_calls:
+        lines.append(f"If you cannot call functions in another way, write exactly: {TEXT_CALL_FORM}")
+    return "\n".join(lines)
+
+
+def _signal_rules(facts: PromptFacts) -> str:
+    if not facts.signals:
+        return ""
+    lines = [
+        "Control signals: call one of these functions to tell whoever steers you something. No result comes back.",
+        *map(_line, facts.signals),
+    ]
+    if facts.text_calls and not facts.tools:
+        lines.append(f"If you cannot call functions in another way, write exactly: {TEXT_CALL_FORM}")
+    return "\n".join(lines)
+
+
+def _line(function: FunctionFacts) -> str:
+    """A function in one line. Chat templates that know nothing of tools leave the model no other way to hear of it."""
+    properties = function.parameters.get("properties")
+    required = function.parameters.get("required")
+    names = list(properties.items())[:MAX_ARGUMENTS] if isinstance(properties, Mapping) else []
+    must = required if isinstance(required, (list, tuple)) else ()
+    arguments = ", ".join(f"{name}{'' if name in must else '?'}: {_kind(schema)}" for name, schema in names)
+    described = " ".join(function.description.split())[:MAX_DESCRIPTION_CHARS]
+    return f"- {function.name}({arguments}): {described}"
+
+
+def _kind(schema: Any) -> str:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if isinstance(kind, (list, tuple)):
+        return " or ".join(map(str, kind))
+    return kind if isinstance(kind, str) else "any"
+
+
+def _status(facts: PromptFacts) -> str:
+    zone = _zone(facts.now)
+    lines = [f"Now: {facts.now:%A, %Y-%m-%d %H:%M}{zone}."]
+    if facts.tools:
+        lines.append(_rounds(facts.iterations_left))
+    return "\n".join(lines)
+
+
+def _rounds(left: int) -> str:
+    if left == 0:
+        return "Tool rounds left: 0. Answer now with what you have."
+    return f"Tool rounds left: {left}. Then you must answer with what you have."
+
+
+def _zone(now: datetime) -> str:
+    if now.tzinfo is None:
+        return ""
+    name = getattr(now.tzinfo, "key", None) or now.tzname() or ""
+    offset = now.strftime("%z")
+    offset = f"UTC{offset[:3]}:{offset[3:5]}"
+    return f", {name} ({offset})" if name and name != offset else f", {offset}"

@@ -1,0 +1,108 @@
+"""Control signals: what a model may tell whoever steers it, one way. Pure.
+
+A signal is offered as a function; a call of it is the message. No answer goes back to the model.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.kernel.errors import invalid_field
+
+MAX_SIGNAL_TEXT_CHARS = 2000
+"""Longest text in an argument of a built-in signal."""
+MAX_OPTIONS = 16
+"""Most options of a decision that is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalDescription:
+    """A signal as a model is told of it."""
+
+    name: str
+    """In capitals; also the name of the function."""
+    description: str
+    """When to raise it."""
+    parameters: Mapping[str, Any]
+    """JSON schema of its arguments, of an object. Only ever read."""
+    asks_for_decision: bool = False
+    """Whether whoever steers has to decide before it makes sense to go on."""
+
+
+def _text(description: str) -> dict[str, Any]:
+    return {"type": "string", "description": description, "minLength": 1, "maxLength": MAX_SIGNAL_TEXT_CHARS}
+
+
+def _object(required: Iterable[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def reason_only() -> dict[str, Any]:
+    """The arguments of a signal that declares none: a reason in words."""
+    return _object(["reason"], reason=_text("Why, in one or two sentences."))
+
+
+BUILT_IN_SIGNALS: tuple[SignalDescription, ...] = (
+    SignalDescription(
+        name="LOW_CONFIDENCE",
+        description="Raise this when your answer may well be wrong. Then go on and answer as well as you can.",
+        parameters=_object(
+            ["reason"],
+            reason=_text("What you are unsure of, and why."),
+            confidence={"type": "number", "description": "From 0 (a guess) to 1.", "minimum": 0, "maximum": 1},
+        ),
+    ),
+    SignalDescription(
+        name="NEEDS_EXTERNAL_INFO",
+        description="Raise this when you lack information that you cannot get yourself. Then answer what you can.",
+        parameters=_object(
+            ["reason", "needed"],
+            reason=_text("Why the answer depends on it."),
+            needed=_text("What is missing, precisely enough for somebody to fetch it."),
+        ),
+    ),
+    SignalDescription(
+        name="NEEDS_HIGHER_REASONER",
+        description="Raise this when the task is beyond you and a stronger model should take it over.",
+        parameters=_object(["reason"], reason=_text("What makes it too hard.")),
+    ),
+    SignalDescription(
+        name="NEEDS_MANAGER_DECISION",
+        description="Raise this when you cannot go on before somebody in charge has chosen between options.",
+        parameters=_object(
+            ["question", "options"],
+            question=_text("What has to be decided."),
+            options={
+                "type": "array",
+                "description": "The choices, each in one sentence.",
+                "items": _text("One choice."),
+                "minItems": 2,
+                "maxItems": MAX_OPTIONS,
+            },
+            recommendation=_text("The option that you would take, and why."),
+        ),
+        asks_for_decision=True,
+    ),
+    SignalDescription(
+        name="POLICY_RISK",
+        description="Raise this when doing what is asked may break a law, a policy or somebody's trust.",
+        parameters=_object(["reason"], reason=_text("What the risk is.")),
+    ),
+)
+"""What every agent may list."""
+
+
+def signal_catalogue(configured: Iterable[SignalDescription] = ()) -> dict[str, SignalDescription]:
+    """The built-in signals and those of the configuration, which win over built-in ones of the same name."""
+    return {signal.name: signal for signal in (*BUILT_IN_SIGNALS, *configured)}
+
+
+def pick_signals(
+    catalogue: Mapping[str, SignalDescription], names: Iterable[str], field: str
+) -> tuple[SignalDescription, ...]:
+    """The signals of these names, each once. Raises INVALID_ARGUMENT on `field` for one that is not known."""
+    wanted = list(dict.fromkeys(names))
+    unknown = next((name for name in wanted if name not in catalogue), None)
+    if unknown is not None:
+        raise invalid_field(field, f"no signal is called {unknown}; there is: {', '.join(sorted(catalogue))}")
+    return tuple(catalogue[name] for name in wanted)

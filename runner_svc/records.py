@@ -1,0 +1,199 @@
+"""What a runner knows of each request it works on: how far it is, when it last moved, and how it ended."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+
+from runner_svc.waiting import fresh_copy
+from weft.api.common.v1 import signal_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Interruptible
+from weft.kernel.reasons import Reason
+
+MAX_ENDED_RECORDS = 100
+"""How many requests that ended are remembered per model, without their output."""
+MAX_OUTPUT_CHARS = 256 * 1024
+"""How much of a running request's output is kept; the oldest goes first."""
+
+
+class RequestState(IntEnum):
+    """Numbers as in `runner.v1.RequestRecord.State`, whose comments define them."""
+
+    PREFILL = 1
+    GENERATING = 2
+    RUNNING_TOOL = 3
+    COMPLETED = 4
+    FAILED = 5
+    CANCELLED = 6
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self >= RequestState.COMPLETED
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request on one instance. Times are seconds on the runner's monotonic clock unless they say otherwise."""
+
+    request_id: str
+    model: str
+    clock: Clock
+    started: float
+    started_at: datetime
+    """UTC; the other times are told relative to it."""
+    last_progress: float
+    state: RequestState = RequestState.PREFILL
+    reason: Reason = Reason.UNSPECIFIED
+    turn_started: float = 0.0
+    """When the engine was last asked: at first, and again after each round of tools."""
+    turn_has_content: bool = False
+    """Whether the engine's current turn has brought its first token."""
+    with_caller: bool = False
+    """Whether the caller has what the engine sent and has not come back for more: until then the engine's silence is
+    not its own. To be set around every frame that is handed on."""
+    first_content: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+    verdict: WeftError | None = None
+    """Why others ended it."""
+    output_chars: int = 0
+    left_premises: bool = False
+    """Whether a tool was called that sends bytes off the premises."""
+    tool_iterations_left: int | None = None
+    signals: list[signal_pb2.Signal] = field(default_factory=list)
+    _pieces: deque[str] = field(default_factory=deque)
+    _kept_chars: int = 0
+    _block: Interruptible = field(default_factory=Interruptible)
+
+    @property
+    def output(self) -> str:
+        """The output so far, at most the last MAX_OUTPUT_CHARS of it; empty once the request has ended."""
+        return "".join(self._pieces)
+
+    def begin_turn(self) -> None:
+        """The engine is asked, for the first time or again with the results of tools."""
+        self.state, self.turn_has_content, self.with_caller = RequestState.PREFILL, False, False
+        self.turn_started = self.last_progress = self.clock.monotonic()
+
+    def note_prefill(self) -> None:
+        """The engine reported progress on the prompt, or was seen to work on it."""
+        self.last_progress = self.clock.monotonic()
+
+    def note_token(self) -> None:
+        """The engine sent a token, whether it can be shown yet or not."""
+        self.last_token = self.last_progress = self.clock.monotonic()
+        if not self.turn_has_content:
+            self.turn_has_content, self.state = True, RequestState.GENERATING
+            self.first_content = self.first_content or self.last_token
+
+    def note_output(self, text: str) -> None:
+        """The caller was sent this much more."""
+        self.output_chars += len(text)
+        self._kept_chars += len(text)
+        self._pieces.append(text)
+        while self._kept_chars > MAX_OUTPUT_CHARS and len(self._pieces) > 1:
+            self._kept_chars -= len(self._pieces.popleft())
+
+    def begin_tool(self) -> None:
+        """A tool of the mesh runs: the engine has nothing to do."""
+        self.state = RequestState.RUNNING_TOOL
+        self.last_progress = self.clock.monotonic()
+
+    def fail(self, error: WeftError) -> None:
+        """End the request from outside with `error`; the first such error wins, and nothing happens after its end.
+
+        It also wins over whatever error the request meets on its way out: a connection that broke because of it.
+        """
+        if self.verdict is None and not self.state.ended:
+            self.verdict = error
+            self._block.interrupt(error)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The time that the request runs. However the block is left, that is how the request ended."""
+        try:
+            with self._block:
+                yield
+        except WeftError as error:
+            self._end(RequestState.FAILED, (self.verdict or error).reason)
+            if self.verdict is None or self.verdict is error:
+                raise
+            raise self.verdict from error
+        except BaseException as error:
+            # A caller that left closes the generator or cancels the task; anything else is a fault of our own.
+            if self.verdict is not None:
+                self._end(RequestState.FAILED, self.verdict.reason)
+            elif isinstance(error, Exception):
+                self._end(RequestState.FAILED, Reason.INTERNAL)
+            else:
+                self._end(RequestState.CANCELLED, None)
+            raise
+        else:
+            self._end(RequestState.COMPLETED, None)
+
+    def _end(self, state: RequestState, reason: Reason | None) -> None:
+        self.state, self.ended = state, self.clock.monotonic()
+        self.reason = reason or Reason.UNSPECIFIED
+        self._pieces.clear()
+        self._kept_chars = 0
+
+
+class RequestRecords:
+    """The requests of one instance: those that run, and the last ones that ended."""
+
+    def __init__(self, model: str, clock: Clock) -> None:
+        self._model = model
+        self._clock = clock
+        self._running: list[RequestRecord] = []
+        self._ended: deque[RequestRecord] = deque(maxlen=MAX_ENDED_RECORDS)
+        self.idle = asyncio.Event()
+        """Set while no request runs."""
+        self.idle.set()
+
+    @property
+    def running(self) -> tuple[RequestRecord, ...]:
+        """Those under way, in order of arrival."""
+        return tuple(self._running)
+
+    @property
+    def all(self) -> tuple[RequestRecord, ...]:
+        """Ended ones first, oldest first."""
+        return (*self._ended, *self._running)
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        """The newest record of this request."""
+        return next((record for record in reversed(self.all) if record.request_id == request_id), None)
+
+    @contextmanager
+    def keep(self, request_id: str) -> Iterator[RequestRecord]:
+        """A new record for the length of the block; see RequestRecord.running."""
+        now = self._clock.monotonic()
+        record = RequestRecord(
+            request_id=request_id,
+            model=self._model,
+            clock=self._clock,
+            started=now,
+            started_at=self._clock.utc_now(),
+            last_progress=now,
+        )
+        self._running.append(record)
+        self.idle.clear()
+        try:
+            with record.running():
+                yield record
+        finally:
+            self._running.remove(record)
+            self._ended.append(record)
+            if not self._running:
+                self.idle.set()
+
+    def fail_all(self, error: WeftError) -> None:
+        """End every request that runs with `error`, except those that are failing already."""
+        for record in self._running:
+            record.fail(fresh_copy(error))

@@ -1,0 +1,150 @@
+"""Renders chat templates for its parent: `python -I render_worker.py <parent pid> <limits as JSON>`.
+
+A program of its own that imports nothing of weft. A template may come with a model file from anybody; what one can do
+here is use up this process, which has little to use up and is killed when it takes too long.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+PR_SET_PDEATHSIG = 1
+MAX_REASON_CHARS = 200
+COMPILED_TEMPLATES = 8
+
+TEMPLATE, LIMITS = "template", "limits"
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """The body of the block, as if there were none."""
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class RefusedByTemplateError(Exception):
+    """The template called raise_exception."""
+
+
+def raise_exception(message: object = "") -> None:
+    """What templates call when they do not like a conversation."""
+    raise RefusedByTemplateError(str(message)[:MAX_REASON_CHARS])
+
+
+def strftime_now(layout: str) -> str:
+    """The local time, as templates that tell the model the date ask for it."""
+    return datetime.now().astimezone().strftime(layout)
+
+
+def tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """JSON as models are trained on it; jinja2's own is made for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """What chat templates are written for: the environment of the transformers library."""
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"]
+    )
+    made.filters["tojson"] = tojson
+    made.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    return made
+
+
+ENVIRONMENT = environment()
+
+
+@lru_cache(COMPILED_TEMPLATES)
+def compiled(source: str) -> jinja2.Template:
+    """The template, compiled once."""
+    return ENVIRONMENT.from_string(source)
+
+
+def render(source: str, variables: dict[str, Any], max_output_bytes: int) -> dict[str, str]:
+    """The answer: `text`, or `cause` and `message`."""
+    try:
+        pieces, size = [], 0
+        for piece in compiled(source).generate(variables):
+            size += len(piece.encode("utf-8", "surrogatepass"))
+            if size > max_output_bytes:
+                return {"cause": LIMITS, "message": f"it writes more than {max_output_bytes} bytes"}
+            pieces.append(piece)
+        return {"text": "".join(pieces)}
+    except Exception as error:  # noqa: BLE001 - whatever a template does, the answer is that it failed
+        cause, message = verdict(error)
+        return {"cause": cause, "message": message}
+
+
+def verdict(error: Exception) -> tuple[str, str]:
+    """The cause and the words for what went wrong, without anything of the template's own text but its refusal."""
+    match error:
+        case RefusedByTemplateError():
+            words = "".join(letter if letter.isprintable() else " " for letter in str(error))
+            return TEMPLATE, f"it refuses the conversation: {words}"
+        case jinja2.TemplateSyntaxError():
+            return TEMPLATE, "its syntax is wrong"
+        case jinja2.exceptions.SecurityError():
+            return LIMITS, "it reaches for what templates must not touch"
+        case MemoryError() | RecursionError() | OverflowError():
+            return LIMITS, f"it uses too much ({type(error).__name__})"
+        case _:
+            return TEMPLATE, f"it fails with {type(error).__name__}"
+
+
+def confine(parent: int, limits: dict[str, int]) -> None:
+    """Die with the parent, and have little to spend."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent died")
+    for what, limit in (
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 16),
+    ):
+        resource.setrlimit(what, (limit, limit))
+
+
+def allow_cpu_seconds(seconds: int) -> None:
+    """So much processor time from now on; then the kernel ends this process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, hard))
+
+
+def main() -> None:
+    """Answer requests until the parent closes the pipe."""
+    limits: dict[str, int] = json.loads(sys.argv[2])
+    confine(int(sys.argv[1]), limits)
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    answers.write(bytes(4))
+    answers.flush()
+    while len(head := requests.read(4)) == 4:
+        allow_cpu_seconds(limits["cpu_seconds"])
+        request = json.loads(requests.read(struct.unpack(">I", head)[0]))
+        answer = render(request["template"], request["variables"], limits["output_bytes"])
+        body = json.dumps(answer).encode()
+        answers.write(struct.pack(">I", len(body)) + body)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

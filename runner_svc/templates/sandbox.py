@@ -1,0 +1,185 @@
+"""Rendering of chat templates where they can do no harm.
+
+A chat template is a program that comes with a model file, so it is run as one would run anybody's program: in a process
+of its own with bounds on memory, time and output, that is killed when it oversteps them. The language's own sandbox
+guards what the template can reach; it does not guard against `'a' * 2000000000`.
+"""
+
+import asyncio
+import json
+import os
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
+"""Template and conversation together."""
+START_SECONDS = 15.0
+"""For the process to be there and to have loaded its library; 0.1 s on an idle machine."""
+MAX_MESSAGE_BYTES = 4096
+"""What an answer of the worker may be longer than the text in it."""
+READY = bytes(4)
+"""What the worker writes once it can render."""
+_LIMITS = "limits"
+_WORKER = str(Path(__file__).with_name("render_worker.py"))
+_ESCAPES = 6
+"""A character of the output may take so many bytes in the worker's answer."""
+_KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ", "SYSTEMROOT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxLimits:
+    """What one rendering may use."""
+
+    wall_seconds: float = 5.0
+    cpu_seconds: int = 2
+    memory_bytes: int = 512 * 1024 * 1024
+    """Address space of the process, its interpreter included. Linux enforces it; macOS does not."""
+    output_bytes: int = 4 * 1024 * 1024
+    processes: int = 2
+    """Renderings at once; more wait for these, each no longer than its wall time."""
+
+
+class _Answer(msgspec.Struct):
+    text: str | None = None
+    cause: str = ""
+    message: str = ""
+
+
+class TemplateSandbox:
+    """Processes that render, started when they are needed and kept for the next rendering."""
+
+    def __init__(self, limits: SandboxLimits | None = None) -> None:
+        self._limits = limits or SandboxLimits()
+        self._processes: set[asyncio.subprocess.Process] = set()
+        self._free: list[asyncio.subprocess.Process] = []
+        self._places = asyncio.Semaphore(self._limits.processes)
+        self._decoder = msgspec.json.Decoder(_Answer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End every process; what is being rendered fails. Idempotent; the next rendering starts a new one."""
+        for process in tuple(self._processes):
+            await self._end(process)
+
+    async def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """The prompt. Raises TEMPLATE_FAILED, saying why but repeating nothing of the template."""
+        answer = await self._ask(template, variables)
+        if answer.text is None:
+            raise _failed(answer.message)
+        return answer.text
+
+    async def check(self, template: str, variables: Mapping[str, Any]) -> None:
+        """Raise TEMPLATE_FAILED if the template oversteps the limits.
+
+        One that merely does not like these variables passes: some insist on an order of roles.
+        """
+        answer = await self._ask(template, variables)
+        if answer.cause == _LIMITS:
+            raise _failed(answer.message)
+
+    async def _ask(self, template: str, variables: Mapping[str, Any]) -> _Answer:
+        body = json.dumps({"template": template, "variables": dict(variables)}).encode()
+        if len(body) > MAX_REQUEST_BYTES:
+            raise _failed(f"it and the conversation are over {MAX_REQUEST_BYTES} bytes")
+        async with self._places:
+            process = await self._free_process()
+            good = False
+            try:
+                answer = await self._exchange(process, body)
+                # One that has been at its limits may be in any state.
+                good = answer.cause != _LIMITS
+            finally:
+                if good and process in self._processes:
+                    self._free.append(process)
+                else:
+                    await self._end(process)
+        return answer
+
+    async def _exchange(self, process: asyncio.subprocess.Process, body: bytes) -> _Answer:
+        limits, (requests, answers) = self._limits, _pipes(process)
+        try:
+            async with asyncio.timeout(limits.wall_seconds):
+                requests.write(struct.pack(">I", len(body)) + body)
+                await requests.drain()
+                length = struct.unpack(">I", await answers.readexactly(4))[0]
+                if length > _ESCAPES * limits.output_bytes + MAX_MESSAGE_BYTES:
+                    return _Answer(cause=_LIMITS, message="it writes too much")
+                return self._decoder.decode(await answers.readexactly(length))
+        except TimeoutError:
+            return _Answer(cause=_LIMITS, message=f"it takes longer than {limits.wall_seconds:g} s")
+        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+            return _Answer(cause=_LIMITS, message="it ended the process that renders it")
+
+    async def _free_process(self) -> asyncio.subprocess.Process:
+        while self._free:
+            process = self._free.pop()
+            if process.returncode is None:
+                return process
+            await self._end(process)
+        process = await self._start()
+        self._processes.add(process)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await _pipes(process)[1].readexactly(len(READY))
+        except BaseException as error:
+            await self._end(process)
+            if isinstance(error, (TimeoutError, asyncio.IncompleteReadError)):
+                raise WeftError(Reason.INTERNAL, "the process that renders chat templates did not start") from error
+            raise
+        return process
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        limits = self._limits
+        told = {
+            "memory_bytes": limits.memory_bytes,
+            "cpu_seconds": limits.cpu_seconds,
+            "output_bytes": limits.output_bytes,
+        }
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", _WORKER, str(os.getpid()), json.dumps(told)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WeftError(
+                Reason.INTERNAL, f"the process that renders chat templates cannot be started: {error.strerror}"
+            ) from error
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        self._processes.discard(process)
+        if process in self._free:
+            self._free.remove(process)
+        with suppress(ProcessLookupError):
+            process.kill()
+        requests, _ = _pipes(process)
+        requests.close()
+        await process.wait()
+
+
+def _pipes(process: asyncio.subprocess.Process) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
+    assert process.stdin is not None, "it is a pipe"
+    assert process.stdout is not None, "it is a pipe"
+    return process.stdin, process.stdout
+
+
+def _failed(why: str) -> WeftError:
+    return WeftError(Reason.TEMPLATE_FAILED, f"the chat template cannot be used: {why}")

@@ -1,0 +1,55 @@
+"""One request's hold on an instance: its slot, its record, and the engine to work with."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from runner_svc.backends.port import Backend, CallInfo, EmbeddingResult
+from runner_svc.records import RequestRecord
+from weft.api.common.v1 import embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+
+OnFailure = Callable[[WeftError], None]
+"""Told of every error the engine ends a request with: some of them say that it is of no use to others either."""
+
+
+class Work:
+    """What `Instance.admit` gives for the length of one request."""
+
+    def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
+        self.record = record
+        self._backend = backend
+        self._on_failure = on_failure
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """One turn of the engine; as Backend.generate. The record is told how far it is."""
+        record = self.record
+        try:
+            async with aclosing(self._backend.generate(payload, self._begin(call))) as frames:
+                async for frame in frames:
+                    record.with_caller = True
+                    yield frame
+                    record.with_caller = False
+        except WeftError as error:
+            self._judge(error)
+            raise
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """As Backend.embed."""
+        try:
+            return await self._backend.embed(payload, self._begin(call))
+        except WeftError as error:
+            self._judge(error)
+            raise
+
+    def _begin(self, call: CallInfo) -> CallInfo:
+        record = self.record
+        record.begin_turn()
+        return replace(call, on_token=record.note_token, on_prefill=record.note_prefill)
+
+    def _judge(self, error: WeftError) -> None:
+        """The verdict of whoever ended the request knows more than the connection that broke because of it."""
+        if self.record.verdict is not None:
+            raise self.record.verdict from error
+        self._on_failure(error)

@@ -1,0 +1,149 @@
+"""An instance on a real process, requests on it, and a count of everything that a fault may leave behind."""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from own_children import own_children
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.config import InstanceConfig
+from runner_svc.instance import Instance
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+
+WAIT_SECONDS = 20.0
+POLL_SECONDS = 0.002
+LONG: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200}
+"""An answer that goes on until somebody ends it."""
+
+
+@dataclass
+class Repaving:
+    """An instance and its backend."""
+
+    instance: Instance
+    backend: Backend
+    phases: list[Phase] = field(default_factory=list)
+
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = WAIT_SECONDS) -> float:
+        """Wait for `condition`, and say how long that took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < seconds, f"{what}: {self.instance.phase.name} {self.instance.detail}"
+            await asyncio.sleep(POLL_SECONDS)
+        return time.monotonic() - began
+
+    async def until_phase(self, phase: Phase) -> None:
+        await self.until(lambda: self.instance.phase is phase, f"not {phase.name}")
+
+    async def until_restarted(self, count: int = 1) -> None:
+        """Ready, after that many restarts."""
+        await self.until(
+            lambda: self.instance.restart_count >= count and self.instance.phase is Phase.READY, "not ready again"
+        )
+
+    def kill(self) -> None:
+        """As the kernel's out-of-memory killer, or an operator."""
+        assert self.backend.process_id is not None
+        os.kill(self.backend.process_id, signal.SIGKILL)
+
+    def control(self) -> FakeControl:
+        """The present fake's own routes."""
+        found = re.findall(r"listening on (http://\S+)", "\n".join(self.backend.log_lines(100)))
+        return FakeControl(found[-1])
+
+    async def ask(self, request_id: str = "r", text: list[str] | None = None, max_tokens: int = 5) -> WeftError | None:
+        """One request from its beginning to its end: its error, and its answer in `text`."""
+        message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+        payload = chat_pb2.ChatPayload(messages=[message])
+        payload.sampling.max_tokens = max_tokens
+        try:
+            with self.instance.admit(request_id) as work:
+                call = CallInfo(request_id=request_id, traceparent=new_traceparent())
+                async for frame in work.generate(payload, call):
+                    for event in frame:
+                        work.record.note_output(event.delta.text)
+                        if text is not None:
+                            text.append(event.delta.text)
+        except WeftError as error:
+            return error
+        return None
+
+    async def stream(self, request_id: str = "r") -> "asyncio.Task[WeftError | None]":
+        """A request that goes on until somebody ends it, once its first token has come."""
+        text: list[str] = []
+        task = asyncio.create_task(self.ask(request_id, text, max_tokens=100_000))
+        await self.until(lambda: bool("".join(text)) or task.done(), "no token")
+        return task
+
+
+@asynccontextmanager
+async def repaving(
+    command: Sequence[str] | None = None,
+    *,
+    limits: RestartLimits | None = None,
+    http: TimeoutProfile | None = None,
+    **switches: Any,
+) -> AsyncIterator[Repaving]:
+    """An instance that has begun to load a fake backend with these switches, or `command`."""
+    config = LlamaServerConfig(
+        command=tuple(command or fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias="m",
+        slots=2,
+        context_tokens=100_000,
+        timeouts=http or TimeoutProfile(),
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    instance_config = InstanceConfig(model="m", slots=2, restart=limits or RestartLimits(), timeouts=config.timeouts)
+    async with living(instance_config, LlamaServerBackend(config)) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def living(config: InstanceConfig, backend: Backend) -> AsyncIterator[Repaving]:
+    """An instance that has begun its life."""
+    phases: list[Phase] = []
+    instance = Instance(config, backend, SystemClock(), lambda: phases.append(instance.phase))
+    await instance.start()
+    try:
+        yield Repaving(instance=instance, backend=backend, phases=phases)
+    finally:
+        await instance.stop()
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What this process holds."""
+
+    processes: int
+    file_descriptors: int
+    threads: int
+    tasks: int
+
+
+def count_leftovers() -> Leftovers:
+    """As it is now."""
+    return Leftovers(
+        processes=len(own_children(recursive=True)),
+        file_descriptors=len(list(Path("/proc/self/fd").iterdir())),
+        threads=threading.active_count(),
+        tasks=len(asyncio.all_tasks()),
+    )

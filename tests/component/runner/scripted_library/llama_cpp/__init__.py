@@ -1,0 +1,201 @@
+"""A stand-in for the llama-cpp-python library, with the calls the engine host makes and none of the mathematics.
+
+It is put on PYTHONPATH of the host program. Tokens are the bytes of the text plus 3; 0, 1 and 2 are unknown, beginning
+and end. SCRIPTED_LLAMA holds switches as JSON.
+"""
+# ruff: noqa: ARG003, PLR0917 (the library's signatures)
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+SWITCHES: dict[str, Any] = json.loads(os.environ.get("SCRIPTED_LLAMA", "{}"))
+BOS, EOS, FIRST = 1, 2, 3
+ABORTED = "llama_decode returned 2"
+
+if SWITCHES.get("import_fails"):
+    raise ImportError("libllama.so: cannot open shared object file")
+
+
+class _Bindings:
+    """The module `llama_cpp.llama_cpp`."""
+
+    def __init__(self) -> None:
+        self.abort: Callable[[Any], bool] | None = None
+        self.embeddings = True
+
+    def llama_model_default_params(self) -> SimpleNamespace:
+        return SimpleNamespace(progress_callback=None)
+
+    def llama_progress_callback(self, function: Callable[[float, Any], bool]) -> Callable[[float, Any], bool]:
+        return function
+
+    def ggml_abort_callback(self, function: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return function
+
+    def llama_set_abort_callback(self, _context: object, callback: Callable[[Any], bool], _data: object) -> None:
+        self.abort = callback
+
+    def llama_model_get_vocab(self, model: object) -> object:
+        return model
+
+    def llama_vocab_is_eog(self, _vocabulary: object, token: int) -> bool:
+        return token == EOS
+
+    def llama_sampler_init_grammar(self, _vocabulary: object, grammar: bytes, root: bytes) -> object | None:
+        return object() if grammar.startswith(root + b" ::=") else None
+
+    def llama_sampler_free(self, sampler: object) -> None:
+        assert sampler is not None
+
+    def llama_set_embeddings(self, _context: object, wanted: bool) -> None:
+        self.embeddings = wanted
+
+
+llama_cpp = _Bindings()
+LogitsProcessorList = list
+
+
+class _Grammars:
+    """The module `llama_cpp.llama_grammar`."""
+
+    def json_schema_to_gbnf(self, schema: str) -> str:
+        if "unsupported" in schema:
+            raise ValueError("Unsupported schema")
+        return "root ::= schema"
+
+
+llama_grammar = _Grammars()
+
+
+class LlamaGrammar:
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
+        assert grammar.startswith("root ::="), "a grammar that llama.cpp refuses would end the process"
+        return cls()
+
+
+class Llama:
+    def __init__(self, *, model_path: str, n_ctx: int, n_batch: int, embedding: bool, **options: Any) -> None:
+        _misbehave_at_load()
+        progress = llama_cpp.llama_model_default_params().progress_callback
+        for step in range(5):
+            progress(step / 4, None)
+            time.sleep(SWITCHES.get("load_step_seconds", 0.0))
+        self.n_batch = n_batch
+        self.ctx = self.model = object()
+        self.n_tokens = 0
+        self.verbose = True
+        self._context = n_ctx
+        self._cells: list[int] = []
+        self._can_embed = embedding
+        self._options = {"model_path": model_path, **options}
+
+    def n_ctx(self) -> int:
+        return self._context
+
+    def n_vocab(self) -> int:
+        return FIRST + 256
+
+    def token_bos(self) -> int:
+        return BOS
+
+    def set_seed(self, seed: int) -> None:
+        assert 0 <= seed < 2**32
+
+    def reset(self) -> None:
+        self.n_tokens = 0
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        tokens = [BOS] if add_bos else []
+        pieces = text.split(b"<s>") if special else [text]
+        for number, piece in enumerate(pieces):
+            tokens += ([BOS] if number else []) + [FIRST + byte for byte in piece]
+        return tokens
+
+    def detokenize(self, tokens: list[int]) -> bytes:
+        return bytes(token - FIRST for token in tokens if token >= FIRST)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        assert len(tokens) <= self.n_batch
+        deadline = time.monotonic() + len(tokens) * SWITCHES.get("prefill_seconds_per_token", 0.0)
+        while time.monotonic() < deadline:
+            if llama_cpp.abort is not None and llama_cpp.abort(None):
+                raise RuntimeError(ABORTED)
+            time.sleep(0.001)
+        if SWITCHES.get("decode_fails"):
+            raise RuntimeError("llama_decode returned -3")
+        self._cells[self.n_tokens :] = tokens
+        self.n_tokens += len(tokens)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        grammar: Any = None,
+    ) -> Iterator[int]:
+        assert not llama_cpp.embeddings or not self._can_embed, "logits were not asked for"
+        prompt = list(tokens)
+        common = 0
+        while common < min(self.n_tokens, len(prompt) - 1) and self._cells[common] == prompt[common]:
+            common += 1
+        self.n_tokens = common
+        self.eval(prompt[common:])
+        answer = SWITCHES.get("answer", "The sea is calm and blue today.")
+        if SWITCHES.get("echo_prompt"):
+            answer = bytes(token - FIRST for token in prompt if token >= FIRST).decode()
+        if SWITCHES.get("echo_sampling"):
+            answer = json.dumps({"temp": temp, "top_k": top_k, "typical_p": typical_p, "grammar": grammar is not None})
+        codes = [FIRST + byte for byte in answer.encode()] + [EOS]
+        while True:
+            for code in codes if not SWITCHES.get("endless") else codes[:-1]:
+                time.sleep(SWITCHES.get("seconds_per_token", 0.0))
+                yield code
+                self.eval([code])
+
+    def embed(
+        self, texts: list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> tuple[list[list[float]], int]:
+        assert llama_cpp.embeddings, "embeddings were not asked for"
+        assert normalize
+        assert not truncate
+        vectors, count = [], 0
+        for text in texts:
+            raw = text.encode()
+            count += len(raw) + 1
+            vectors.append([raw.count(letter) / max(len(raw), 1) for letter in b"aeiou tsc"])
+        return vectors, count
+
+
+def _misbehave_at_load() -> None:
+    if SWITCHES.get("ignore_sigterm"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if SWITCHES.get("fork_grandchild"):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    if flood := SWITCHES.get("stderr_flood_bytes"):
+        for _ in range(flood // 1000):
+            sys.stderr.write("x" * 999 + "\n")
+    if "exit_at_start" in SWITCHES:
+        sys.stderr.write("the weights are corrupt\n")
+        sys.exit(SWITCHES["exit_at_start"])
+    if SWITCHES.get("never_ready"):
+        time.sleep(3600)

@@ -1,0 +1,224 @@
+"""The watchdog over real engine processes that freeze, hang, or work for long."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.records import RequestRecord, RequestRecords
+from runner_svc.supervise.process import StopGraces
+from runner_svc.watchdog import Watchdog
+from runner_svc.work import Work
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.dispatch.frames import Frame, has_content
+from weft.host.demo import LAUNCHER, demo_model_path
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
+
+PROFILE = TimeoutProfile(prefill_liveness_seconds=0.6, idle_stream_seconds=0.4, probe_interval_seconds=0.05)
+NOTICE_SECONDS = 5.0
+
+
+class Watched:
+    """A running engine, its records and its watchdog."""
+
+    def __init__(self, backend: Backend, profile: TimeoutProfile = PROFILE) -> None:
+        self.backend = backend
+        self.records = RequestRecords("m", SystemClock())
+        self.watching = asyncio.create_task(Watchdog(self.records, backend, profile, SystemClock()).run())
+
+    async def chat(
+        self, record_made: "asyncio.Future[RequestRecord] | None" = None, *, text: str = "hi", max_tokens: int = 2000
+    ) -> list[Frame]:
+        call = CallInfo(request_id="r1", traceparent="")
+        payload = chat_pb2.ChatPayload(
+            messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])],
+            sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens),
+        )
+        frames = []
+        with self.records.keep("r1") as record:
+            work = Work(record, self.backend, lambda _: None)
+            async with aclosing(work.generate(payload, call)) as stream:
+                async for frame in stream:
+                    frames.append(frame)
+                    if record_made is not None and not record_made.done() and has_content(frame):
+                        record_made.set_result(record)
+        return frames
+
+    async def restart_reason(self) -> str:
+        error = await asyncio.wait_for(asyncio.shield(self.watching), NOTICE_SECONDS)
+        assert error.reason is Reason.STALL_TIMEOUT
+        return error.message
+
+    def control(self) -> FakeControl:
+        found = re.findall(r"listening on (http://\S+)", "\n".join(self.backend.log_lines(100)))
+        return FakeControl(found[-1])
+
+    def freeze(self) -> None:
+        assert self.backend.process_id is not None
+        os.kill(self.backend.process_id, signal.SIGSTOP)
+
+
+@asynccontextmanager
+async def _watched(profile: TimeoutProfile = PROFILE, **switches: Any) -> AsyncGenerator[Watched]:
+    backend = LlamaServerBackend(
+        LlamaServerConfig(
+            command=tuple(fake_backend_command(**switches)),
+            model_path=Path(__file__),
+            alias="fake",
+            timeouts=profile,
+            graces=StopGraces(first_term_seconds=0.1, second_term_seconds=0.1),
+        )
+    )
+    async with _watching(backend, profile) as watched:
+        yield watched
+
+
+@asynccontextmanager
+async def _watching(backend: Backend, profile: TimeoutProfile) -> AsyncGenerator[Watched]:
+    await backend.start()
+    watched = Watched(backend, profile)
+    try:
+        yield watched
+    finally:
+        watched.watching.cancel()
+        await asyncio.gather(watched.watching, return_exceptions=True)
+        await backend.stop()
+
+
+async def _reason(work: Awaitable[object]) -> Reason:
+    with pytest.raises(WeftError) as failed:
+        await asyncio.wait_for(work, NOTICE_SECONDS)
+    return failed.value.reason
+
+
+async def test_an_engine_that_freezes_in_mid_answer_is_found_and_must_be_restarted() -> None:
+    async with _watched(tokens_per_second=50, answer_tokens=0) as w:
+        flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
+        chat = asyncio.create_task(w.chat(flowing))
+        await flowing
+        w.freeze()
+        assert await _reason(chat) is Reason.STALL_TIMEOUT
+        assert "idle_stream_timeout_seconds" in await w.restart_reason()
+
+
+async def test_a_prefill_that_hangs_is_found_although_bytes_flow_and_health_answers() -> None:
+    """As llama-server did in one of four runs after a SIGTERM: comments and health, no token, no work."""
+    async with _watched(prefill_seconds=60, prefill_idle=True, prefill_progress=1, keepalive_comments=True) as w:
+        assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
+        assert await w.backend.responds(1.0)
+        assert "prefill_liveness_timeout_seconds" in await w.restart_reason()
+
+
+async def test_without_the_limit_on_prefill_nobody_ends_it() -> None:
+    """The test above would be worth nothing if something else than the watchdog ended such a request."""
+    profile = replace(PROFILE, prefill_liveness_seconds=None)
+    async with _watched(profile, prefill_seconds=60, prefill_idle=True, keepalive_comments=True) as w:
+        chat = asyncio.create_task(w.chat())
+        done, _ = await asyncio.wait({chat}, timeout=1.0)
+        assert not done
+        assert not w.watching.done()
+        chat.cancel()
+        await asyncio.gather(chat, return_exceptions=True)
+
+
+async def test_a_server_that_is_not_ours_loses_the_request_and_is_let_run() -> None:
+    async with run_fake_backend(stall_after_tokens=3, keepalive_comments=True) as server:
+        config = AttachedServerConfig(url=server.base_url, upstream_model="fake", timeouts=PROFILE)
+        async with _watching(AttachedServer(config), PROFILE) as w:
+            assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
+            await server.set_behaviour(stall_after_tokens=None, prefill_seconds=1.0, prefill_idle=True)
+            frames = await asyncio.wait_for(w.chat(), NOTICE_SECONDS)
+            assert frames[-1][-1].HasField("finished"), "a prefill that nobody can see is not judged"
+            assert not w.watching.done()
+
+
+async def test_an_answer_that_hangs_is_found_although_comments_flow() -> None:
+    async with _watched(stall_after_tokens=3, keepalive_comments=True) as w:
+        assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
+        assert await w.restart_reason()
+
+
+@pytest.mark.parametrize("reports", [0, 2])
+async def test_a_prefill_that_burns_processor_time_is_left_alone(reports: int) -> None:
+    async with _watched(prefill_seconds=1.5, prefill_progress=reports) as w:
+        frames = await asyncio.wait_for(w.chat(), NOTICE_SECONDS)
+        assert frames[-1][-1].HasField("finished")
+        assert not w.watching.done()
+
+
+async def test_an_idle_engine_that_freezes_is_found() -> None:
+    async with _watched() as w:
+        await w.chat()
+        w.freeze()
+        assert "answered none of 3 probes" in await w.restart_reason()
+
+
+async def test_an_answer_that_stops_beside_one_that_flows_fails_alone_and_frees_the_engine() -> None:
+    async with _watched(tokens_per_second=50, answer_tokens=0) as w, w.control() as control:
+        flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
+        other = asyncio.create_task(w.chat(flowing))
+        await flowing
+        await control.set_behaviour(stall_after_tokens=2)
+        assert await _reason(w.chat()) is Reason.STALL_TIMEOUT
+        assert not other.done()
+        assert not w.watching.done()
+        await control.wait_for_state(lambda state: state.busy_slots == 1, seconds=2.0)
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+
+
+async def test_a_caller_that_does_not_read_is_not_taken_for_a_stalled_engine() -> None:
+    async with _watched(tokens_per_second=50, answer_tokens=0) as w:
+        with w.records.keep("r1") as record:
+            work = Work(record, w.backend, lambda _: None)
+            call = CallInfo(request_id="r1", traceparent="")
+            message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+            async with aclosing(work.generate(chat_pb2.ChatPayload(messages=[message]), call)) as stream:
+                await anext(stream)
+                await asyncio.sleep(3 * PROFILE.idle_stream_seconds)
+                await anext(stream)
+        assert not w.watching.done()
+
+
+@asynccontextmanager
+async def _real_engine(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[Watched]:
+    config = LlamaServerConfig(
+        command=(sys.executable, "-m", LAUNCHER), model_path=demo_model_path(), alias="smollm2", slots=1
+    )
+    async with _watching(LlamaServerBackend(config), profile) as watched:
+        yield watched
+
+
+@pytest.mark.real
+async def test_llama_cpp_that_freezes_in_mid_answer_is_found() -> None:
+    async with _real_engine() as w:
+        flowing: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
+        chat = asyncio.create_task(w.chat(flowing))
+        await flowing
+        w.freeze()
+        assert await _reason(chat) is Reason.STALL_TIMEOUT
+        assert await w.restart_reason()
+
+
+@pytest.mark.real
+async def test_a_prompt_that_llama_cpp_works_on_for_longer_than_the_limit_is_left_alone() -> None:
+    """One batch, so that nothing is reported in between: only its processor time tells."""
+    async with _real_engine() as w:
+        frames = await w.chat(text="word " * 250, max_tokens=2)
+        assert frames[-1][-1].HasField("finished")
+        assert not w.watching.done()

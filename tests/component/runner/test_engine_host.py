@@ -1,0 +1,400 @@
+"""The llama-cpp-python backend with its real host process, over a stand-in for the library alone."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from own_children import own_children
+from tiny_gguf import TEMPLATE, write_gguf
+
+from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.backends.llama_cpp_python_channel import EngineChannel
+from runner_svc.backends.port import BackendFacts, CallInfo
+from runner_svc.engines.messages import Hello, encode
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.conformance.backend import BackendConformance, Engine
+from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES
+
+LIBRARY = Path(__file__).with_name("scripted_library")
+CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+SWITCHES: dict[Engine, dict[str, Any]] = {
+    Engine.NORMAL: {},
+    Engine.SLOW: {"endless": True, "seconds_per_token": 0.05},
+    Engine.NEVER_READY: {"never_ready": True},
+    Engine.EXITS_AT_START: {"exit_at_start": 3},
+    Engine.IGNORES_SIGTERM: {"ignore_sigterm": True},
+    Engine.NOISY: {"stderr_flood_bytes": MAX_LOG_BYTES},
+    Engine.WITH_DESCENDANT: {"fork_grandchild": True},
+}
+
+
+def _backend(model: Path, switches: dict[str, Any] | None = None, **settings: Any) -> LlamaCppPythonBackend:
+    return LlamaCppPythonBackend(
+        LlamaCppPythonConfig(
+            model_path=model,
+            environment={"PYTHONPATH": str(LIBRARY), "SCRIPTED_LLAMA": json.dumps(switches or {})},
+            # Short only where it is what the test is about: a busy machine may not move a process for a second.
+            load_stall_seconds=1.0 if {"never_ready", "load_step_seconds"} & set(switches or {}) else 30.0,
+            graces=StopGraces(first_term_seconds=0.3, second_term_seconds=0.3),
+            **settings,
+        )
+    )
+
+
+class TestLlamaCppPythonOverAScriptedLibrary(BackendConformance):
+    @pytest.fixture(autouse=True)
+    def _model(self, tmp_path: Path) -> None:
+        self._path = write_gguf(tmp_path / "tiny.gguf")
+
+    def make_backend(self, engine: Engine) -> LlamaCppPythonBackend:
+        return _backend(self._path, SWITCHES[engine], context_tokens=4096 if engine is Engine.SLOW else 1024)
+
+
+@asynccontextmanager
+async def _running(
+    model: Path, switches: dict[str, Any] | None = None, **settings: Any
+) -> AsyncGenerator[tuple[LlamaCppPythonBackend, BackendFacts]]:
+    backend = _backend(model, switches, **settings)
+    async with asyncio.timeout(20.0):
+        facts = await backend.start()
+    try:
+        yield backend, facts
+    finally:
+        await backend.stop()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "tiny.gguf")
+
+
+def _chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+async def _frames(backend: LlamaCppPythonBackend, payload: Any, call: CallInfo = CALL) -> list[Frame]:
+    async with asyncio.timeout(10.0):
+        return [frame async for frame in backend.generate(payload, call)]
+
+
+async def _events(backend: LlamaCppPythonBackend, payload: Any) -> Frame:
+    return [event for frame in await _frames(backend, payload) for event in frame]
+
+
+async def _text(backend: LlamaCppPythonBackend, payload: Any) -> str:
+    return "".join(event.delta.text for event in await _events(backend, payload))
+
+
+async def _failure(backend: LlamaCppPythonBackend, payload: Any) -> WeftError:
+    with pytest.raises(WeftError) as failed:
+        await _frames(backend, payload)
+    return failed.value
+
+
+def _schema(text: str) -> chat_pb2.ResponseFormat:
+    made = chat_pb2.ResponseFormat()
+    made.json_schema.name = "answer"
+    made.json_schema.schema.fields.add(name=text).value.bool_value = True
+    return made
+
+
+async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Path) -> None:
+    async with _running(model, {"echo_prompt": True}) as (backend, facts):
+        assert await _text(backend, _chat("hello")) == "[user]hello[assistant]"
+        tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
+        assert "1 tools" in await _text(backend, _chat(tools=[tool]))
+        none = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_NONE)
+        assert "tools" not in await _text(backend, _chat(tools=[tool], tool_choice=none))
+        assert "[think]" in await _text(backend, _chat(thinking=True))
+        usage = (await _events(backend, _chat("hello")))[-1].finished.receipt.usage
+        assert usage.prompt_tokens == len("[user]hello[assistant]") + 1, "the beginning counts once"
+    assert facts.operations == frozenset(Operation)
+
+
+async def test_the_override_and_the_template_for_tools_are_used(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf", "usual", tool_use="with tools")
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
+    async with _running(model, {"echo_prompt": True}) as (backend, _):
+        assert await _text(backend, _chat()) == "usual"
+        assert await _text(backend, _chat(tools=[tool])) == "with tools"
+    override = tmp_path / "template.jinja"
+    override.write_text("override")
+    async with _running(model, {"echo_prompt": True}, chat_template_path=override) as (backend, _):
+        assert await _text(backend, _chat(tools=[tool])) == "override"
+
+
+async def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf", None)
+    async with _running(model, embeddings=False) as (backend, facts):
+        assert facts.operations == {Operation.COMPLETION}
+        assert (await _failure(backend, _chat())).reason is Reason.UNSUPPORTED_OPERATION
+        with pytest.raises(WeftError) as refused:
+            await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)
+        assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+        prompts = [completion_pb2.PromptInput(text="a")]
+        assert await _text(backend, completion_pb2.CompletionPayload(prompts=prompts))
+
+
+@pytest.mark.parametrize("template", ["{{ 'a' * 2000000000 }}", "{{ ''.__class__.__mro__ }}"])
+async def test_a_hostile_template_fails_the_load_before_the_engine_is_started(tmp_path: Path, template: str) -> None:
+    backend = _backend(write_gguf(tmp_path / "m.gguf", template))
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.TEMPLATE_FAILED
+    assert not backend.log_lines(10)
+    assert not own_children(recursive=True)
+
+
+async def test_a_template_that_refuses_a_conversation_fails_the_request_alone(tmp_path: Path) -> None:
+    template = "{% if messages[0].content == 'no' %}{{ raise_exception('not this one') }}{% endif %}ok"
+    async with _running(write_gguf(tmp_path / "m.gguf", template)) as (backend, _):
+        error = await _failure(backend, _chat("no"))
+        assert error.reason is Reason.TEMPLATE_FAILED
+        assert "not this one" in error.message
+        assert await _text(backend, _chat("yes"))
+
+
+async def test_a_library_that_cannot_be_imported_is_named_with_the_remedy(model: Path) -> None:
+    backend = _backend(model, {"import_fails": True})
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    assert "pip install 'weft[llama-cpp-python]'" in failed.value.message
+    assert "compiles" in failed.value.message
+    assert "libllama.so" in failed.value.message
+
+
+async def test_loading_tells_how_far_it_is_and_is_not_stalled_while_that_grows(model: Path) -> None:
+    backend = _backend(model, {"load_step_seconds": 0.3})
+    starting = asyncio.create_task(backend.start())
+    seen: set[float | None] = set()
+    while not starting.done():
+        seen.add(backend.load_progress())
+        await asyncio.wait({starting}, timeout=0.02)
+    await starting
+    assert {0.25, 0.5, 0.75} <= seen
+    assert backend.load_progress() is None
+    await backend.stop()
+
+
+async def test_prefill_is_reported_in_steps_and_a_second_time_comes_from_the_cache(model: Path) -> None:
+    counts = {"token": 0, "prefill": 0}
+    call = CallInfo(
+        request_id="r1",
+        traceparent="",
+        on_token=lambda: counts.update(token=counts["token"] + 1),
+        on_prefill=lambda: counts.update(prefill=counts["prefill"] + 1),
+    )
+    switches = {"prefill_seconds_per_token": 0.0005, "seconds_per_token": 0.002}
+    async with _running(model, switches, extra_arguments=("--batch-tokens", "64")) as (backend, _):
+        text = "x" * 200
+        first = [event for frame in await _frames(backend, _chat(text), call) for event in frame]
+        second = await _events(backend, _chat(text))
+    processed = [event.progress.processed_tokens for event in first if event.HasField("progress")]
+    total = len(f"[user]{text}[assistant]") + 1
+    assert processed == [64, 128, 192, total]
+    assert counts["prefill"] >= 2
+    assert counts["token"] >= 2
+    receipt = second[-1].finished.receipt
+    assert receipt.usage.cached_prompt_tokens == total - 1
+    assert first[-1].finished.receipt.usage.cached_prompt_tokens == 0
+    assert receipt.tokens_per_second > 0
+    assert receipt.gpu_time.ToMicroseconds() > 0
+
+
+async def test_a_request_that_is_given_up_in_its_prefill_frees_the_engine_at_once(model: Path) -> None:
+    switches = {"prefill_seconds_per_token": 0.5}
+    async with _running(model, switches) as (backend, _):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await _frames(backend, _chat("x" * 400))
+        began = asyncio.get_running_loop().time()
+        await asyncio.wait({asyncio.create_task(backend.embed(_texts("a"), CALL))}, timeout=5.0)
+        assert asyncio.get_running_loop().time() - began < 5.0
+        assert backend.process_id is not None
+        assert await backend.responds(2.0), "the line is answered while the engine works"
+
+
+async def test_stop_strings_end_an_answer_and_are_not_part_of_it(model: Path) -> None:
+    async with _running(model, {"answer": "one two three</s> four"}) as (backend, _):
+        events = await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(stop=["zzz", "thr"])))
+        assert "".join(event.delta.text for event in events) == "one two "
+        reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
+        assert reasons[-1] == event_pb2.FINISH_REASON_STOP
+        assert await _text(backend, _chat()) == "one two three", "the template's end token ends it too"
+
+
+async def test_characters_of_several_tokens_come_whole(model: Path) -> None:
+    async with _running(model, {"answer": "ä\u2603\U0001f600!"}) as (backend, _):
+        events = await _events(backend, _chat())
+        texts = [event.delta.text for event in events if event.delta.text]
+        assert texts == ["ä", "\u2603", "\U0001f600", "!"]
+        cut = await _text(backend, _chat(sampling=sampling_pb2.SamplingParams(max_tokens=1)))
+        assert cut == "\ufffd"
+
+
+async def test_parameters_reach_the_library_and_others_are_warned_about(model: Path) -> None:
+    async with _running(model, {"echo_sampling": True}) as (backend, _):
+        payload = _chat(
+            sampling=sampling_pb2.SamplingParams(temperature=0.5, top_k=7, logit_bias={5: 1.5}),
+            reasoning_effort=chat_pb2.REASONING_EFFORT_HIGH,
+            response_format=chat_pb2.ResponseFormat(json_object=True),
+        )
+        payload.extra_parameters.fields.add(name="typical_p").value.number_value = 0.25
+        payload.extra_parameters.fields.add(name="nonsense").value.number_value = 1.0
+        frames = await _frames(backend, payload)
+        warned = [event.warning.field for event in frames[0]]
+        assert sorted(warned) == ["nonsense", "reasoning_effort"]
+        text = "".join(event.delta.text for frame in frames for event in frame)
+        assert json.loads(text) == {"temp": 0.5, "top_k": 7, "typical_p": 0.25, "grammar": True}
+        assert json.loads(await _text(backend, _chat()))["temp"] == 0.8, "what is left out has the library's default"
+
+
+async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None:
+    required = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
+    image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))
+    with_image = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[image])])
+    passed_on = _chat()
+    passed_on.extra_parameters.fields.add(name="nonsense").value.number_value = 1.0
+    unparsed = _chat()
+    unparsed.extra_parameters.fields.add(name="grammar").value.string_value = "root"
+    ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[1_000_000]))
+    refused: list[tuple[Any, str]] = [
+        (_chat(logprobs=True), "logprobs"),
+        (_chat(tool_choice=required, tools=[chat_pb2.Tool()]), "tool_choice"),
+        (with_image, "messages[0].content"),
+        (completion_pb2.CompletionPayload(prompts=[ids]), "prompt"),
+        (completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")], logprobs=1), "logprobs"),
+        (_chat(response_format=_schema("unsupported")), "response_format"),
+        (passed_on, "nonsense"),
+        (unparsed, "grammar"),
+    ]
+    everything = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON, passthrough=True)
+    async with _running(model, parameters=everything) as (backend, _):
+        for payload, name in refused:
+            error = await _failure(backend, payload)
+            assert error.reason is Reason.INVALID_ARGUMENT
+            assert error.message.startswith(name)
+        with pytest.raises(FieldError):
+            await backend.embed(embedding_pb2.EmbeddingPayload(inputs=[ids]), CALL)
+        with pytest.raises(FieldError):
+            await backend.embed(embedding_pb2.EmbeddingPayload(dimensions=3), CALL)
+        assert await _text(backend, _chat(response_format=_schema("fine")))
+
+
+async def test_a_failure_of_the_library_is_told_and_the_engine_goes_on(model: Path) -> None:
+    async with _running(model, {"decode_fails": True}) as (backend, _):
+        for _ in range(2):
+            error = await _failure(backend, _chat())
+            assert error.reason is Reason.BACKEND_ERROR
+            assert "llama_decode returned -3" in error.message
+        assert await backend.embed(_texts("a"), CALL)
+
+
+async def test_a_text_beyond_a_batch_is_not_embedded(model: Path) -> None:
+    async with _running(model, extra_arguments=("--batch-tokens", "64")) as (backend, _):
+        with pytest.raises(WeftError) as refused:
+            await backend.embed(_texts("a", "x" * 64), CALL)
+        assert refused.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+        assert len((await backend.embed(_texts("a", "b"), CALL)).embeddings) == 2
+
+
+async def test_a_slow_reader_makes_the_engine_wait_and_loses_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner_svc.backends.llama_cpp_python_channel.MAX_UNREAD_ANSWERS", 2)
+    async with _running(model, {"answer": "x" * 500}) as (backend, _):
+        count = 0
+        async with aclosing(backend.generate(_chat(), CALL)) as frames:
+            async for frame in frames:
+                await asyncio.sleep(0)
+                count += sum(len(event.delta.text) for event in frame)
+        assert count == 500
+        async with aclosing(backend.generate(_chat(), CALL)) as frames:
+            await anext(frames)
+        assert await _text(backend, _chat()) == "x" * 500
+
+
+async def test_a_frozen_engine_does_not_respond(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        assert await backend.responds(5.0)
+        signs = backend.signs()
+        assert signs is not None
+        assert signs.cpu_seconds > 0
+        assert backend.process_id is not None
+        psutil.Process(backend.process_id).suspend()
+        # The signal takes a moment to reach every thread.
+        assert not all([await backend.responds(0.1) for _ in range(5)])
+        assert not await backend.responds(0.1)
+        psutil.Process(backend.process_id).resume()
+        assert await backend.responds(5.0)
+    assert not await backend.responds(0.1)
+    assert backend.signs() is None
+
+
+async def test_the_host_ends_when_its_line_does(model: Path) -> None:
+    async with _running(model) as (backend, _):
+        assert backend._channel is not None
+        waiting = asyncio.create_task(backend.wait_exit())
+        await backend._channel.close()
+        async with asyncio.timeout(5.0):
+            assert (await waiting).reason is Reason.SERVER_DIED
+
+
+def _send_hello(token: str) -> Callable[[str], socket.socket]:
+    def connect(path: str) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line.connect(path)
+        line.sendall(encode(Hello(token, 1)))
+        return line
+
+    return connect
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "ü"])
+async def test_a_stranger_on_the_socket_is_never_taken_for_the_engine(token: str) -> None:
+    channel = EngineChannel()
+    await channel.open()
+    try:
+        assert channel.path.parent.stat().st_mode & 0o777 == 0o700
+        with await asyncio.to_thread(_send_hello(token), str(channel.path)) as stranger:
+            stranger.settimeout(5.0)
+            assert await asyncio.to_thread(stranger.recv, 1) == b"", "the stranger is shut out"
+        assert not await channel.ping(0.1)
+        with await asyncio.to_thread(_send_hello(channel.token), str(channel.path)):
+            assert await _gone(channel.path.parent)
+    finally:
+        await channel.close()
+    assert not channel.path.parent.exists()
+
+
+async def _gone(path: Path) -> bool:
+    for _ in range(500):
+        if not await asyncio.to_thread(path.exists):
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def _texts(*texts: str) -> embedding_pb2.EmbeddingPayload:
+    return embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text=text) for text in texts])
+
+
+def test_the_answer_of_the_scripted_library_is_long_enough_for_the_suite() -> None:
+    assert len("The sea is calm and blue today.") >= 2 * ANSWER_TOKENS
+    assert "bos_token" in TEMPLATE
+    assert LIBRARY.is_dir()

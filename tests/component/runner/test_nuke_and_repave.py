@@ -1,0 +1,171 @@
+"""A backend that fails is ended and started again: every way it can fail, with real processes."""
+
+import asyncio
+import os
+import shlex
+import signal
+import time
+
+import psutil
+import pytest
+from repaving_stage import LONG, living, repaving
+from runner_harness import OtherServer, free_port
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.config import InstanceConfig
+from runner_svc.hibernation import HibernationSettings
+from runner_svc.policy.out_of_memory import ADVICE
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.restart import RestartLimits
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.records import RequestState
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+NOTICE_SECONDS = 1.0
+"""A fault is noticed, told to its requests, and its slots are free within this time."""
+
+
+async def test_a_backend_killed_while_idle_is_ready_again_and_serves() -> None:
+    async with repaving() as stage:
+        await stage.until_phase(Phase.READY)
+        before = stage.backend.process_id
+        stage.kill()
+        await stage.until(lambda: stage.instance.phase is not Phase.READY, "not noticed", NOTICE_SECONDS)
+        await stage.until_restarted()
+        assert stage.backend.process_id != before
+        assert await stage.ask() is None
+        (restart,) = stage.instance.restarts
+        assert (restart.reason, restart.detail) == (Reason.SERVER_DIED, "signal SIGKILL")
+        assert restart.recovery_seconds is not None
+
+
+async def test_a_backend_killed_in_mid_stream_ends_its_requests_frees_their_slots_and_replays_nothing() -> None:
+    async with repaving(**LONG) as stage:
+        await stage.until_phase(Phase.READY)
+        streams = [await stage.stream(name) for name in ("r1", "r2")]
+        refused = await stage.ask("r3")
+        assert refused is not None
+        assert refused.reason is Reason.NO_SLOT_AVAILABLE
+        stage.kill()
+        async with asyncio.timeout(NOTICE_SECONDS):
+            errors = await asyncio.gather(*streams)
+        assert [error.reason for error in errors if error] == [Reason.SERVER_DIED] * 2
+        assert not stage.instance.slots.holders
+        records = {record.request_id: record for record in stage.instance.records.all}
+        assert (records["r1"].state, records["r1"].reason) == (RequestState.FAILED, Reason.SERVER_DIED)
+        assert records["r1"].output_chars > 0
+        await stage.until_restarted()
+        async with stage.control() as control:
+            assert (await control.state()).requests_started == 0, "a request was run again"
+
+
+async def test_headers_that_do_not_come_restart_the_backend_and_the_others_are_told() -> None:
+    http = TimeoutProfile(headers_seconds=0.3)
+    async with repaving(http=http, **LONG) as stage:
+        await stage.until_phase(Phase.READY)
+        other = await stage.stream("other")
+        async with stage.control() as control:
+            await control.set_behaviour(slow_headers_seconds=30.0)
+        error = await stage.ask()
+        assert error is not None
+        assert error.reason is Reason.HEADERS_TIMEOUT
+        async with asyncio.timeout(NOTICE_SECONDS):
+            told = await other
+        assert told is not None
+        assert told.reason is Reason.WORKER_RESTARTED
+        assert not stage.instance.slots.holders
+        await stage.until_restarted()
+        assert [restart.reason for restart in stage.instance.restarts] == [Reason.HEADERS_TIMEOUT]
+
+
+async def test_a_process_that_lives_and_takes_no_connections_is_restarted() -> None:
+    """The server is a child of a script that outlives it: the process is there, its port is not."""
+    script = f'{shlex.join(fake_backend_command())} "$@" & wait; exec sleep 60'
+    async with repaving(("/bin/sh", "-c", script, "sh")) as stage:
+        await stage.until_phase(Phase.READY)
+        (server,) = psutil.Process(stage.backend.process_id).children()
+        server.kill()
+        await stage.until(lambda: not server.is_running() or server.status() == "zombie", "not dead")
+        error = await stage.ask()
+        assert error is not None
+        assert error.reason is Reason.CONNECT_FAILED
+        await stage.until_restarted()
+        assert [restart.reason for restart in stage.instance.restarts] == [Reason.CONNECT_FAILED]
+        assert await stage.ask() is None
+
+
+async def test_a_crash_loop_stops_after_five_in_a_row_says_why_and_leaves_others_alone() -> None:
+    limits = RestartLimits(first_pause_seconds=60.0)
+    script = "echo starting; echo cannot read the model: bad magic; exit 1"
+    async with repaving() as other, repaving(("/bin/sh", "-c", script), limits=limits) as stage:
+        await stage.until_phase(Phase.CRASH_LOOP)
+        assert stage.instance.restart_count == 5
+        assert "exit code 1" in stage.instance.detail
+        assert "bad magic" in stage.instance.detail
+        assert stage.instance.crash_lines == ("starting", "cannot read the model: bad magic")
+        assert stage.backend.process_id is None
+        await other.until_phase(Phase.READY)
+        assert await other.ask() is None
+        assert (other.instance.restart_count, stage.instance.restart_count) == (0, 5)
+
+
+async def test_too_little_memory_to_load_is_said_with_advice_and_not_tried_again() -> None:
+    words = "ggml_cuda: allocating 9000 MiB on device 0: cudaMalloc failed: out of memory"
+    async with repaving(("/bin/sh", "-c", f"echo '{words}'; exit 1")) as stage:
+        await stage.until_phase(Phase.FAILED)
+        assert stage.instance.restart_count == 1
+        assert ADVICE in stage.instance.detail
+        assert "cudaMalloc" in stage.instance.detail
+        assert stage.instance.restarts[0].reason is Reason.OUT_OF_MEMORY
+
+
+async def test_a_frozen_backend_that_is_told_to_end_is_gone_in_time() -> None:
+    async with repaving(**LONG) as stage:
+        await stage.until_phase(Phase.READY)
+        stream = await stage.stream()
+        process_id = stage.backend.process_id
+        assert process_id is not None
+        os.kill(process_id, signal.SIGSTOP)
+        began = time.monotonic()
+        await stage.instance.stop()
+        assert time.monotonic() - began < 3.0
+        told = await stream
+        assert told is not None
+        assert told.reason is Reason.WORKER_RESTARTED
+        assert not psutil.pid_exists(process_id)
+
+
+@pytest.mark.parametrize("wait_for", [Phase.LOADING, Phase.READY])
+async def test_an_end_of_the_runner_leaves_no_process_whatever_the_backend_does(wait_for: Phase) -> None:
+    async with repaving(load_seconds=0.0 if wait_for is Phase.READY else 30.0) as stage:
+        await stage.until_phase(wait_for)
+        await stage.until(lambda: stage.backend.process_id is not None, "no process")
+    assert stage.instance.phase is Phase.IDLE
+    assert stage.backend.process_id is None
+
+
+async def test_an_attached_server_that_dies_is_absent_with_the_first_request_and_found_when_it_is_back() -> None:
+    """Not only when several probes have failed: they are a minute apart here."""
+    server = OtherServer(free_port())
+    config = AttachedServerConfig(url=server.url, upstream_model="m", probe_interval_seconds=60.0)
+    absent = HibernationSettings(attached=True, attach_retry_seconds=0.1)
+    await server.begin()
+    try:
+        async with living(InstanceConfig(model="m", slots=2, hibernation=absent), AttachedServer(config)) as stage:
+            await stage.until_phase(Phase.READY)
+            assert await stage.ask() is None
+            await server.end()
+            error = await stage.ask()
+            assert error is not None
+            assert error.reason is Reason.CONNECT_FAILED
+            await stage.until_phase(Phase.FAILED)
+            refused = await stage.ask()
+            assert refused is not None
+            assert refused.reason is Reason.BACKEND_NOT_READY
+            await server.begin()
+            await stage.until_phase(Phase.READY)
+            assert await stage.ask() is None
+            assert stage.instance.restart_count == 0
+    finally:
+        await server.end()

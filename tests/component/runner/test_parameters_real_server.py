@@ -1,0 +1,83 @@
+"""The real llama.cpp server takes what our list says it takes."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.translate.json_value import to_json_object
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import CallInfo
+from runner_svc.policy.parameters import ALLOWED, EngineKind
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.host.demo import demo_model_path, llama_command
+from weft.kernel.telemetry import new_traceparent
+
+pytestmark = pytest.mark.real
+
+VALUES: dict[str, Any] = {
+    "adaptive_decay": 0.5,
+    "adaptive_target": 0.3,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "dry_allowed_length": 3,
+    "dry_base": 1.5,
+    "dry_multiplier": 0.8,
+    "dry_penalty_last_n": 65_536,
+    "dry_sequence_breakers": ["\n"],
+    "dynatemp_exponent": 1.2,
+    "dynatemp_range": 0.3,
+    "grammar": 'root ::= "o" "k"',
+    "ignore_eos": False,
+    "min_keep": 2,
+    "mirostat": 0,
+    "mirostat_eta": 0.2,
+    "mirostat_tau": 4,
+    "n_indent": 0,
+    "reasoning_budget_tokens": 5,
+    "repeat_last_n": 65_536,
+    "samplers": ["top_k", "temperature"],
+    "t_max_predict_ms": 60_000,
+    "thinking_budget_tokens": 5,
+    "top_n_sigma": 2,
+    "typical_p": 0.9,
+    "xtc_probability": 0.1,
+    "xtc_threshold": 0.2,
+}
+UNREPORTED = {
+    *("chat_template_kwargs", "dry_sequence_breakers", "grammar", "json_schema", "n_indent"),
+    *("reasoning_budget_tokens", "t_max_predict_ms", "thinking_budget_tokens"),
+}
+"""The server takes them and does not show them among its settings."""
+
+
+async def _known_names(backend: LlamaServerBackend) -> set[str]:
+    http = backend._running()
+    async with http._session.get(http._urls["/health"].with_path("/props")) as response:
+        props = msgspec.json.decode(await response.read())
+    return set(props["default_generation_settings"]["params"])
+
+
+async def test_every_parameter_on_the_list_is_one_of_the_servers_own_and_works() -> None:
+    config = LlamaServerConfig(
+        command=llama_command(None), model_path=Path(demo_model_path()), alias="m", slots=1, context_tokens=256
+    )
+    backend = LlamaServerBackend(config)
+    await backend.start()
+    try:
+        names = await _known_names(backend)
+        message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+        payload = chat_pb2.ChatPayload(
+            messages=[message],
+            sampling=sampling_pb2.SamplingParams(max_tokens=8),
+            extra_parameters=to_json_object(VALUES, "extra"),
+        )
+        call = CallInfo(request_id="r1", traceparent=new_traceparent())
+        events = [event async for frame in backend.generate(payload, call) for event in frame]
+    finally:
+        await backend.stop()
+    allowed = set(ALLOWED[EngineKind.LLAMA_SERVER])
+    assert allowed - names == UNREPORTED
+    assert allowed - set(VALUES) == {"json_schema"}  # not together with a grammar
+    assert "".join(event.delta.text for event in events) == "ok"
+    assert not any(event.HasField("warning") for event in events)

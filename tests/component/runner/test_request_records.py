@@ -1,0 +1,117 @@
+"""What a runner tells of its requests, restarts and limits, over gRPC."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from repaving_stage import LONG
+from runner_harness import RunningRunner, events_of, refusal, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import error_reason_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
+
+
+def _model(context_tokens: int = 2048, **switches: Any) -> ServedModel:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias="m",
+        context_tokens=context_tokens,
+        timeouts=TIMEOUTS,
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config), timeouts=TIMEOUTS)
+
+
+async def _described(runner: RunningRunner, line_count: int = 0) -> pb.InstanceDescription:
+    response = await runner.control.Describe(pb.DescribeRequest(log_line_count=line_count))
+    return response.instances[0]
+
+
+async def _record(runner: RunningRunner, request_id: str) -> pb.RequestRecord:
+    return (await runner.control.GetRequest(pb.GetRequestRequest(request_id=request_id))).record
+
+
+async def test_a_request_can_be_looked_at_while_it_runs_and_after_its_backend_died(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(**LONG)]) as runner:
+        await runner.until(Phase.READY)
+        call = runner.generate(max_tokens=1500)
+        while not any(event.HasField("delta") for event in (await call.read()).events):
+            pass
+        answer = await runner.control.GetRequest(pb.GetRequestRequest(request_id="req-1"))
+        assert answer.output.startswith("tok0")
+        running = answer.record
+        assert (running.model, running.state) == ("m", pb.RequestRecord.STATE_GENERATING)
+        assert running.start_time.ToNanoseconds() <= running.first_content_time.ToNanoseconds()
+        assert not running.HasField("end_time")
+        described = await _described(runner)
+        assert [request.request_id for request in described.requests] == ["req-1"]
+        os.kill(described.process_id, signal.SIGKILL)
+        assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED
+        ended = await runner.control.GetRequest(pb.GetRequestRequest(request_id="req-1"))
+        assert ended.record.state == pb.RequestRecord.STATE_FAILED
+        assert ended.record.reason == error_reason_pb2.ERROR_REASON_SERVER_DIED
+        assert ended.record.end_time.ToNanoseconds() >= running.first_content_time.ToNanoseconds()
+        assert not ended.output
+
+
+async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot_is_free_at_once(
+    tmp_path: Path,
+) -> None:
+    """The runner waits for the caller to take a frame when the backend dies."""
+    async with running_runner(tmp_path, [_model(500_000, answer_tokens=0)]) as runner:
+        await runner.until(Phase.READY)
+        call = runner.generate(max_tokens=499_000)
+        await call.read()
+        sent = -1
+        while sent != (now := (await _record(runner, "req-1")).output_chars):
+            sent = now
+            await asyncio.sleep(0.15)
+        described = await _described(runner)
+        assert described.requests[0].state == pb.RequestRecord.STATE_GENERATING, "the caller was not slow enough"
+        os.kill(described.process_id, signal.SIGKILL)
+        async with asyncio.timeout(1.0):
+            while (await _described(runner)).active_request_ids:
+                pass
+        assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED
+
+
+async def test_a_request_that_the_runner_does_not_remember_is_not_found(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        error = await refusal(runner.control.GetRequest(pb.GetRequestRequest(request_id="nobody")))
+        assert error.reason is Reason.NOT_FOUND
+
+
+async def test_restarts_the_last_crash_and_the_limits_of_time_are_described(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        fresh = await _described(runner)
+        assert (list(fresh.restarts), list(fresh.last_crash_lines)) == ([], [])
+        assert fresh.HasField("last_ready_time")
+        assert fresh.containment
+        assert fresh.timeouts.headers.seconds == 30
+        assert fresh.timeouts.absolute.seconds == 600
+        assert not fresh.timeouts.HasField("first_token")
+        os.kill(fresh.process_id, signal.SIGKILL)
+        async with asyncio.timeout(10.0):
+            while not (after := await _described(runner, line_count=1000)).restarts[:1]:
+                pass
+            while not after.restarts[0].HasField("recovery"):
+                after = await _described(runner, line_count=1000)
+        (restart,) = after.restarts
+        assert restart.reason == error_reason_pb2.ERROR_REASON_SERVER_DIED
+        assert restart.detail == after.last_restart_reason == "signal SIGKILL"
+        assert restart.recovery.ToNanoseconds() > 0
+        assert after.last_ready_time.ToNanoseconds() > restart.time.ToNanoseconds()
+        assert any("listening on" in line for line in after.last_crash_lines)

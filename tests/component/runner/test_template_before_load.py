@@ -1,0 +1,81 @@
+"""Before llama-server is given a model file, its chat templates have been looked at."""
+
+from pathlib import Path
+
+import pytest
+from own_children import own_children
+from tiny_gguf import write_gguf
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.supervise.process import StopGraces
+from runner_svc.templates.model_templates import check_before_load, read_templates
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+HOSTILE = "{{ 'a' * 2000000000 }}"
+
+
+def _backend(model: Path, override: Path | None = None) -> LlamaServerBackend:
+    return LlamaServerBackend(
+        LlamaServerConfig(
+            command=tuple(fake_backend_command()),
+            model_path=model,
+            alias="fake",
+            chat_template_path=override,
+            graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+        )
+    )
+
+
+async def _load_failure(model: Path, override: Path | None = None) -> Reason:
+    backend = _backend(model, override)
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert not backend.log_lines(10), "the engine was started"
+    assert not own_children(recursive=True)
+    return failed.value.reason
+
+
+async def test_a_hostile_template_fails_the_load_and_no_engine_is_started(tmp_path: Path) -> None:
+    assert await _load_failure(write_gguf(tmp_path / "m.gguf", HOSTILE)) is Reason.TEMPLATE_FAILED
+
+
+async def test_a_hostile_template_for_tools_fails_it_as_well(tmp_path: Path) -> None:
+    assert await _load_failure(write_gguf(tmp_path / "m.gguf", "fine", tool_use=HOSTILE)) is Reason.TEMPLATE_FAILED
+
+
+async def test_a_hostile_override_fails_it_and_a_good_one_replaces_a_hostile_one(tmp_path: Path) -> None:
+    override = tmp_path / "template.jinja"
+    override.write_text(HOSTILE)
+    assert await _load_failure(write_gguf(tmp_path / "m.gguf"), override) is Reason.TEMPLATE_FAILED
+    override.write_text("{{ messages[0].content }}")
+    backend = _backend(write_gguf(tmp_path / "h.gguf", HOSTILE), override)
+    await backend.start()
+    await backend.stop()
+
+
+async def test_a_template_that_insists_on_roles_and_a_file_of_another_kind_load(tmp_path: Path) -> None:
+    strict = write_gguf(tmp_path / "m.gguf", "{{ raise_exception('no system role here') }}")
+    other = tmp_path / "m.bin"
+    other.write_bytes(b"another kind of file")
+    for model in (strict, other, tmp_path / "not there", write_gguf(tmp_path / "n.gguf", None)):
+        await check_before_load(model, None)
+
+
+async def test_a_model_file_that_is_cut_short_fails_the_load(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf")
+    model.write_bytes(model.read_bytes()[:-10])
+    assert await _load_failure(model) is Reason.INVALID_ARGUMENT
+
+
+async def test_an_override_has_to_be_a_text_of_a_bounded_length(tmp_path: Path) -> None:
+    model, override = write_gguf(tmp_path / "m.gguf"), tmp_path / "template.jinja"
+    for content in (b"\xff", b"x" * (1024 * 1024 + 1)):
+        override.write_bytes(content)
+        with pytest.raises(WeftError) as refused:
+            await read_templates(model, override)
+        assert refused.value.reason is Reason.INVALID_ARGUMENT
+    with pytest.raises(WeftError) as refused:
+        await check_before_load(model, tmp_path / "not there")
+    assert refused.value.reason is Reason.CONNECT_FAILED

@@ -1,0 +1,199 @@
+"""Chat templates in the sandbox: ordinary ones are rendered as the field does, hostile ones end within their limits."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import psutil
+import pytest
+from own_children import own_children
+
+from runner_svc.gguf_header import read_gguf_header
+from runner_svc.templates import sandbox as sandbox_module
+from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
+from weft.host.demo import demo_model_path
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MESSAGES = [{"role": "user", "content": "Hi <b> & 'you'"}]
+MAX_GROWTH_BYTES = 64 * 1024 * 1024
+
+HOSTILE = {
+    "a constant that is too large for the memory": "{{ 'a' * 2000000000 }}",
+    "an output that is too large": "{{ 'a' * 200000000 }}",
+    "an output that is too large, in pieces": "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+    "a number that never ends": "{{ 9 ** (9 ** 9) }}",
+    "loops in loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% for k in range(9999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
+    "a doubling list": "{% set n = namespace(l=[1]) %}{% for i in range(60) %}{% set n.l = n.l + n.l %}{% endfor %}",
+    "a doubling text": "{% set n = namespace(t='a') %}{% for i in range(60) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+    "a range beyond the sandbox's": "{% for i in range(1000000000) %}{% endfor %}",
+    "a walk over attributes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a walk over globals": "{{ raise_exception.__globals__['sys'].exit() }}",
+    "a walk by a filter": "{{ (''|attr('__class__')).__mro__ }}",
+    "a walk by a format": "{{ '{0.__class__.__mro__}'.format('') }}",
+    "a change of what is handed in": "{{ messages.append(1) }}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "nested brackets": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
+    "a wide format": "{{ '%2000000000d' % 1 }}",
+}
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[TemplateSandbox]:
+    async with TemplateSandbox(SandboxLimits(wall_seconds=1.0, cpu_seconds=1)) as made:
+        yield made
+
+
+async def _failure(sandbox: TemplateSandbox, template: str, variables: dict[str, Any] | None = None) -> WeftError:
+    with pytest.raises(WeftError) as failed:
+        await sandbox.render(template, variables or {})
+    return failed.value
+
+
+@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_a_hostile_template_fails_within_its_limits_and_the_next_one_works(template: str) -> None:
+    before = psutil.Process().memory_info().rss
+    async with TemplateSandbox(SandboxLimits(wall_seconds=1.0, cpu_seconds=1)) as sandbox:
+        error = await _failure(sandbox, template, {"messages": MESSAGES})
+        assert error.reason is Reason.TEMPLATE_FAILED
+        assert len(error.message) < 300
+        assert template not in error.message
+        assert await sandbox.render("ok", {}) == "ok"
+    assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
+
+
+async def test_the_process_is_kept_for_the_next_rendering_and_replaced_after_a_kill(sandbox: TemplateSandbox) -> None:
+    assert await sandbox.render("{{ a }}", {"a": "1"}) == "1"
+    first = _workers()
+    await sandbox.render("{{ a }}", {"a": "2"})
+    assert _workers() == first
+    await _failure(sandbox, HOSTILE["loops in loops"])
+    assert not set(_workers()) & set(first)
+    await sandbox.render("{{ a }}", {"a": "3"})
+    (second,) = _workers()
+    psutil.Process(second).kill()
+    await _failure(sandbox, "{{ a }}")
+    assert await sandbox.render("{{ a }}", {"a": "4"}) == "4"
+
+
+async def test_stop_leaves_no_process_and_the_sandbox_works_again(sandbox: TemplateSandbox) -> None:
+    await asyncio.gather(*(sandbox.render("{{ a }}", {"a": "1"}) for _ in range(5)))
+    assert 0 < len(_workers()) <= 2, "renderings share a bounded number of processes"
+    await sandbox.stop()
+    assert not _workers()
+    assert await sandbox.render("again", {}) == "again"
+
+
+async def test_a_rendering_that_is_cancelled_leaves_no_process_at_work(sandbox: TemplateSandbox) -> None:
+    await sandbox.render("warm", {})
+    rendering = asyncio.create_task(sandbox.render(HOSTILE["loops in loops"], {}))
+    await asyncio.wait({rendering}, timeout=0.05)
+    rendering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rendering
+    assert not _workers()
+    assert await sandbox.render("ok", {}) == "ok"
+
+
+async def test_the_process_has_limits_of_its_own_and_nothing_of_the_environment(
+    sandbox: TemplateSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_SECRET", "s3cret")
+    await sandbox.render("warm", {})
+    (pid,) = _workers()
+    process = psutil.Process(pid)
+    assert process.rlimit(psutil.RLIMIT_AS) == (512 * 1024 * 1024,) * 2
+    assert process.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+    assert process.rlimit(psutil.RLIMIT_CPU)[0] < 10
+    assert "WEFT_SECRET" not in process.environ()
+
+
+@pytest.mark.parametrize("kind", ["loops in loops", "a walk over attributes", "an output that is too large, in pieces"])
+async def test_the_check_before_a_load_catches_a_template_that_oversteps(sandbox: TemplateSandbox, kind: str) -> None:
+    with pytest.raises(WeftError) as failed:
+        await sandbox.check(HOSTILE[kind], {"messages": MESSAGES})
+    assert failed.value.reason is Reason.TEMPLATE_FAILED
+
+
+async def test_a_template_that_dislikes_the_sample_passes_the_check_and_fails_the_rendering(
+    sandbox: TemplateSandbox,
+) -> None:
+    template = "{{ raise_exception('Roles must alternate\n') }}"
+    await sandbox.check(template, {})
+    assert "Roles must alternate" in (await _failure(sandbox, template)).message
+    for broken in ("{% for %}", "{{ messages[0].nothing.more }}", "{{ 1 / 0 }}"):
+        await sandbox.check(broken, {"messages": MESSAGES})
+        await _failure(sandbox, broken, {"messages": MESSAGES})
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Hi <b> & \'you\'"}'),
+        ("{{ {'ä': 1} | tojson(indent=2) }}", '{\n  "ä": 1\n}'),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}{{ bos_token }}{% endgeneration %}", "<s>"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}", "2"),
+        ("{{ not_there is defined }}{{ not_there }}", "False"),
+        ("{{ '\u2603\U0001f600' }}", "\u2603\U0001f600"),
+    ],
+)
+async def test_templates_find_what_they_are_written_for(sandbox: TemplateSandbox, template: str, expected: str) -> None:
+    assert await sandbox.render(template, {"messages": MESSAGES, "bos_token": "<s>"}) == expected
+
+
+async def test_the_demo_model_s_template_gives_its_prompt(sandbox: TemplateSandbox) -> None:
+    header = read_gguf_header(demo_model_path())
+    assert header.chat_template is not None
+    prompt = await sandbox.render(header.chat_template, {"messages": MESSAGES, "add_generation_prompt": True})
+    assert prompt.endswith("<|im_start|>user\nHi <b> & 'you'<|im_end|>\n<|im_start|>assistant\n")
+
+
+async def test_a_conversation_beyond_the_limit_is_refused(
+    sandbox: TemplateSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "MAX_REQUEST_BYTES", 1000)
+    assert "1000 bytes" in (await _failure(sandbox, "{{ a }}", {"a": "x" * 1000})).message
+
+
+def _workers() -> list[int]:
+    return [child.pid for child in own_children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+ORPHAN = """
+import asyncio, psutil, sys
+from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
+
+async def main():
+    sandbox = TemplateSandbox(SandboxLimits(wall_seconds=600.0, cpu_seconds=600))
+    await sandbox.render("warm", {})
+    print(psutil.Process().children()[0].pid, flush=True)
+    await sandbox.render(sys.argv[1], {})
+
+asyncio.run(main())
+"""
+
+
+async def test_a_rendering_ends_with_the_process_that_asked_for_it() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ORPHAN, HOSTILE["loops in loops"]), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    worker = psutil.Process(int(await parent.stdout.readline()))
+    busy = worker.cpu_times().user
+    await asyncio.to_thread(_wait_for, lambda: worker.cpu_times().user > busy + 0.05)
+    parent.kill()
+    await parent.wait()
+    await asyncio.to_thread(_wait_for, lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

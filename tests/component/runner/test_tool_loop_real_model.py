@@ -1,0 +1,45 @@
+"""The tool loop with a real language model on the real llama.cpp server."""
+
+from pathlib import Path
+
+import pytest
+from runner_harness import events_of, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.chat.json_objects import json_object
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.tools.config import PythonTool
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
+from weft.host.demo import demo_model_path, llama_command
+
+pytestmark = pytest.mark.real
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+ARGUMENTS = {"type": "object", "properties": {"a": DIGIT, "b": DIGIT}, "required": ["a", "b"]}
+CALL = {
+    "type": "object",
+    "properties": {"name": {"const": "add"}, "arguments": ARGUMENTS},
+    "required": ["name", "arguments"],
+}
+
+
+async def test_a_call_that_the_model_writes_is_run_and_its_result_understood(tmp_path: Path) -> None:
+    # A model this small calls nothing by itself; a grammar makes it write a call, and again when it has the result.
+    form = chat_pb2.ResponseFormat(json_schema=chat_pb2.JsonSchemaFormat(name="call", schema=json_object(CALL)))
+    server = LlamaServerConfig(
+        command=llama_command(None), model_path=demo_model_path(), alias="m", slots=1, context_tokens=2048, threads=1
+    )
+    model = ServedModel(name="m", make_backend=lambda: LlamaServerBackend(server), slots=1)
+    behaviour = agent_behaviour_pb2.AgentBehaviour(platform_prompt=True, tools=["add"], max_tool_iterations=1)
+    tools = [PythonTool(name="add", function="loop_tools:add")]
+    async with running_runner(tmp_path, [model], tools=tuple(tools)) as runner:
+        await runner.until(Phase.READY)
+        events = await events_of(runner.generate(max_tokens=200, behaviour=behaviour, response_format=form))
+    call = next(event.tool_call for event in events if event.HasField("tool_call"))
+    a, b = (field.value.integer_value for field in call.arguments.fields)
+    assert [event.tool_result.content for event in events if event.HasField("tool_result")] == [str(a + b)]
+    receipt = events[-1].finished.receipt
+    assert receipt.tool_run_count == 1
+    assert receipt.usage.prompt_tokens > 200
+    assert '"add"' in "".join(event.delta.text for event in events), "the second turn is text: no rounds were left"

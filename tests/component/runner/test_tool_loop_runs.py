@@ -1,0 +1,200 @@
+"""The tool loop through a real runner with a real engine process: scripted turns, real tools."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from runner_harness import RunningRunner, events_of, refusal, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.chat.settings import ChatSettings
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.process import StopGraces
+from runner_svc.tools.config import PythonTool, ToolLimits
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft.testing.fake_backend.state import FakeState
+
+Behaviour = agent_behaviour_pb2.AgentBehaviour
+ADD = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+
+
+def _tool(name: str, **limits: Any) -> PythonTool:
+    return PythonTool(name=name, function=f"loop_tools:{name}", limits=ToolLimits(**limits))
+
+
+class Stage:
+    """A runner and the engine behind it."""
+
+    def __init__(self, runner: RunningRunner, backend: LlamaServerBackend) -> None:
+        self.runner = runner
+        self._backend = backend
+
+    async def answer(self, **behaviour: Any) -> list[event_pb2.InferenceEvent]:
+        async with asyncio.timeout(20):
+            return await events_of(self.runner.generate(max_tokens=4000, behaviour=Behaviour(**behaviour)))
+
+    async def refusal(self, **behaviour: Any) -> Reason:
+        call = self.runner.generate(max_tokens=4000, behaviour=Behaviour(**behaviour))
+        async with asyncio.timeout(20):
+            return (await refusal(events_of(call))).reason
+
+    async def engine(self) -> FakeState:
+        found = re.findall(r"listening on (http://\S+)", "\n".join(self._backend.log_lines(100)))
+        async with FakeControl(found[-1]) as control:
+            return await control.wait_for_state(lambda state: state.active_requests == 0)
+
+
+@asynccontextmanager
+async def _stage(
+    folder: Path,
+    *turns: dict[str, Any],
+    tools: Sequence[PythonTool] = (),
+    chat: ChatSettings | None = None,
+    **switches: Any,
+) -> AsyncIterator[Stage]:
+    scripted = {"turns": turns} if turns else {}
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**scripted, **switches)),
+        model_path=Path(__file__),
+        alias="m",
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    backend = LlamaServerBackend(config)
+    model = ServedModel(name="m", make_backend=lambda: backend, slots=1, chat=chat or ChatSettings())
+    async with running_runner(folder, [model], tools=tuple(tools)) as runner:
+        await runner.until(Phase.READY)
+        yield Stage(runner, backend)
+
+
+def _text(events: Sequence[event_pb2.InferenceEvent]) -> str:
+    return "".join(event.delta.text for event in events)
+
+
+def _receipt(events: Sequence[event_pb2.InferenceEvent]) -> Any:
+    return events[-1].finished.receipt
+
+
+def _kinds(events: Sequence[event_pb2.InferenceEvent]) -> list[str | None]:
+    return [kind for event in events if (kind := event.WhichOneof("event")) not in ("delta", "progress")]
+
+
+async def test_a_tool_is_run_between_two_turns_of_the_engine(tmp_path: Path) -> None:
+    turns: list[dict[str, Any]] = [{"text": "Let me add.", "calls": [ADD]}, {"text": " It is three."}]
+    async with _stage(tmp_path, *turns, tools=[_tool("add")]) as stage:
+        events = await stage.answer(tools=["add"], platform_prompt=True)
+        body = (await stage.engine()).last_request_body
+    assert _text(events) == "Let me add. It is three."
+    assert _kinds(events) == ["started", "tool_call", "tool_result", "usage", "finished"]
+    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "tool"]
+    assert "Tool rounds left: 7" in body["messages"][0]["content"]
+    assert body["messages"][-1]["content"] == "3"
+    assert _receipt(events).tool_run_count == 1
+    assert _receipt(events).usage.completion_tokens > 8
+
+
+async def test_a_model_that_never_stops_calling_must_answer_when_its_budget_is_used_up(tmp_path: Path) -> None:
+    async with _stage(tmp_path, {"text": "Hm. ", "calls": [ADD]}, tools=[_tool("add")]) as stage:
+        events = await stage.answer(tools=["add"], max_tool_iterations=3)
+        engine = await stage.engine()
+    assert engine.requests_started == 4
+    assert engine.last_request_body["tool_choice"] == "none"
+    codes = [warning.code for warning in _receipt(events).warnings]
+    assert codes == [warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED]
+
+
+@pytest.mark.parametrize("arguments", ["{a: 1}", '{"a": "one", "b": 2}', "[]"])
+async def test_a_malformed_call_is_a_typed_error_and_frees_the_slot(tmp_path: Path, arguments: str) -> None:
+    async with _stage(tmp_path, {"calls": [{"name": "add", "arguments": arguments}]}, tools=[_tool("add")]) as stage:
+        assert await stage.refusal(tools=["add"]) is Reason.TOOL_CALL_INVALID
+        await stage.runner.until_idle("m")
+
+
+async def test_a_tool_that_hangs_is_given_up_and_the_model_told(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
+    tools = [_tool("hang", timeout_seconds=0.05)]
+    async with _stage(tmp_path, {"calls": [call]}, {"text": "It hangs."}, tools=tools) as stage:
+        events = await stage.answer(tools=["hang"])
+        body = (await stage.engine()).last_request_body
+    assert _text(events) == "It hangs."
+    assert "did not answer within 0.05 s" in body["messages"][-1]["content"]
+    assert marker.read_text() == "cancelled"
+
+
+async def test_fifty_megabytes_of_output_are_cut_and_the_model_is_told(tmp_path: Path) -> None:
+    tools = [_tool("flood", max_output_bytes=1000)]
+    async with _stage(tmp_path, {"calls": [{"name": "flood"}]}, {"text": "Much."}, tools=tools) as stage:
+        events = await stage.answer(tools=["flood"])
+        body = (await stage.engine()).last_request_body
+    assert body["messages"][-1]["content"].endswith("[cut: 49999000 bytes more]")
+    assert len(body["messages"][-1]["content"]) < 1100
+    assert [warning.code for warning in _receipt(events).warnings] == [warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT]
+
+
+async def test_a_caller_who_leaves_while_a_tool_runs_frees_the_slot_and_ends_the_tool(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
+    async with _stage(tmp_path, {"calls": [call]}, tools=[_tool("hang")]) as stage:
+        running = stage.runner.generate(max_tokens=4000, behaviour=Behaviour(tools=["hang"]))
+        while (response := await running.read()) is not grpc.aio.EOF:
+            if any(event.HasField("tool_call") for event in response.events):
+                break
+        state = (await stage.runner.control.Describe(runner_service_pb2.DescribeRequest())).instances[0]
+        assert state.active_request_ids
+        running.cancel()
+        await stage.runner.until_idle("m")
+        assert marker.read_text() == "cancelled"
+
+
+async def test_a_request_for_a_decision_stops_the_engine_in_mid_answer(tmp_path: Path) -> None:
+    decision = json.dumps({"question": "Which?", "options": ["a", "b"]})
+    turn = {"text": "Well.", "calls": [{"name": "NEEDS_MANAGER_DECISION", "arguments": decision}]}
+    async with _stage(tmp_path, turn, tokens_per_second=500) as stage:
+        events = await stage.answer(signals=["NEEDS_MANAGER_DECISION", "LOW_CONFIDENCE"])
+        engine = await stage.engine()
+        await stage.runner.until_idle("m")
+    assert _kinds(events) == ["started", "signal", "usage", "finished"]
+    assert [signal.name for signal in _receipt(events).signals] == ["NEEDS_MANAGER_DECISION"]
+    assert engine.requests_cancelled + engine.requests_finished == 1
+
+
+async def test_a_call_that_is_written_as_text_is_run(tmp_path: Path) -> None:
+    written = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    async with _stage(tmp_path, {"text": f"So: {written}"}, {"text": "Three."}, tools=[_tool("add")]) as stage:
+        events = await stage.answer(tools=["add"])
+    assert _text(events) == "So: Three."
+    assert _receipt(events).tool_run_count == 1
+
+
+async def test_in_a_mixed_turn_the_caller_gets_its_calls_and_the_mesh_runs_none(tmp_path: Path) -> None:
+    mine = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="mine"))
+    async with _stage(tmp_path, {"calls": [ADD, {"name": "mine"}]}, tools=[_tool("add")]) as stage:
+        call = stage.runner.generate(max_tokens=100, behaviour=Behaviour(tools=["add"]), tools=[mine])
+        events = await events_of(call)
+    named = [piece.name for event in events for piece in event.delta.tool_calls if piece.name]
+    assert named == ["mine"]
+    assert [warning.code for warning in _receipt(events).warnings] == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
+
+
+async def test_a_tool_that_this_runner_has_not_is_said_before_the_engine_is_asked(tmp_path: Path) -> None:
+    async with _stage(tmp_path, {"text": "Hi."}) as stage:
+        assert await stage.refusal(tools=["add"]) is Reason.TOOL_UNAVAILABLE
+        assert (await stage.engine()).requests_started == 0
+
+
+async def test_an_answer_that_loops_is_killed_and_the_engine_stops(tmp_path: Path) -> None:
+    async with _stage(tmp_path, repeat_line="I will now look at the file once more.") as stage:
+        kill = agent_behaviour_pb2.REPETITION_POLICY_KILL
+        assert await stage.refusal(repetition_policy=kill) is Reason.REPEATED_LINE_LOOP
+        await stage.runner.until_idle("m")
+        assert (await stage.engine()).active_requests == 0

@@ -1,0 +1,29 @@
+"""A model file with a chat template and nothing to compute with."""
+
+import struct
+from pathlib import Path
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if tools %}{{ tools | length }} tools{% endif %}{% if enable_thinking %}[think]{% endif %}[assistant]"
+)
+
+
+def write_gguf(path: Path, template: str | None = TEMPLATE, *, tool_use: str | None = None) -> Path:
+    """A GGUF file whose beginning token is `<s>` and whose end token is `</s>`."""
+    entries = [
+        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
+        _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3) + _text("<unk>") + _text("<s>") + _text("</s>"),
+        _text("tokenizer.ggml.bos_token_id") + struct.pack("<II", 4, 1),
+        _text("tokenizer.ggml.eos_token_id") + struct.pack("<II", 4, 2),
+    ]
+    for name, text in (("tokenizer.chat_template", template), ("tokenizer.chat_template.tool_use", tool_use)):
+        if text is not None:
+            entries.append(_text(name) + struct.pack("<I", 8) + _text(text))
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries))
+    return path
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw

@@ -1,0 +1,82 @@
+"""What agents ask for, in a whole mesh: published and declared, over HTTP and the command line."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
+
+DECISION = {"question": "Which shard?", "options": ["a", "b"]}
+TURNS = [
+    {"calls": [{"name": "desk_echo", "arguments": '{"text": "found it"}'}]},
+    {"text": "Before I go on: ", "calls": [{"name": "NEEDS_MANAGER_DECISION", "arguments": json.dumps(DECISION)}]},
+]
+DECLARED = """
+kind: agent
+name: declared
+model: m-a
+platformPrompt: true
+tools: [desk.echo]
+signals: [LOW_CONFIDENCE, NEEDS_MANAGER_DECISION]
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """One runner with a tool, whose model first calls it and then asks for a decision."""
+    folder = tmp_path_factory.mktemp("agents")
+    desk = {
+        "type": "mcp_command",
+        "name": "desk",
+        "argv": [sys.executable, "-m", "weft.testing.fake_mcp_server", "--bare"],
+    }
+    asking = {"platform_prompt": True, "tools": ["desk.echo"], "signals": ["LOW_CONFIDENCE", "NEEDS_MANAGER_DECISION"]}
+    runner = {
+        **fake_runner("a", turns=TURNS),
+        "tools": [desk],
+        "agents": [{"name": "published", "model": "m-a", **asking}, {"name": "plain", "model": "m-a"}],
+    }
+    config = write_config(folder, runner)
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+async def ask(mesh: MeshProcess, agent: str, **fields: Any) -> str:
+    body = {"model": f"agent/{agent}", "messages": [{"role": "user", "content": "Delete a shard"}], **fields}
+    async with aiohttp.ClientSession() as session, session.post(f"{mesh.url}/v1/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.text()
+
+
+@pytest.mark.parametrize("agent", ["published", "declared"])
+async def test_an_agent_uses_its_tool_and_asks_for_its_decision(mesh: MeshProcess, agent: str) -> None:
+    code, _, err = await run_weft("apply", "-f", "-", home=mesh.home, stdin=DECLARED.encode())
+    assert code == 0, err
+    whole = json.loads(await ask(mesh, agent, unheard_of=1))
+    assert whole["signals"] == [{"name": "NEEDS_MANAGER_DECISION", "arguments": DECISION}]
+    assert [warning["field"] for warning in whole["warnings"]] == ["unheard_of"]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    assert whole["choices"][0]["message"]["content"] == "Before I go on: "
+    assert "tool_calls" not in whole["choices"][0]["message"]
+    stream = await ask(mesh, agent, stream=True, stream_options={"include_weft_events": True})
+    chunks = [json.loads(part[6:]) for part in stream.split("\n\n") if part.startswith("data: {")]
+    told = [chunk["weft"] for chunk in chunks if "weft" in chunk]
+    assert [next(iter(each)) for each in told] == ["tool_call", "tool_result", "signal"]
+    assert (told[0]["tool_call"]["name"], told[0]["tool_call"]["arguments"]) == ("desk.echo", {"text": "found it"})
+    assert (told[1]["tool_result"]["failed"], "found it" in told[1]["tool_result"]["content"]) == (False, True)
+
+
+async def test_an_agent_that_asks_for_nothing_is_offered_nothing(mesh: MeshProcess) -> None:
+    whole = json.loads(await ask(mesh, "plain"))
+    assert {"signals", "warnings"}.isdisjoint(whole)
+    assert "tool_calls" not in whole["choices"][0]["message"]
+
+
+async def test_a_chat_at_the_command_line_tells_tools_and_signals_beside_the_answer(mesh: MeshProcess) -> None:
+    code, out, err = await run_weft("chat", "published", "-m", "Delete a shard", home=mesh.home)
+    assert (code, out.strip()) == (0, "Before I go on:")
+    assert 'tool desk.echo {"text": "found it"}' in err
+    assert "signal NEEDS_MANAGER_DECISION" in err

@@ -1,0 +1,131 @@
+"""The Backend suite on llama-cpp-python itself, in its own process, with the demo model."""
+
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import pytest
+from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
+
+from runner_svc.backends.llama_cpp_python import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import Backend, CallInfo
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
+from weft.host.demo import demo_model_path
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.conformance.backend import BackendConformance, Engine
+from weft.testing.conformance.backend_port import Payload
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+
+CALL = CallInfo(request_id="r1", traceparent="")
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Path:
+    return built_llama_cpp_python()
+
+
+def _backend(interpreter: Path, **settings: Any) -> LlamaCppPythonBackend:
+    return LlamaCppPythonBackend(
+        LlamaCppPythonConfig(
+            # The environment has neither weft nor its dependencies, only what the host program needs.
+            command=(str(interpreter), "-m", HOST_PROGRAM),
+            environment={"PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
+            model_path=demo_model_path(),
+            **settings,
+        )
+    )
+
+
+class TestLlamaCppPython(BackendConformance):
+    @pytest.fixture(autouse=True)
+    def _interpreter(self, interpreter: Path) -> None:
+        self._python = interpreter
+
+    def make_backend(self, engine: Engine) -> LlamaCppPythonBackend:
+        if engine not in (Engine.NORMAL, Engine.SLOW):
+            raise SkipTest("the real library has no such fault switch")
+        return _backend(self._python, context_tokens=4096 if engine is Engine.SLOW else 1024)
+
+
+def _chat(text: str, **fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+async def _text(backend: Backend, payload: Payload) -> tuple[str, event_pb2.InferenceEvent]:
+    events = [event async for frame in backend.generate(payload, CALL) for event in frame]
+    return "".join(event.delta.text for event in events), events[-1]
+
+
+async def test_a_schema_a_grammar_and_a_bias_are_followed(interpreter: Path) -> None:
+    backend = _backend(interpreter)
+    greedy = sampling_pb2.SamplingParams(temperature=0, max_tokens=40)
+    schema = chat_pb2.ResponseFormat()
+    declared = schema.json_schema
+    declared.name = "answer"
+    declared.schema.fields.add(name="enum").value.array_value.values.add().string_value = "violet"
+    await backend.start()
+    try:
+        text, _ = await _text(backend, _chat("Name a colour.", sampling=greedy, response_format=schema))
+        assert text.strip() == '"violet"'
+        anything = chat_pb2.ResponseFormat(json_object=True)
+        text, _ = await _text(backend, _chat("A JSON object.", sampling=greedy, response_format=anything))
+        assert text.lstrip().startswith("{")
+        with_grammar = _chat("Hello.", sampling=greedy)
+        with_grammar.extra_parameters.fields.add(name="grammar").value.string_value = 'root ::= "yes" | "no"'
+        text, end = await _text(backend, with_grammar)
+        assert text in ("yes", "no")
+        assert end.finished.receipt.usage.completion_tokens <= 3
+        for refused in ("root ::= (((", "nothing", 'root ::= root "a"'):
+            with_grammar.extra_parameters.fields[0].value.string_value = refused
+            with pytest.raises(WeftError) as failed:
+                await _text(backend, with_grammar)
+            assert failed.value.reason is Reason.INVALID_ARGUMENT, "and the process lives on"
+        plain, _ = await _text(backend, _chat("Hello.", sampling=greedy))
+        biased = sampling_pb2.SamplingParams(temperature=0, max_tokens=5, logit_bias={2: 100})
+        stopped, end = await _text(backend, _chat("Hello.", sampling=biased))
+        assert plain
+        assert stopped == ""
+        assert end.finished.receipt.usage.completion_tokens == 1
+    finally:
+        await backend.stop()
+
+
+async def test_the_second_answer_to_a_prompt_finds_it_in_the_cache(interpreter: Path) -> None:
+    backend = _backend(interpreter)
+    payload = _chat("word " * 300, sampling=sampling_pb2.SamplingParams(max_tokens=2))
+    await backend.start()
+    try:
+        _, first = await _text(backend, payload)
+        _, second = await _text(backend, payload)
+    finally:
+        await backend.stop()
+    usage = second.finished.receipt.usage
+    assert first.finished.receipt.usage.cached_prompt_tokens == 0
+    assert usage.prompt_tokens > 300
+    assert usage.cached_prompt_tokens >= usage.prompt_tokens - 1
+
+
+async def test_prompts_have_as_many_tokens_as_on_llama_server(interpreter: Path) -> None:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(text="Be brief.")])
+    chats = [_chat("Hello \u2603 <|im_end|> there.\n\n  x"), _chat("Why?")]
+    for chat in chats:
+        chat.sampling.max_tokens = 2
+    chats[1].messages.insert(0, message)
+    prompts = [completion_pb2.PromptInput(text=text) for text in ("Once upon a time", " <s>  two")]
+    sampling = sampling_pb2.SamplingParams(max_tokens=2)
+    payloads: list[Payload] = [*chats, completion_pb2.CompletionPayload(prompts=prompts, sampling=sampling)]
+    server = LlamaServerConfig(command=(str(built_llama_server()),), model_path=demo_model_path(), alias="smollm2")
+    counts: list[list[int]] = []
+    for backend in (_backend(interpreter), LlamaServerBackend(server)):
+        await backend.start()
+        try:
+            ends = [(await _text(backend, payload))[1] for payload in payloads]
+        finally:
+            await backend.stop()
+        counts.append([end.finished.receipt.usage.prompt_tokens for end in ends])
+    assert counts[0] == counts[1]
+    assert all(counts[0])

@@ -1,0 +1,68 @@
+"""From a configuration section to what a model's chats are like."""
+
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
+from runner_svc.policy.signals import reason_only
+from weft.host.chat_settings import chat_settings
+from weft.host.runner_sections import RunnerSection
+from weft.kernel.errors import FieldError
+
+TOOLS = [
+    {"type": "python", "name": "word_count", "function": "tools:word_count"},
+    {"type": "mcp_command", "name": "files", "argv": ["files-server"]},
+]
+LEGAL = {"name": "NEEDS_LEGAL", "description": "When a lawyer must look.", "asks_for_decision": True}
+
+
+def _settings(model: dict[str, Any] | None = None, **fields: Any) -> ChatSettings:
+    given = {"name": "m1", "path": "/models/m.gguf", **(model or {})}
+    section = RunnerSection.model_validate({"name": "r1", "models": [given], **fields})
+    return chat_settings(section, section.models[0])
+
+
+def test_a_section_that_says_nothing_gives_the_defaults() -> None:
+    assert _settings() == ChatSettings()
+
+
+def test_everything_that_is_said_arrives() -> None:
+    found = _settings(
+        {"tools": ["word_count", "files.read"], "repetition": "kill", "system_messages": "separate"},
+        tools=TOOLS,
+        signals=[LEGAL],
+        max_tool_iterations=3,
+        max_tool_calls_per_turn=2,
+        time_zone="Europe/Berlin",
+        platform_context="An office.",
+    )
+    assert found.tools == ("word_count", "files.read")
+    assert found.repetition is RepetitionPolicy.KILL
+    assert found.system_messages == "separate"
+    assert (found.max_tool_iterations, found.max_tool_calls_per_turn) == (3, 2)
+    assert found.zone == ZoneInfo("Europe/Berlin")
+    assert found.platform_context == "An office."
+    assert found.signals["NEEDS_LEGAL"].asks_for_decision
+    assert found.signals["NEEDS_LEGAL"].parameters == reason_only()
+    assert "LOW_CONFIDENCE" in found.signals
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "field"),
+    [
+        ({"tools": ["weather"]}, {"tools": TOOLS}, "runners.r1.models.m1.tools[0]"),
+        ({"tools": ["word_count", "files"]}, {"tools": TOOLS}, "runners.r1.models.m1.tools[1]"),
+        ({"tools": ["word_count.x"]}, {"tools": TOOLS}, "runners.r1.models.m1.tools[0]"),
+        ({}, {"time_zone": "Mars/Olympus"}, "runners.r1.time_zone"),
+        ({}, {"time_zone": "../../etc/passwd"}, "runners.r1.time_zone"),
+        ({}, {"time_zone": "Europe"}, "runners.r1.time_zone"),
+        ({}, {"signals": [LEGAL, LEGAL]}, "runners.r1.signals.NEEDS_LEGAL"),
+        ({}, {"signals": [{**LEGAL, "parameters": {"type": "array"}}]}, "runners.r1.signals.NEEDS_LEGAL.parameters"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_field(model: dict[str, Any], fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as raised:
+        _settings(model, **fields)
+    assert raised.value.field == field

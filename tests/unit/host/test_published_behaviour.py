@@ -1,0 +1,135 @@
+"""What an agent of the configuration file asks for, as its runner publishes it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from runner_svc.policy.signals import signal_catalogue
+from runner_svc.report import RunnerReport
+from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
+from weft.api.registry.v1 import agent_pb2
+from weft.host.config import load_config
+from weft.host.home import WeftHome
+from weft.host.published_agents import published_agents
+from weft.host.runner import runner_config
+from weft.host.runner_sections import RunnerSection
+from weft.kernel.errors import FieldError
+from weft.resources.files import read_documents
+from weft.resources.messages import to_declaration
+
+EVERYTHING: dict[str, Any] = {
+    "platform_prompt": True,
+    "tools": ["files.read", "search"],
+    "max_tool_iterations": 0,
+    "signals": ["NEEDS_EXTERNAL_INFO", "MY_OWN_2"],
+    "stop_on_decision_request": False,
+    "repetition": "kill",
+    "parse_text_tool_calls": False,
+}
+
+
+def section(**agent: Any) -> RunnerSection:
+    model = {"name": "m1", "url": "http://box.lan/v1"}
+    agents = [{"name": "plain", "model": "m1"}, {"name": "coder", "model": "m1", **agent}]
+    return RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model], "agents": agents})
+
+
+def only_runner(path: Path) -> RunnerSection:
+    runners = load_config(path).runners
+    assert runners is not None
+    return runners[0]
+
+
+def published(tmp_path: Path, **agent: Any) -> agent_pb2.AgentManifest:
+    config = runner_config(section(**agent), WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
+    plain, coder = RunnerReport(config, "life-1", []).agents()
+    assert not plain.HasField("behaviour")
+    return coder
+
+
+def test_everything_an_agent_asks_for_is_published(tmp_path: Path) -> None:
+    assert published(tmp_path, **EVERYTHING).behaviour == agent_behaviour_pb2.AgentBehaviour(
+        platform_prompt=True,
+        tools=["files.read", "search"],
+        max_tool_iterations=0,
+        signals=["NEEDS_EXTERNAL_INFO", "MY_OWN_2"],
+        stop_on_decision_request=False,
+        repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_KILL,
+        parse_text_tool_calls=False,
+    )
+    assert {
+        field.name.removesuffix("_policy") for field in agent_behaviour_pb2.AgentBehaviour.DESCRIPTOR.fields
+    } == set(EVERYTHING)
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_each_of_it_is_published_by_itself(name: str, tmp_path: Path) -> None:
+    behaviour = published(tmp_path, **{name: EVERYTHING[name]}).behaviour
+    assert [field.name.removesuffix("_policy") for field, _ in behaviour.ListFields()] == [name]
+
+
+def test_what_is_so_anyway_is_not_published(tmp_path: Path) -> None:
+    asking = {"platform_prompt": False, "stop_on_decision_request": True, "parse_text_tool_calls": True, "tools": []}
+    assert not published(tmp_path, **asking).HasField("behaviour")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"signals": ["GOOD", "not good"]}, "signals[1]"),
+        ({"signals": ["A", "A"]}, "signals[1]"),
+        ({"tools": ["search", "search"]}, "tools[1]"),
+    ],
+)
+def test_a_wrong_wish_is_named_when_the_runner_is_set_up(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        published_agents(section(**fields))
+    assert refused.value.field == f"runners.r1.agents[1].{field}"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": ["a/b"]}, {"max_tool_iterations": 65}, {"repetition": "maybe"}, {"signal": ["A"]}]
+)
+def test_what_the_file_may_not_say_is_refused_with_it(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        section(**fields)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("off", "off"), ("'off'", "off"), ("warn", "warn"), ("kill", "kill")])
+def test_off_is_a_word_also_where_yaml_takes_it_for_false(written: str, meant: str, tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text(f"""
+runners:
+  - name: r1
+    runtime: openai_http
+    models: [{{name: m1, url: "http://box.lan/v1", repetition: {written}}}]
+    agents: [{{name: coder, model: m1, repetition: {written}}}]
+""")
+    runner = only_runner(path)
+    assert (runner.models[0].repetition, runner.agents[0].repetition) == (meant, meant)
+    path.write_text(path.read_text().replace(written, "on"))
+    with pytest.raises(FieldError):
+        load_config(path)
+
+
+def test_the_two_examples_of_the_page_are_good_and_mean_the_same(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "agents.md").read_text("utf-8")
+    file, document = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "weft.yaml").write_text(file)
+    runner = only_runner(tmp_path / "weft.yaml")
+    config = runner_config(runner, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
+    (read,) = read_documents(document, "agents.md")
+    (published,) = RunnerReport(config, "life-1", []).agents()
+    assert to_declaration(read.document).agent == published
+
+
+def test_the_page_names_everything_that_can_be_asked_for_and_every_warning() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    rows = re.findall(r"^\| `(\w+)` \|", (docs / "agents.md").read_text("utf-8"), re.MULTILINE)
+    assert set(EVERYTHING) <= set(rows)
+    codes = {name.removeprefix("WARNING_CODE_").lower() for name in warning_pb2.WarningCode.keys()[1:]}
+    assert codes <= set(re.findall(r"^\| `(\w+)` \|", (docs / "http-api.md").read_text("utf-8"), re.MULTILINE))
+    assert set(signal_catalogue()) <= set(rows)

@@ -1,0 +1,200 @@
+"""What stands before a conversation, answers that repeat themselves, and requests that ask for nothing."""
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from chat_stage import (
+    STOP,
+    TOOL_CALLS,
+    Event,
+    ScriptedWork,
+    answer,
+    call,
+    end,
+    events_of,
+    finish_reasons,
+    kinds,
+    message,
+    receipt,
+    request,
+    setup,
+    system_texts,
+    text,
+    thought,
+    user,
+    warnings,
+)
+
+from runner_svc.chat.settings import RepetitionPolicy
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, warning_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+SYSTEM = message(chat_pb2.ROLE_SYSTEM, "Be brief.")
+DEVELOPER = message(chat_pb2.ROLE_DEVELOPER, "Be kind.")
+LOOP = "I will now look at the file again.\n"
+
+
+def _payload(*messages: chat_pb2.ChatMessage, **fields: Any) -> chat_pb2.ChatPayload:
+    return chat_pb2.ChatPayload(messages=[*messages, user()], **fields)
+
+
+def _work() -> ScriptedWork:
+    return ScriptedWork([text("Hi."), *end()])
+
+
+async def test_a_request_that_asks_for_nothing_reaches_the_engine_as_it_is() -> None:
+    payload, work = _payload(SYSTEM), _work()
+    events = await events_of(work, request(payload), setup(repetition=RepetitionPolicy.OFF))
+    assert work.payloads[0] is payload
+    assert answer(events) == "Hi."
+    assert kinds(events) == ["usage", "finished"]
+
+
+async def test_the_platform_prompt_stands_before_the_agents_and_the_callers() -> None:
+    work = _work()
+    asked = request(_payload(SYSTEM, DEVELOPER), agent="clerk", platform_prompt=True)
+    await events_of(work, asked, setup(system_messages="separate", platform_context="An office."))
+    spoken = work.payloads[0].messages
+    assert [part.role for part in spoken] == [1, 1, 2, 3]
+    assert "the agent clerk" in spoken[0].content[0].text
+    assert "An office." in spoken[0].content[0].text
+    assert spoken[1].content[0].text == "Be brief."
+
+
+async def test_several_system_prompts_become_one_with_delimiters() -> None:
+    work = _work()
+    await events_of(work, request(_payload(SYSTEM, DEVELOPER)))
+    assert system_texts(work.payloads[0]) == ["Be brief.\n\n---\n\nBe kind."]
+
+
+async def test_a_system_message_in_mid_conversation_stays_where_it_is() -> None:
+    work = _work()
+    late = message(chat_pb2.ROLE_SYSTEM, "Now in French.")
+    await events_of(work, request(_payload(SYSTEM, DEVELOPER, user("One."), late)))
+    assert [part.role for part in work.payloads[0].messages] == [1, 3, 1, 3]
+
+
+async def test_a_system_message_with_more_than_text_is_not_joined() -> None:
+    work = _work()
+    picture = chat_pb2.ChatMessage(
+        role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x"))]
+    )
+    await events_of(work, request(_payload(SYSTEM, picture)))
+    assert len(work.payloads[0].messages) == 3
+
+
+async def test_the_platform_prompt_is_made_anew_before_each_turn() -> None:
+    clock = FakeClock(utc=datetime(2026, 3, 4, 22, 59, tzinfo=UTC))
+
+    class Slow(ScriptedWork):
+        async def generate(self, payload: Any, call: Any) -> Any:
+            async for frame in super().generate(payload, call):
+                yield frame
+            await clock.advance(60.0)
+
+    work = Slow([*call("search", '{"q": "x"}'), *end(TOOL_CALLS)], [text("Done."), *end()])
+    asked = request(_payload(SYSTEM), platform_prompt=True, tools=["search"], max_tool_iterations=2)
+    await events_of(work, asked, setup(clock=clock, zone=ZoneInfo("Europe/Berlin")))
+    first, second = (system_texts(payload)[0] for payload in work.payloads)
+    assert "2026-03-04 23:59, Europe/Berlin (UTC+01:00)" in first
+    assert "Tool rounds left: 2" in first
+    assert "2026-03-05 00:00, Europe/Berlin" in second
+    assert "Tool rounds left: 1" in second
+    assert first.endswith("\n\n---\n\nBe brief.")
+
+
+async def test_without_a_zone_the_machines_own_is_told() -> None:
+    work = _work()
+    await events_of(work, request(platform_prompt=True))
+    assert "Now: Thursday, 2026-01-01" in system_texts(work.payloads[0])[0]
+
+
+async def test_a_platform_prompt_alone_leaves_several_choices_alone() -> None:
+    work = _work()
+    await events_of(work, request(_payload(choice_count=2), platform_prompt=True))
+    assert work.payloads[0].choice_count == 2
+
+
+async def test_a_loop_is_warned_of_once_and_goes_on() -> None:
+    work = ScriptedWork([*[text(LOOP)] * 200, *end()])
+    events = await events_of(work, request())
+    assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
+    assert [warning.code for warning in receipt(events).warnings] == [warning_pb2.WARNING_CODE_REPETITION]
+    assert "look at the file" in receipt(events).warnings[0].message
+    assert answer(events) == LOOP * 200
+    assert finish_reasons(events) == [STOP]
+
+
+@pytest.mark.parametrize("piece", [text, thought])
+@pytest.mark.parametrize("tools", [(), ("search",)])
+async def test_a_loop_is_killed_where_the_agent_says_so(piece: Any, tools: tuple[str, ...]) -> None:
+    work = ScriptedWork([*[piece(LOOP)] * 200, *end()])
+    asked = request(repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_KILL, tools=tools)
+    with pytest.raises(WeftError, match="look at the file") as raised:
+        await events_of(work, asked)
+    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
+    assert int(raised.value.metadata["count"]) >= 16
+    assert work.closed_early == 1
+
+
+async def test_a_loop_in_the_arguments_of_a_call_is_killed_too() -> None:
+    pieces = [
+        event_pb2.ToolCallDelta(name="search", arguments_text='{"q": "'),
+        event_pb2.ToolCallDelta(arguments_text=LOOP),
+    ]
+    first, again = ([Event(delta=event_pb2.Delta(tool_calls=[piece]))] for piece in pieces)
+    work = ScriptedWork([first, *[again] * 400, *end(TOOL_CALLS)])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(tools=["search"]), setup(repetition=RepetitionPolicy.KILL))
+    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
+
+
+async def test_the_agents_policy_goes_before_the_models() -> None:
+    work = ScriptedWork([*[text(LOOP)] * 200, *end()])
+    asked = request(repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF)
+    assert not warnings(await events_of(work, asked, setup(repetition=RepetitionPolicy.KILL)))
+
+
+async def test_each_choice_is_watched_by_itself() -> None:
+    pieces = [
+        [
+            Event(
+                delta=event_pb2.Delta(index=index, text=LOOP if index else f"Line number {count} is new, it says so.\n")
+            )
+        ]
+        for count in range(200)
+        for index in (0, 1)
+    ]
+    events = await events_of(ScriptedWork([*pieces, *end()]), request(_payload(choice_count=2)))
+    assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
+
+
+async def test_a_completion_is_watched_too() -> None:
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Count.")])
+    work = ScriptedWork([*[text(LOOP)] * 200, *end()])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(payload), setup(repetition=RepetitionPolicy.KILL))
+    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
+
+
+@pytest.mark.parametrize("tools", [(), ("search",)])
+async def test_a_warning_of_the_engine_is_told_once_and_stands_on_the_receipt(tools: tuple[str, ...]) -> None:
+    warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="mirostat", message="no")
+    first = [[Event(warning=warning)]]
+    if tools:
+        work = ScriptedWork([*first, *call("search", '{"q": "x"}'), *end(TOOL_CALLS)], [*first, text("Done."), *end()])
+    else:
+        work = ScriptedWork([*first, text("Hi."), *end()])
+    events = await events_of(work, request(tools=tools))
+    assert warnings(events) == [warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER]
+    assert list(receipt(events).warnings) == [warning]
+
+
+async def test_the_record_holds_what_the_caller_was_sent() -> None:
+    work = ScriptedWork([thought("Hm."), text("Hi."), *end()])
+    await events_of(work, request())
+    assert work.record.output == "Hm.Hi."

@@ -1,0 +1,145 @@
+"""The pure parts of a chat: the platform prompt, signals, and what follows a turn."""
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner_svc.policy.json_extent import JsonExtent
+from runner_svc.policy.prompt import FunctionFacts, PromptFacts, platform_prompt
+from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalDescription, pick_signals, reason_only, signal_catalogue
+from runner_svc.policy.tool_budget import NextStep, ToolBudget, TurnFacts, next_step
+from weft.kernel.errors import FieldError
+
+NOW = datetime(2026, 3, 4, 22, 59, 59, tzinfo=UTC)
+
+
+SEARCH = FunctionFacts(
+    name="search",
+    description="Look it up.\nIn the index.",
+    parameters={
+        "properties": {"q": {"type": "string"}, "n": {"type": ["integer", "null"]}, "x": True},
+        "required": ["q"],
+    },
+)
+SIGNAL = FunctionFacts(name="LOW_CONFIDENCE", description="When unsure.", parameters=reason_only())
+
+
+def _facts(**changes: Any) -> PromptFacts:
+    known = {"now": NOW, "runner": "r1", "model": "m1", "tools": [SEARCH], "iterations_left": 3}
+    return PromptFacts(**{**known, **changes})
+
+
+def test_the_platform_prompt_tells_the_mesh_the_tools_and_how_to_signal() -> None:
+    prompt = platform_prompt(_facts(agent="clerk", context="Two models in one office.", signals=[SIGNAL]))
+    for fact in ("r1", "m1", "agent clerk", "Two models in one office."):
+        assert fact in prompt
+    assert "- search(q: string, n?: integer or null, x?: any): Look it up. In the index.\n" in prompt
+    assert "- LOW_CONFIDENCE(reason: string): When unsure." in prompt
+    assert "Tool rounds left: 3." in prompt
+    assert "<tool_call>" not in prompt
+
+
+def test_the_form_of_a_written_call_is_told_where_it_counts() -> None:
+    assert "<tool_call>" in platform_prompt(_facts(text_calls=True))
+    assert "<tool_call>" in platform_prompt(_facts(tools=(), signals=[SIGNAL], text_calls=True))
+    assert "<tool_call>" not in platform_prompt(_facts(tools=(), text_calls=True))
+
+
+def test_date_time_and_zone_are_those_of_the_zone() -> None:
+    prompt = platform_prompt(_facts(now=NOW.astimezone(ZoneInfo("Europe/Berlin"))))
+    assert "Wednesday, 2026-03-04 23:59, Europe/Berlin (UTC+01:00)" in prompt
+    assert "22:59, UTC (UTC+00:00)" in platform_prompt(_facts())
+
+
+def test_what_changes_from_turn_to_turn_is_at_the_end() -> None:
+    first = platform_prompt(_facts(iterations_left=3))
+    later = platform_prompt(_facts(iterations_left=0, now=NOW.replace(day=5)))
+    common = next(at for at, (one, other) in enumerate(zip(first, later, strict=False)) if one != other)
+    assert first[:common].endswith("Now: ")
+    assert "Tool rounds left: 0. Answer now" in later
+
+
+def test_seconds_do_not_change_the_prompt() -> None:
+    assert platform_prompt(_facts()) == platform_prompt(_facts(now=NOW.replace(second=1)))
+
+
+def test_a_prompt_without_tools_says_nothing_of_rounds() -> None:
+    assert "ounds" not in platform_prompt(_facts(tools=(), iterations_left=0))
+
+
+@pytest.mark.parametrize("parameters", [{}, {"properties": 1, "required": 2}, {"properties": {"q": None}}])
+def test_a_schema_that_makes_no_sense_does_no_harm(parameters: dict[str, Any]) -> None:
+    function = FunctionFacts(name="search", description="x" * 1000, parameters=parameters)
+    lines = platform_prompt(_facts(tools=[function])).splitlines()
+    assert len(next(line for line in lines if line.startswith("- search("))) < 230
+
+
+@pytest.mark.parametrize("signal", BUILT_IN_SIGNALS, ids=lambda signal: signal.name)
+def test_a_built_in_signal_has_a_schema_that_asks_for_something(signal: SignalDescription) -> None:
+    jsonschema.Draft202012Validator.check_schema(dict(signal.parameters))
+    assert not jsonschema.Draft202012Validator(dict(signal.parameters)).is_valid({})
+    assert signal.description
+
+
+def test_only_a_request_for_a_decision_asks_for_one() -> None:
+    assert [signal.name for signal in BUILT_IN_SIGNALS if signal.asks_for_decision] == ["NEEDS_MANAGER_DECISION"]
+
+
+def test_a_configured_signal_stands_beside_the_built_in_ones_and_wins_over_them() -> None:
+    own = SignalDescription(name="POLICY_RISK", description="Ours.", parameters=reason_only(), asks_for_decision=True)
+    catalogue = signal_catalogue([own])
+    assert catalogue["POLICY_RISK"] is own
+    assert len(catalogue) == len(BUILT_IN_SIGNALS)
+
+
+def test_an_unknown_signal_is_refused_with_the_field_and_the_choices() -> None:
+    with pytest.raises(FieldError, match=r"NO_SUCH.*LOW_CONFIDENCE") as raised:
+        pick_signals(signal_catalogue(), ["LOW_CONFIDENCE", "NO_SUCH"], "behaviour.signals")
+    assert raised.value.field == "behaviour.signals"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, NextStep.END),
+        ({"mesh_calls": 1}, NextStep.RUN_TOOLS),
+        ({"mesh_calls": 1, "signals": 1, "has_answer": True}, NextStep.RUN_TOOLS),
+        ({"mesh_calls": 1, "caller_calls": 1}, NextStep.END_WITH_CALLS),
+        ({"caller_calls": 1}, NextStep.END_WITH_CALLS),
+        ({"mesh_calls": 1, "cut": True}, NextStep.END_CUT),
+        ({"signals": 1}, NextStep.GO_ON),
+        ({"signals": 1, "has_answer": True}, NextStep.END_WITH_SIGNALS),
+        ({"signals": 1, "has_gone_on": True}, NextStep.END_WITH_SIGNALS),
+    ],
+)
+def test_what_follows_a_turn(changes: dict[str, Any], expected: NextStep) -> None:
+    nothing: dict[str, Any] = {"cut": False, "mesh_calls": 0, "caller_calls": 0, "signals": 0}
+    facts = TurnFacts(**{**nothing, "has_answer": False, "has_gone_on": False, **changes})
+    assert next_step(facts) is expected
+
+
+def test_a_budget_is_used_up_round_by_round() -> None:
+    budget = ToolBudget(2)
+    assert not budget.spend().exhausted
+    assert budget.spend().spend().exhausted
+    assert ToolBudget(0).exhausted
+
+
+@given(before=st.sampled_from(["", "  "]), data=st.data())
+def test_the_end_of_a_json_value_is_found_in_any_pieces(before: str, data: st.DataObject) -> None:
+    value = before + '{"a": "}\\"]", "b": [1, {"c": "\\\\"}]}'
+    text = value + data.draw(st.sampled_from(["", "}", " more"]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    extent, fed = JsonExtent(), 0
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        found = extent.feed(text[start:end])
+        if found is not None:
+            assert fed + found == len(value)
+            return
+        fed = end
+    raise AssertionError("not found")

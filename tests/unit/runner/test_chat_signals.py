@@ -1,0 +1,162 @@
+"""Control signals: told at once, recorded, and where they ask for a decision, the end of the answer."""
+
+import json
+
+import pytest
+from chat_stage import (
+    LENGTH,
+    STOP,
+    TOOL_CALLS,
+    Event,
+    ScriptedWork,
+    answer,
+    call,
+    end,
+    events_of,
+    finish_reasons,
+    kinds,
+    receipt,
+    request,
+    setup,
+    text,
+    user,
+    warnings,
+)
+
+from runner_svc.chat.json_objects import MAX_SENT_DEPTH, json_object
+from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
+from weft.api.runner.v1 import generation_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+UNSURE = json.dumps({"reason": "old data"})
+DECISION = json.dumps({"question": "Which?", "options": ["a", "b"]})
+SEARCH = '{"q": "x"}'
+
+
+def _signals(events: list[Event]) -> list[str]:
+    return [event.signal.name for event in events if event.HasField("signal")]
+
+
+async def test_a_signal_is_told_with_its_arguments_and_stands_in_record_and_receipt() -> None:
+    work = ScriptedWork([text("Maybe 7."), *call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)])
+    events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    assert kinds(events) == ["signal", "usage", "finished"]
+    raised = next(event.signal for event in events if event.HasField("signal"))
+    assert raised.arguments.fields[0].value.string_value == "old data"
+    assert list(receipt(events).signals) == [raised] == work.record.signals
+    assert finish_reasons(events) == [STOP]
+    assert len(work.payloads) == 1, "a signal has no answer"
+
+
+async def test_a_signal_is_told_as_soon_as_its_arguments_are_there() -> None:
+    work = ScriptedWork([*call("LOW_CONFIDENCE", UNSURE), text("Maybe 7."), *end()])
+    events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    places = [event.WhichOneof("event") for event in events]
+    assert places.index("signal") < places.index("delta")
+
+
+async def test_a_request_for_a_decision_ends_the_answer_and_stops_the_engine() -> None:
+    work = ScriptedWork([text("Well."), *call("NEEDS_MANAGER_DECISION", DECISION), text("And on."), *end()])
+    events = await events_of(work, request(signals=["NEEDS_MANAGER_DECISION"]))
+    assert answer(events) == "Well."
+    assert finish_reasons(events) == [STOP]
+    assert work.closed_early == 1
+    assert [signal.name for signal in receipt(events).signals] == ["NEEDS_MANAGER_DECISION"]
+    assert receipt(events).usage.completion_tokens == 4, "what was seen of the turn counts"
+
+
+async def test_an_agent_can_have_the_answer_go_on() -> None:
+    work = ScriptedWork([*call("NEEDS_MANAGER_DECISION", DECISION), text("And on."), *end()])
+    events = await events_of(work, request(signals=["NEEDS_MANAGER_DECISION"], stop_on_decision_request=False))
+    assert answer(events) == "And on."
+    assert work.closed_early == 0
+
+
+async def test_tools_called_before_a_request_for_a_decision_are_not_run() -> None:
+    pieces = [*call("search", SEARCH), *call("NEEDS_MANAGER_DECISION", DECISION, 1, "call_1")]
+    work = ScriptedWork([*pieces, *end(TOOL_CALLS)])
+    events = await events_of(work, request(tools=["search"], signals=["NEEDS_MANAGER_DECISION"]))
+    assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
+    assert finish_reasons(events) == [STOP]
+
+
+async def test_a_model_that_only_signals_is_asked_once_more_for_its_answer() -> None:
+    work = ScriptedWork([*call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)], [text("Maybe 7."), *end()])
+    events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    assert answer(events) == "Maybe 7."
+    assert work.payloads[1].messages[-1].role == chat_pb2.ROLE_TOOL
+    assert work.payloads[1].messages[-1].content[0].text == "noted"
+
+
+async def test_a_model_that_signals_again_instead_of_answering_has_had_its_say() -> None:
+    turn = [*call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)]
+    work = ScriptedWork(turn, turn)
+    events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    assert finish_reasons(events) == [STOP]
+    assert _signals(events) == ["LOW_CONFIDENCE"] * 2
+
+
+async def test_a_signal_beside_a_tool_is_noted_and_the_tool_is_run() -> None:
+    pieces = [*call("LOW_CONFIDENCE", UNSURE), *call("search", SEARCH, 1, "call_1")]
+    work = ScriptedWork([*pieces, *end(TOOL_CALLS)], [text("Done."), *end()])
+    events = await events_of(work, request(tools=["search"], signals=["LOW_CONFIDENCE"]))
+    assert kinds(events) == ["signal", "tool_call", "tool_result", "usage", "finished"]
+    told = [part.content[0].text for part in work.payloads[1].messages if part.role == chat_pb2.ROLE_TOOL]
+    assert told == ["noted", "found x"]
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{"reason": ""}', '{"reason": "x", "more": 1}', "{reason}"])
+async def test_arguments_that_do_not_fit_end_the_request(arguments: str) -> None:
+    work = ScriptedWork([*call("LOW_CONFIDENCE", arguments), *end(TOOL_CALLS)])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+
+
+async def test_a_signal_that_is_written_as_text_counts() -> None:
+    written = f'<tool_call>{{"name": "NEEDS_MANAGER_DECISION", "arguments": {DECISION}}}</tool_call>'
+    work = ScriptedWork([text("Hm. "), text(written), text("On."), *end()])
+    events = await events_of(work, request(signals=["NEEDS_MANAGER_DECISION"]))
+    assert answer(events) == "Hm. "
+    assert _signals(events) == ["NEEDS_MANAGER_DECISION"]
+
+
+async def test_a_signal_that_the_token_limit_cut_is_no_error() -> None:
+    work = ScriptedWork([text("Hm."), *call("LOW_CONFIDENCE", '{"reas'), *end(LENGTH)])
+    events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    assert finish_reasons(events) == [LENGTH]
+    assert not _signals(events)
+    assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
+
+
+async def test_an_own_signal_of_the_configuration_can_ask_for_a_decision() -> None:
+    own = SignalDescription(name="NEEDS_LEGAL", description="x", parameters=reason_only(), asks_for_decision=True)
+    work = ScriptedWork([*call("NEEDS_LEGAL", UNSURE), text("On."), *end()])
+    chat = setup(signals=signal_catalogue([own]))
+    events = await events_of(work, request(signals=["NEEDS_LEGAL"]), chat)
+    assert _signals(events) == ["NEEDS_LEGAL"]
+    assert work.closed_early == 1
+
+
+async def test_calls_of_the_caller_that_came_before_a_request_for_a_decision_are_the_callers() -> None:
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="mine"))
+    payload = chat_pb2.ChatPayload(messages=[user()], tools=[tool])
+    pieces = [*call("mine"), *call("NEEDS_MANAGER_DECISION", DECISION, 1, "call_1")]
+    events = await events_of(
+        ScriptedWork([*pieces, *end(TOOL_CALLS)]), request(payload, signals=["NEEDS_MANAGER_DECISION"])
+    )
+    assert finish_reasons(events) == [event_pb2.FINISH_REASON_TOOL_CALLS]
+
+
+def test_the_deepest_arguments_that_are_taken_can_be_sent() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(MAX_SENT_DEPTH - 1):
+        deep = {"a": deep}
+    signal = signal_pb2.Signal(name="A", arguments=json_object(deep))
+    finished = event_pb2.Finished(receipt=receipt_pb2.Receipt(signals=[signal]))
+    sent = generation_service_pb2.GenerateResponse(events=[Event(finished=finished)])
+    assert generation_service_pb2.GenerateResponse.FromString(sent.SerializeToString()) == sent
+    with pytest.raises(ValueError, match="nested too deeply"):
+        json_object({"a": deep})

@@ -1,0 +1,451 @@
+"""The tool loop: what the engine is asked, what the caller is told, and what it costs."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chat_stage import (
+    LENGTH,
+    STOP,
+    TOOL_CALLS,
+    Event,
+    ScriptedTools,
+    ScriptedWork,
+    answer,
+    call,
+    end,
+    events_of,
+    finish_reasons,
+    kinds,
+    offered,
+    receipt,
+    request,
+    setup,
+    text,
+    thought,
+    tool_box,
+    user,
+    warnings,
+)
+
+from runner_svc.chat.conversation import converse
+from runner_svc.records import RequestRecords, RequestState
+from runner_svc.tools.box import ToolBox
+from runner_svc.tools.port import ToolDescription, ToolSource
+from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, warning_pb2
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+ASK = '{"q": "x"}'
+
+
+def _with_caller_tool(name: str = "mine", **fields: Any) -> chat_pb2.ChatPayload:
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name=name))
+    return chat_pb2.ChatPayload(messages=[user()], tools=[tool], **fields)
+
+
+def _tool_calls(events: list[Event]) -> list[event_pb2.ToolCallDelta]:
+    return [piece for event in events for piece in event.delta.tool_calls]
+
+
+async def test_a_tool_is_run_and_the_model_answers_with_its_result() -> None:
+    work = ScriptedWork(
+        [thought("hm"), text("Let me see. "), *call("search", ASK), *end(TOOL_CALLS, cached=3)],
+        [text("There it is."), *end(prompt=20, completion=15)],
+    )
+    events = await events_of(work, request(tools=["search"]))
+    assert answer(events) == "Let me see. There it is."
+    assert finish_reasons(events) == [STOP]
+    assert kinds(events) == ["tool_call", "tool_result", "usage", "finished"]
+    assert not _tool_calls(events), "a call of the mesh's own tool reached the caller"
+    result = next(event.tool_result for event in events if event.HasField("tool_result"))
+    assert (result.content, result.failed) == ("found x", False)
+    spoken = work.payloads[1].messages
+    assert [part.role for part in spoken] == [chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL]
+    assert (spoken[1].content[0].text, spoken[1].reasoning) == ("Let me see. ", "hm")
+    assert spoken[1].tool_calls[0].arguments_text == ASK
+    assert spoken[2].tool_call_id == spoken[1].tool_calls[0].id == result.id
+    assert spoken[2].content[0].text == "found x"
+
+
+async def test_costs_add_up_over_the_turns() -> None:
+    work = ScriptedWork(
+        [*call("search", ASK), *end(TOOL_CALLS, prompt=10, completion=5, cached=3)],
+        [text("Done."), *end(prompt=20, completion=15, cached=10)],
+    )
+    found = receipt(await events_of(work, request(tools=["search"])))
+    usage = found.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens) == (30, 20, 13)
+    assert found.gpu_time.ToMilliseconds() == 200
+    assert found.tokens_per_second == pytest.approx(100.0)
+    assert found.tool_run_count == 1
+
+
+async def test_tools_of_the_model_need_no_agent() -> None:
+    work = ScriptedWork([*call("files_read", ASK), *end(TOOL_CALLS)], [text("Done."), *end()])
+    events = await events_of(work, request(), setup(tools=("files.read",)))
+    assert offered(work.payloads[0]) == ["files_read"]
+    assert next(event.tool_call.name for event in events if event.HasField("tool_call")) == "files.read"
+
+
+async def test_the_record_knows_what_goes_on() -> None:
+    seen: list[tuple[RequestState, int | None]] = []
+
+    async def look(_: Mapping[str, Any]) -> str:
+        seen.append((work.record.state, work.record.tool_iterations_left))
+        return "ok"
+
+    work = ScriptedWork([text("One. "), *call("search", ASK), *end(TOOL_CALLS)], [text("Two."), *end()])
+    await events_of(work, request(tools=["search"], max_tool_iterations=3), setup(tool_box(look)))
+    assert seen == [(RequestState.RUNNING_TOOL, 3)]
+    assert work.record.tool_iterations_left == 2
+    assert work.record.output == "One. Two."
+
+
+async def test_several_calls_of_a_turn_run_side_by_side() -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(arguments: Mapping[str, Any]) -> str:
+        await both.wait()
+        return str(arguments["q"])
+
+    work = ScriptedWork(
+        [*call("search", '{"q": "a"}'), *call("search", '{"q": "b"}', 1, "call_1"), *end(TOOL_CALLS)],
+        [text("Done."), *end()],
+    )
+    async with asyncio.timeout(5):
+        events = await events_of(work, request(tools=["search"]), setup(tool_box(meet)))
+    assert kinds(events)[:2] == ["tool_call", "tool_call"]
+    results = [part.content[0].text for part in work.payloads[1].messages if part.role == chat_pb2.ROLE_TOOL]
+    assert results == ["a", "b"]
+
+
+async def test_calls_of_later_turns_get_ids_of_their_own() -> None:
+    work = ScriptedWork(
+        [*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()]
+    )
+    events = await events_of(work, request(tools=["search"]))
+    ids = [event.tool_call.id for event in events if event.HasField("tool_call")]
+    assert len(set(ids)) == 2
+
+
+async def test_a_budget_that_is_used_up_takes_the_tools_away_and_says_so() -> None:
+    work = ScriptedWork(
+        [*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()]
+    )
+    events = await events_of(work, request(tools=["search"], max_tool_iterations=2))
+    assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED]
+    assert receipt(events).warnings[0].code == warning_pb2.WARNING_CODE_TOOL_BUDGET_EXHAUSTED
+    assert work.payloads[1].tool_choice.mode == chat_pb2.ToolChoice.MODE_UNSPECIFIED
+    assert work.payloads[2].tool_choice.mode == chat_pb2.ToolChoice.MODE_NONE
+    assert work.record.tool_iterations_left == 0
+
+
+async def test_the_callers_tools_stay_when_the_budget_is_used_up() -> None:
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()])
+    await events_of(work, request(_with_caller_tool(), tools=["search"], max_tool_iterations=1))
+    assert offered(work.payloads[0]) == ["mine", "search"]
+    assert offered(work.payloads[1]) == ["mine"]
+    assert not work.payloads[1].HasField("tool_choice")
+
+
+async def test_a_call_beyond_the_budget_is_an_error() -> None:
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [*call("search", ASK), *end(TOOL_CALLS)])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(tools=["search"], max_tool_iterations=1))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+
+
+async def test_a_budget_of_none_offers_no_tools() -> None:
+    work = ScriptedWork([text("Hi."), *end()])
+    await events_of(work, request(tools=["search"], max_tool_iterations=0))
+    assert offered(work.payloads[0]) == []
+
+
+@pytest.mark.parametrize("arguments", ["{q: 1}", "[1]", "{}", '{"q": 1}', '{"q": "x"'])
+async def test_a_malformed_call_ends_the_request_before_any_tool_runs(arguments: str) -> None:
+    ran: list[object] = []
+
+    async def note(given: Mapping[str, Any]) -> str:
+        ran.append(given)
+        return ""
+
+    work = ScriptedWork([*call("search", ASK), *call("search", arguments, 1, "call_1"), *end(TOOL_CALLS)])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(tools=["search"]), setup(tool_box(note)))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+    assert not ran
+
+
+async def test_a_call_of_an_unknown_function_is_an_error_where_the_caller_has_none() -> None:
+    work = ScriptedWork([*call("nothing"), *end(TOOL_CALLS)])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(tools=["search"]))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+    assert work.closed_early == 1
+
+
+async def test_too_many_calls_in_one_turn_are_an_error_at_once() -> None:
+    calls = [piece for index in range(3) for piece in call("search", ASK, index, f"call_{index}")]
+    work = ScriptedWork([*calls, *end(TOOL_CALLS)])
+    with pytest.raises(WeftError, match="more than 2 calls") as raised:
+        await events_of(work, request(tools=["search"]), setup(max_tool_calls_per_turn=2))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+
+
+async def test_a_tool_that_fails_is_told_to_the_model_and_the_chat_goes_on() -> None:
+    async def fail(_: Mapping[str, Any]) -> str:
+        raise RuntimeError("no disk")
+
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Sorry."), *end()])
+    events = await events_of(work, request(tools=["search"]), setup(tool_box(fail)))
+    assert next(event.tool_result.failed for event in events if event.HasField("tool_result"))
+    assert "no disk" in work.payloads[1].messages[-1].content[0].text
+
+
+async def test_output_that_was_cut_is_told_to_the_model_and_to_the_caller() -> None:
+    async def flood(_: Mapping[str, Any]) -> str:
+        return "x" * 5000
+
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Long."), *end()])
+    box = tool_box(flood, max_output_bytes=300)
+    events = await events_of(work, request(tools=["search"]), setup(box))
+    assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_OUTPUT_CUT]
+    assert "[cut: 4700 bytes more]" in work.payloads[1].messages[-1].content[0].text
+
+
+async def test_the_event_of_a_long_result_is_bounded_and_says_so() -> None:
+    async def flood(_: Mapping[str, Any]) -> str:
+        return "x" * 200_000
+
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Long."), *end()])
+    events = await events_of(work, request(tools=["search"]), setup(tool_box(flood, max_output_bytes=1_000_000)))
+    told = next(event.tool_result.content for event in events if event.HasField("tool_result"))
+    assert len(told) < 70_000
+    assert told.endswith("[cut: the model was told 200000 characters]")
+    assert len(work.payloads[1].messages[-1].content[0].text) == 200_000
+
+
+async def test_a_call_of_the_callers_tool_goes_to_the_caller_as_it_comes() -> None:
+    work = ScriptedWork([*call("mine", '{"a": 1}'), *end(TOOL_CALLS)])
+    events = await events_of(work, request(_with_caller_tool(), tools=["search"]))
+    pieces = _tool_calls(events)
+    assert (pieces[0].name, pieces[0].id) == ("mine", "call_0")
+    assert len(pieces) == 3
+    assert "".join(piece.arguments_text for piece in pieces) == '{"a": 1}'
+    assert finish_reasons(events) == [TOOL_CALLS]
+
+
+async def test_in_a_mixed_turn_only_the_caller_gets_calls_and_is_told_what_was_not_run() -> None:
+    work = ScriptedWork([*call("search", ASK), *call("mine", "{}", 1, "call_1"), *end(TOOL_CALLS)])
+    events = await events_of(work, request(_with_caller_tool(), tools=["search"]))
+    assert {(piece.index, piece.name) for piece in _tool_calls(events) if piece.name} == {(0, "mine")}
+    assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
+    assert finish_reasons(events) == [TOOL_CALLS]
+    assert receipt(events).tool_run_count == 0
+
+
+async def test_a_turn_that_the_token_limit_cut_runs_nothing() -> None:
+    work = ScriptedWork([*call("search", '{"q": '), *end(LENGTH)])
+    events = await events_of(work, request(tools=["search"]))
+    assert finish_reasons(events) == [LENGTH]
+    assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
+
+
+async def test_the_callers_token_limit_holds_for_all_turns_together() -> None:
+    payload = chat_pb2.ChatPayload(messages=[user()], sampling=sampling_pb2.SamplingParams(max_tokens=12))
+    work = ScriptedWork(
+        [*call("search", ASK), *end(TOOL_CALLS, completion=5)], [*call("search", ASK), *end(TOOL_CALLS, completion=7)]
+    )
+    events = await events_of(work, request(payload, tools=["search"]))
+    assert [asked.sampling.max_tokens for asked in work.payloads] == [12, 7]
+    assert finish_reasons(events) == [LENGTH]
+    assert receipt(events).tool_run_count == 1
+
+
+async def test_a_call_that_is_written_as_text_is_run_and_not_shown() -> None:
+    written = f'<tool_call>{{"name": "search", "arguments": {ASK}}}</tool_call>'
+    pieces = [text(written[at : at + 7]) for at in range(0, len(written), 7)]
+    work = ScriptedWork([text("So: "), *pieces, *end()], [text("Done."), *end()])
+    events = await events_of(work, request(tools=["search"]))
+    assert answer(events) == "So: Done."
+    assert receipt(events).tool_run_count == 1
+    said = work.payloads[1].messages[1]
+    assert (said.content[0].text, said.tool_calls[0].name) == ("So: ", "search")
+    assert json.loads(said.tool_calls[0].arguments_text) == {"q": "x"}
+
+
+async def test_a_written_call_of_the_callers_tool_goes_to_the_caller() -> None:
+    work = ScriptedWork([text('<tool_call>{"name": "mine", "arguments": {}}</tool_call>'), *end()])
+    events = await events_of(work, request(_with_caller_tool(), tools=["search"]))
+    assert [(piece.name, piece.arguments_text) for piece in _tool_calls(events)] == [("mine", "{}")]
+    assert finish_reasons(events) == [TOOL_CALLS]
+
+
+async def test_written_calls_are_text_where_the_agent_says_so() -> None:
+    written = f'<tool_call>{{"name": "search", "arguments": {ASK}}}</tool_call>'
+    work = ScriptedWork([text(written), *end()])
+    events = await events_of(work, request(tools=["search"], parse_text_tool_calls=False))
+    assert answer(events) == written
+
+
+async def test_logprobs_of_a_written_call_are_not_the_answers() -> None:
+    def token(piece: str) -> list[Event]:
+        logprob = event_pb2.TokenLogprob(token=piece)
+        return [Event(delta=event_pb2.Delta(text=piece, logprobs=[logprob]))]
+
+    work = ScriptedWork(
+        [token("Hi <"), token('tool_call>{"name": "search", '), token(f'"arguments": {ASK}}}</tool_call>'), *end()],
+        [token("Done."), *end()],
+    )
+    events = await events_of(work, request(tools=["search"]))
+    assert answer(events) == "Hi Done."
+    assert [entry.token for event in events for entry in event.delta.logprobs] == ["Done."]
+
+
+async def test_a_tool_that_is_not_there_is_found_out_before_anything_is_generated() -> None:
+    work = ScriptedWork()
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(tools=["weather"]))
+    assert raised.value.reason is Reason.TOOL_UNAVAILABLE
+    assert not work.payloads
+
+
+@pytest.mark.parametrize(
+    ("payload", "behaviour", "field"),
+    [
+        (_with_caller_tool("search"), {"tools": ["search"]}, "tools[0].function.name"),
+        (_with_caller_tool("LOW_CONFIDENCE"), {"signals": ["LOW_CONFIDENCE"]}, "tools[0].function.name"),
+        (chat_pb2.ChatPayload(messages=[user()], choice_count=2), {"tools": ["search"]}, "choice_count"),
+        (None, {"signals": ["NO_SUCH"]}, "behaviour.signals"),
+        (None, {"max_tool_iterations": 65}, "behaviour.max_tool_iterations"),
+    ],
+)
+async def test_what_cannot_be_is_refused_with_its_field(
+    payload: chat_pb2.ChatPayload | None, behaviour: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(FieldError) as raised:
+        await events_of(ScriptedWork(), request(payload, **behaviour))
+    assert raised.value.field == field
+
+
+async def test_a_caller_who_wants_no_calls_gets_none_of_the_meshs_either() -> None:
+    choice = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_NONE)
+    work = ScriptedWork([text("Hi."), *end()])
+    await events_of(work, request(_with_caller_tool(tool_choice=choice), tools=["search"], signals=["LOW_CONFIDENCE"]))
+    assert offered(work.payloads[0]) == ["mine"]
+
+
+async def test_a_call_that_had_to_be_made_need_not_be_made_again() -> None:
+    choice = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
+    payload = chat_pb2.ChatPayload(messages=[user()], tool_choice=choice)
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)], [text("Done."), *end()])
+    await events_of(work, request(payload, tools=["search"]))
+    modes = [asked.tool_choice.mode for asked in work.payloads]
+    assert modes == [chat_pb2.ToolChoice.MODE_REQUIRED, chat_pb2.ToolChoice.MODE_AUTO]
+
+
+async def test_leaving_while_a_tool_runs_cancels_the_tool() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: Mapping[str, Any]) -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return ""
+
+    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)])
+    reading = asyncio.create_task(events_of(work, request(tools=["search"]), setup(tool_box(hang))))
+    await started.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert cancelled.is_set()
+
+
+async def test_a_verdict_from_outside_ends_a_tool_that_runs() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: Mapping[str, Any]) -> str:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return ""
+
+    records = RequestRecords("m", FakeClock())
+
+    async def ask() -> None:
+        with records.keep("req-1") as record:
+            work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)])
+            work.record = record
+            await events_of(work, request(tools=["search"]), setup(tool_box(hang)))
+
+    asking = asyncio.create_task(ask())
+    await started.wait()
+    records.fail_all(WeftError(Reason.WORKER_RESTARTED, "restarted"))
+    with pytest.raises(WeftError, match="restarted"):
+        await asking
+    assert cancelled.is_set()
+
+
+async def test_the_first_content_comes_alone_even_where_text_was_held_back() -> None:
+    late = [Event(delta=event_pb2.Delta(text=piece)) for piece in ("ox", " and", " on")]
+    work = ScriptedWork([text("<tool"), text("b"), late, *end()])
+    frames = [frame async for frame in converse(work, request(tools=["search"]), setup())]
+    assert [[event.delta.text for event in frame] for frame in frames[:2]] == [["<toolb"], ["ox", " and", " on"]]
+    work = ScriptedWork([text("<tool"), late, *end()])
+    frames = [frame async for frame in converse(work, request(tools=["search"]), setup())]
+    assert [[event.delta.text for event in frame] for frame in frames[:2]] == [["<toolox"], [" and", " on"]]
+
+
+async def test_arguments_that_no_event_can_carry_are_an_error() -> None:
+    deep = '{"q": "x", "more": ' + "[" * 40 + "]" * 40 + "}"
+    with pytest.raises(WeftError, match="nested too deeply") as raised:
+        await events_of(ScriptedWork([*call("search", deep), *end(TOOL_CALLS)]), request(tools=["search"]))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+
+
+async def test_a_caller_who_closes_the_answer_in_mid_turn_closes_the_engines_stream() -> None:
+    work = ScriptedWork([text("a"), text("b"), text("c"), *end()])
+    frames = converse(work, request(tools=["search"]), setup())
+    await anext(frames)
+    await frames.aclose()
+    assert work.closed_early == 1
+
+
+def _remote_box() -> ToolBox:
+    description = ToolDescription(name="web", description="Looks it up.", parameters={"type": "object"})
+    return ToolBox([ToolSource(name="web", runner=ScriptedTools(_nothing_found, description), remote=True)])
+
+
+async def _nothing_found(_: Mapping[str, Any]) -> str:
+    return "nothing"
+
+
+async def test_a_tool_that_leaves_the_premises_is_refused_to_a_request_that_may_not() -> None:
+    work = ScriptedWork()
+    with pytest.raises(WeftError, match="the tool web sends bytes off the premises") as refused:
+        await events_of(work, request(tools=["web"]), setup(_remote_box()))
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+    assert work.payloads == [], "nothing was generated"
+
+
+async def test_a_call_that_left_the_premises_is_said_and_on_the_record() -> None:
+    work = ScriptedWork([*call("web", ASK), *end(TOOL_CALLS)], [text("done"), *end()])
+    events = await events_of(work, replace(request(tools=["web"]), allow_remote=True), setup(_remote_box()))
+    assert [event.tool_call.remote for event in events if event.HasField("tool_call")] == [True]
+    assert work.record.left_premises
+
+
+async def test_a_tool_that_was_not_called_has_sent_nothing() -> None:
+    work = ScriptedWork([text("no need"), *end()])
+    await events_of(work, replace(request(tools=["web"]), allow_remote=True), setup(_remote_box()))
+    assert not work.record.left_premises

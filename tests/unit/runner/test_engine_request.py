@@ -1,0 +1,134 @@
+"""What the template is given for a conversation, and what becomes of the engine's answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.llama_cpp_python_request import AnswerReader, PreparedRequest, prepare
+from runner_svc.engines.messages import Answer, Done, PromptProgress, Token
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.templates.model_templates import ModelTemplates
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
+from weft.dispatch.frames import GenerationPayload
+from weft.kernel.errors import FieldError
+
+TEMPLATES = ModelTemplates(usual="usual", tool_use="tools", bos_token="<s>", eos_token="</s>")
+PROFILE = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON)
+
+
+class Renderer:
+    """Renders nothing and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.template = ""
+        self.variables: Mapping[str, Any] = {}
+
+    async def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        self.template, self.variables = template, variables
+        return "prompt"
+
+
+async def _prepared(
+    payload: GenerationPayload, profile: ParameterProfile = PROFILE
+) -> tuple[PreparedRequest, Renderer]:
+    renderer = Renderer()
+    return await prepare(payload, TEMPLATES, profile, renderer.render), renderer
+
+
+def _message(role: "chat_pb2.Role.ValueType", *texts: str, **fields: Any) -> chat_pb2.ChatMessage:
+    return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text) for text in texts], **fields)
+
+
+def _call(arguments: str) -> chat_pb2.ToolCallRecord:
+    return chat_pb2.ToolCallRecord(id="c1", name="f", arguments_text=arguments)
+
+
+async def test_a_conversation_reaches_the_template_as_templates_expect_it() -> None:
+    payload = chat_pb2.ChatPayload(
+        messages=[
+            _message(chat_pb2.ROLE_DEVELOPER, "Be brief."),
+            _message(chat_pb2.ROLE_USER, "one", "two"),
+            _message(chat_pb2.ROLE_ASSISTANT, tool_calls=[_call('{"a": 1}'), _call("{broken"), _call("[1]")]),
+            _message(chat_pb2.ROLE_TOOL, "result", tool_call_id="c1"),
+        ],
+        tools=[chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))],
+    )
+    prepared, renderer = await _prepared(payload)
+    system, user, assistant, tool = renderer.variables["messages"]
+    assert system == {"role": "system", "content": "Be brief."}
+    assert user["content"] == "one\ntwo"
+    assert assistant["content"] == "", "a template adds texts together, and none is not a text"
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [{"a": 1}, "{broken", "[1]"]
+    assert tool["tool_call_id"] == "c1"
+    assert renderer.template == "tools"
+    assert renderer.variables["tools"][0]["function"]["name"] == "f"
+    assert renderer.variables["add_generation_prompt"] is True
+    assert (renderer.variables["bos_token"], renderer.variables["eos_token"]) == ("<s>", "</s>")
+    assert "enable_thinking" not in renderer.variables
+    assert prepared.request.prompts == ["prompt"]
+    assert prepared.request.has_template
+    assert prepared.request.stop == ["</s>"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "given"), [(None, None, None), (None, True, True), (False, True, False), (True, None, True)]
+)
+async def test_thinking_is_an_argument_of_the_template(
+    asked: bool | None, default: bool | None, given: bool | None
+) -> None:
+    payload = chat_pb2.ChatPayload(messages=[_message(chat_pb2.ROLE_USER, "hi")], thinking=asked)
+    _, renderer = await _prepared(payload, ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON, thinking=default))
+    assert renderer.variables.get("enable_thinking") is given
+    assert renderer.template == "usual"
+
+
+async def test_sampling_goes_by_the_library_s_names_and_leaves_out_what_was_not_said() -> None:
+    payload = chat_pb2.ChatPayload(
+        messages=[_message(chat_pb2.ROLE_USER, "hi")],
+        sampling=sampling_pb2.SamplingParams(temperature=0, top_p=0.5, max_tokens=7, seed=3, stop=["x"]),
+        choice_count=2,
+    )
+    request = (await _prepared(payload))[0].request
+    assert request.sampling == {"temp": 0, "top_p": 0.5}
+    assert (request.max_tokens, request.seed, request.stop, request.choice_count) == (7, 3, ["x", "</s>"], 2)
+
+
+async def test_a_completion_has_its_prompts_as_they_are_and_no_stop_of_ours() -> None:
+    ids = completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[5, 6]))
+    text = completion_pb2.PromptInput(text="once")
+    for prompts, expected in (([text], ["once"]), ([ids], [[5, 6]]), ([text, ids], ["once", [5, 6]])):
+        request = (await _prepared(completion_pb2.CompletionPayload(prompts=prompts)))[0].request
+        assert request.prompts == expected
+        assert not request.has_template
+        assert request.stop == []
+
+
+async def test_a_grammar_and_a_response_format_exclude_each_other() -> None:
+    payload = chat_pb2.ChatPayload(
+        messages=[_message(chat_pb2.ROLE_USER, "hi")], response_format=chat_pb2.ResponseFormat(json_object=True)
+    )
+    assert (await _prepared(payload))[0].request.json_object
+    payload.extra_parameters.fields.add(name="grammar").value.string_value = 'root ::= "a"'
+    with pytest.raises(FieldError) as refused:
+        await _prepared(payload)
+    assert refused.value.field == "grammar"
+
+
+def test_the_first_content_is_alone_and_the_rest_comes_together() -> None:
+    reader = AnswerReader()
+    progress = PromptProgress(1, 10, 5, 2)
+    answers: list[Answer] = [progress, Token(1, 0), Token(1, 0, "a"), Token(1, 0, "b"), Token(1, 0, "", "length")]
+    first, content, rest = reader.read(answers)
+    assert first[0].progress.processed_tokens == 5
+    assert [event.delta.text for event in content] == ["a"]
+    assert [(event.delta.text, event.delta.finish_reason) for event in rest] == [
+        ("b", event_pb2.FINISH_REASON_UNSPECIFIED),
+        ("", event_pb2.FINISH_REASON_LENGTH),
+    ]
+    (last,) = reader.read([Done(id=1, prompt_tokens=10, completion_tokens=4, decode_seconds=2.0, prompt_seconds=1.0)])
+    receipt = last[-1].finished.receipt
+    assert (receipt.usage.prompt_tokens, receipt.usage.completion_tokens) == (10, 4)
+    assert receipt.tokens_per_second == 2.0
+    assert receipt.gpu_time.ToSeconds() == 3
+    assert reader.read([Token(1, 0)]) == []

@@ -1,0 +1,65 @@
+"""A configuration section becomes a model on llama-cpp-python, or is refused by the name of its field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend
+from runner_svc.backends.llama_server import LlamaServerConfig
+from runner_svc.config import ServedModel
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import served_model
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Operation
+
+WHERE = "runners.r.models.m"
+
+
+def _served(runtime: str, **model: Any) -> ServedModel:
+    section = RunnerSection.model_validate(
+        {"name": "r", "runtime": runtime, "command": ["server"], "models": [{"name": "m", **model}]}
+    )
+    return served_model(section, section.models[0], 1.0)
+
+
+def test_a_model_on_llama_cpp_python_has_one_slot_and_a_backend_that_says_what_it_can_do() -> None:
+    served = _served("llama_cpp_python", path="model.gguf", embeddings=False)
+    assert served.slots == 1
+    assert served.operations == {Operation.CHAT, Operation.COMPLETION}
+    assert isinstance(served.make_backend(), LlamaCppPythonBackend)
+    assert _served("llama_cpp_python", path="model.gguf", slots=1).operations == frozenset(Operation)
+
+
+def test_more_slots_than_one_are_refused_on_llama_cpp_python() -> None:
+    with pytest.raises(FieldError) as refused:
+        _served("llama_cpp_python", path="model.gguf", slots=2)
+    assert refused.value.field == f"{WHERE}.slots"
+
+
+@pytest.mark.parametrize("runtime", ["llama_cpp_python", "llama_server"])
+def test_a_chat_template_has_to_be_a_file(runtime: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    with pytest.raises(FieldError) as refused:
+        _served(runtime, path="model.gguf", chat_template_path=str(template))
+    assert refused.value.field == f"{WHERE}.chat_template_path"
+    template.write_text("{{ messages }}")
+    assert _served(runtime, path="model.gguf", chat_template_path=str(template))
+
+
+def test_a_server_that_runs_already_is_given_no_template(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("x")
+    with pytest.raises(FieldError) as refused:
+        _served("openai_http", url="http://127.0.0.1:1/v1", chat_template_path=str(template))
+    assert refused.value.field == f"{WHERE}.chat_template_path"
+
+
+def test_the_template_is_a_flag_of_llama_server() -> None:
+    config = LlamaServerConfig(
+        command=("llama-server",), model_path=Path("m.gguf"), alias="m", chat_template_path=Path("t.jinja")
+    )
+    arguments = config.arguments()
+    assert arguments[arguments.index("--chat-template-file") + 1] == "t.jinja"
+    without = LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m")
+    assert "--chat-template-file" not in without.arguments()

@@ -1,0 +1,133 @@
+"""GPU time from a stand-in for NVIDIA's library: added up, and unknown wherever that library is of no help."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from runner_svc.gpu_time import HANG_SECONDS, GpuTime
+
+SECOND = 1_000_000
+
+
+@dataclass(frozen=True)
+class Sample:
+    pid: int
+    timeStamp: int  # noqa: N815 - NVML's name
+    smUtil: int  # noqa: N815 - NVML's name
+
+
+class StandIn:
+    """The part of the `pynvml` module that is used."""
+
+    NVML_ERROR_NOT_FOUND = 6
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            super().__init__(value)
+            self.value = value
+
+    def __init__(self, gpus: int = 1) -> None:
+        self.samples: dict[int, list[Sample]] = {number: [] for number in range(gpus)}
+        self.error: Exception | None = None
+        self.hang: threading.Event | None = None
+        self.asked_since: list[int] = []
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - NVML's name
+        if self.hang is not None:
+            self.hang.wait(10.0)
+        return len(self.samples)
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:  # noqa: N802 - NVML's name
+        return number
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[Sample]:  # noqa: N802 - NVML's name
+        self.asked_since.append(since)
+        if self.error is not None:
+            raise self.error
+        found = [sample for sample in self.samples[handle] if sample.timeStamp > since]
+        if not found:
+            raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
+        return found
+
+
+def _settled(gpu: GpuTime, *process_ids: int) -> float | None:
+    """The figure after a reading that was asked for now."""
+    gpu.seconds(process_ids)
+    _wait_for(lambda: gpu._reader is None or not gpu._reader.is_alive())
+    return gpu._seconds
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_use_is_added_up_over_processes_and_gpus() -> None:
+    nvml = StandIn(gpus=2)
+    gpu = GpuTime(lambda: nvml)
+    nvml.samples = {0: [Sample(1, 10 * SECOND, 100)], 1: [Sample(9, 10 * SECOND, 100)]}
+    assert _settled(gpu, 1, 2) == 0.0, "the first samples only tell NVML's time"
+    nvml.samples[0] += [Sample(1, 11 * SECOND, 50), Sample(3, 11 * SECOND, 100), Sample(1, 12 * SECOND, 100)]
+    nvml.samples[1] += [Sample(2, 12 * SECOND, 25)]
+    assert _settled(gpu, 1, 2) == pytest.approx(0.5 + 1.0 + 2 * 0.25)
+    assert _settled(gpu, 1, 2) == pytest.approx(2.0), "nothing new, nothing added"
+
+
+def test_a_gpu_that_nobody_uses_is_zero_and_its_first_sample_is_no_lifetime_of_use() -> None:
+    nvml = StandIn()
+    gpu = GpuTime(lambda: nvml)
+    assert _settled(gpu, 1) == 0.0
+    nvml.samples[0] = [Sample(1, 1_700_000_000 * SECOND, 100)]
+    assert _settled(gpu, 1) == 0.0
+
+
+@pytest.mark.parametrize("error", [OSError("no libnvidia-ml"), ImportError("no pynvml"), RuntimeError("no driver")])
+def test_no_gpu_is_unknown_and_not_asked_again(error: Exception) -> None:
+    tries = 0
+
+    def load() -> Any:
+        nonlocal tries
+        tries += 1
+        raise error
+
+    gpu = GpuTime(load)
+    assert [_settled(gpu, 1) for _ in range(3)] == [None] * 3
+    assert tries == 1
+
+
+def test_an_error_is_unknown_for_as_long_as_it_lasts() -> None:
+    nvml = StandIn()
+    gpu = GpuTime(lambda: nvml)
+    nvml.error = StandIn.NVMLError(999)
+    assert _settled(gpu, 1) is None
+    nvml.error = None
+    assert _settled(gpu, 1) == 0.0
+
+
+def test_a_library_that_hangs_blocks_nobody_and_is_asked_by_one_thread_only() -> None:
+    now = 100.0
+    nvml = StandIn()
+    gpu = GpuTime(lambda: nvml, lambda: now)
+    assert _settled(gpu, 1) == 0.0
+    nvml.hang = threading.Event()
+    threads = threading.active_count()
+    assert gpu.seconds([1]) == 0.0
+    for _ in range(10):
+        assert gpu.seconds([1]) == 0.0, "what was known stays known for a moment"
+    assert threading.active_count() == threads + 1
+    now += HANG_SECONDS
+    assert gpu.seconds([1]) is None
+    nvml.hang.set()
+    _wait_for(lambda: threading.active_count() == threads)
+    assert gpu.seconds([1]) == 0.0, "known again"
+
+
+def test_this_machines_own_library_gives_a_figure_or_none() -> None:
+    assert (_settled(GpuTime(), os.getpid()) or 0.0) >= 0.0

@@ -1,0 +1,287 @@
+"""A fault ends what runs with its own reason and restarts the backend, stepped on a fake clock."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from instance_stage import Stage
+
+from runner_svc.hibernation import HibernationSettings
+from runner_svc.life import MAX_CRASH_BYTES
+from runner_svc.policy.out_of_memory import ADVICE
+from runner_svc.policy.phase import Phase
+from runner_svc.records import RequestRecords, RequestState
+from runner_svc.restart_log import MAX_RESTARTS, RestartLog
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+REFUSED = WeftError(Reason.CONNECT_FAILED, "connection refused")
+NO_MEMORY = WeftError(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB")
+
+
+@asynccontextmanager
+async def _serving(hibernation: HibernationSettings | None = None, **limits: Any) -> AsyncIterator[Stage]:
+    stage = Stage(hibernation, **limits)
+    stage.backend.loaded.set()
+    await stage.instance.start()
+    await stage.settle()
+    try:
+        yield stage
+    finally:
+        await stage.instance.stop()
+
+
+def _reason(error: WeftError | None) -> Reason:
+    assert error is not None
+    return error.reason
+
+
+async def _wake_error(stage: Stage) -> WeftError:
+    with pytest.raises(WeftError) as failed:
+        await stage.instance.wake()
+    return failed.value
+
+
+@pytest.mark.parametrize("reason", [Reason.SERVER_DIED, Reason.OUT_OF_MEMORY])
+async def test_a_death_ends_every_request_with_its_reason_before_the_rest_is_cleared_away(reason: Reason) -> None:
+    async with _serving() as stage:
+        requests = [await stage.request(name) for name in ("r1", "r2")]
+        stage.backend.death_reason = reason
+        stage.backend.deaths.put_nowait("signal SIGKILL")
+        errors = await asyncio.gather(*requests)
+        assert [_reason(error) for error in errors] == [reason] * 2
+        assert "signal SIGKILL" in str(errors[0])
+        await stage.settle()
+        assert not stage.instance.slots.holders
+        assert (stage.instance.phase, stage.backend.starts, stage.backend.stops) == (Phase.READY, 2, 1)
+        assert [record.reason for record in stage.instance.records.all] == [reason] * 2
+
+
+@pytest.mark.parametrize("reason", [Reason.CONNECT_FAILED, Reason.HEADERS_TIMEOUT])
+async def test_a_backend_that_cannot_be_reached_is_restarted_and_the_others_are_told(reason: Reason) -> None:
+    async with _serving() as stage:
+        first, other = await stage.request("r1"), await stage.request("r2")
+        stage.backend.failures.put_nowait(WeftError(reason, "no answer"))
+        assert [_reason(await first), _reason(await other)] == [reason, Reason.WORKER_RESTARTED]
+        await stage.settle()
+        assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
+        assert stage.instance.restarts[0].reason is reason
+
+
+async def test_a_failure_of_a_request_that_says_nothing_about_the_backend_restarts_nothing() -> None:
+    async with _serving() as stage:
+        other = await stage.request("r2")
+        request = await stage.request("r1")
+        stage.backend.failures.put_nowait(WeftError(Reason.BACKEND_ERROR, "status 500"))
+        stage.backend.failures.put_nowait(WeftError(Reason.BACKEND_ERROR, "status 500"))
+        assert [_reason(await request), _reason(await other)] == [Reason.BACKEND_ERROR] * 2
+        await stage.settle()
+        assert stage.instance.restart_count == 0
+
+
+async def test_what_a_request_of_an_earlier_start_meets_is_no_fault_of_the_present_one() -> None:
+    async with _serving() as stage:
+        stage.instance._life.note_failure(REFUSED, start=0)
+        await stage.settle()
+        assert stage.instance.restart_count == 0
+        stage.instance._life.note_failure(REFUSED, start=1)
+        await stage.settle()
+        assert stage.instance.restart_count == 1
+
+
+async def test_a_verdict_wins_over_what_the_broken_connection_says() -> None:
+    async with _serving() as stage:
+        stage.backend.error_when_cancelled = REFUSED
+        request = await stage.request()
+        (record,) = stage.instance.records.running
+        record.fail(WeftError(Reason.STALL_TIMEOUT, "no token for 120 s"))
+        record.fail(WeftError(Reason.WORKER_RESTARTED, "too late to say so"))
+        assert _reason(await request) is Reason.STALL_TIMEOUT
+        assert (record.state, record.reason) == (RequestState.FAILED, Reason.STALL_TIMEOUT)
+        await stage.settle()
+        assert stage.instance.restart_count == 0, "the broken connection was taken for a fault"
+
+
+async def test_a_verdict_wins_wherever_the_request_is_when_it_meets_the_broken_connection() -> None:
+    records = RequestRecords("m", FakeClock())
+
+    async def work() -> None:
+        with records.keep("r"):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise REFUSED from None
+
+    request = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    records.fail_all(WeftError(Reason.SERVER_DIED, "signal SIGKILL"))
+    with pytest.raises(WeftError) as ended:
+        await request
+    assert ended.value.reason is Reason.SERVER_DIED
+    found = records.find("r")
+    assert found is not None
+    assert found.reason is Reason.SERVER_DIED
+
+
+async def test_a_stalled_backend_is_restarted_and_only_the_stalled_request_is_told_so() -> None:
+    async with _serving() as stage:
+        stalled = await stage.request("r1")
+        await stage.clock.advance(121.0)
+        await stage.settle()
+        assert _reason(await stalled) is Reason.STALL_TIMEOUT
+        await stage.clock.advance(2.0)
+        await stage.settle()
+        assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 1)
+        assert stage.instance.restarts[0].reason is Reason.STALL_TIMEOUT
+
+
+async def test_an_attached_server_that_cannot_be_reached_is_absent_at_once_and_looked_for() -> None:
+    async with _serving(HibernationSettings(attached=True, attach_retry_seconds=5.0)) as stage:
+        request, other = await stage.request("r1"), await stage.request("r2")
+        stage.backend.load_error = REFUSED
+        stage.backend.failures.put_nowait(REFUSED)
+        assert [_reason(await request), _reason(await other)] == [Reason.CONNECT_FAILED, Reason.WORKER_RESTARTED]
+        await stage.settle()
+        assert stage.state == (Phase.FAILED, "connection refused")
+        with pytest.raises(WeftError) as refused, stage.instance.admit("r3"):
+            pass
+        assert refused.value.reason is Reason.BACKEND_NOT_READY
+        stage.backend.load_error = None
+        await stage.clock.advance(5.0)
+        await stage.settle()
+        assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 0)
+        assert not stage.instance.restarts
+
+
+async def test_headers_that_do_not_come_are_no_reason_to_let_go_of_a_server_of_somebody_else() -> None:
+    async with _serving(HibernationSettings(attached=True)) as stage:
+        request = await stage.request()
+        stage.backend.failures.put_nowait(WeftError(Reason.HEADERS_TIMEOUT, "no headers"))
+        assert _reason(await request) is Reason.HEADERS_TIMEOUT
+        await stage.settle()
+        assert stage.instance.phase is Phase.READY
+
+
+async def test_too_little_memory_to_load_fails_with_advice_and_is_tried_once_per_pause() -> None:
+    stage = Stage(first_pause_seconds=10.0)
+    stage.backend.loaded.set()
+    stage.backend.load_error = NO_MEMORY
+    await stage.instance.start()
+    await stage.settle()
+    assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
+    assert ADVICE in stage.instance.detail
+    for _ in range(3):
+        assert ADVICE in (await _wake_error(stage)).message
+    assert stage.backend.starts == 1
+    await stage.clock.advance(10.0)
+    await stage.settle()
+    assert stage.instance.phase is Phase.HIBERNATING
+    assert stage.backend.starts == 1, "nobody asked for it"
+    assert ADVICE in (await _wake_error(stage)).message
+    assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 2)
+    await stage.clock.advance(20.0)
+    stage.backend.load_error = None
+    await stage.instance.load()
+    assert stage.state == (Phase.READY, "")
+    await stage.instance.stop()
+
+
+async def test_dying_twice_in_a_row_for_want_of_memory_is_not_a_third_start() -> None:
+    async with _serving() as stage:
+        stage.backend.death_reason = Reason.OUT_OF_MEMORY
+        for _ in range(2):
+            stage.backend.deaths.put_nowait("signal SIGKILL")
+            await stage.settle()
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 2)
+        assert ADVICE in stage.instance.detail
+
+
+async def test_a_template_that_fails_stays_failed_until_somebody_loads_the_model() -> None:
+    stage = Stage()
+    stage.backend.loaded.set()
+    stage.backend.load_error = WeftError(Reason.TEMPLATE_FAILED, "line 3: no such filter")
+    await stage.instance.start()
+    await stage.settle()
+    await stage.clock.advance(1000.0)
+    assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
+    stage.backend.load_error = None
+    await stage.instance.load()
+    assert stage.state == (Phase.READY, "")
+    await stage.instance.stop()
+
+
+async def test_a_crash_loop_shows_its_reason_and_the_last_lines_and_keeps_them() -> None:
+    stage = Stage(max_deaths=2)
+    stage.backend.loaded.set()
+    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
+    await stage.instance.start()
+    await stage.settle()
+    assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; last output: start 2 | last words")
+    stage.backend.load_error = None
+    await stage.clock.advance(10.0)
+    await stage.settle()
+    assert stage.instance.phase is Phase.READY
+    assert stage.instance.crash_lines == ("start 2", "last words"), "not those of the life before"
+    await stage.instance.stop()
+
+
+async def test_what_is_kept_of_a_crash_is_bounded_and_the_end_of_it() -> None:
+    async with _serving() as stage:
+        lines = [f"{number} " + "x" * 1000 for number in range(200)]
+        stage.backend.log.feed("\n".join([*lines, ""]).encode())
+        stage.backend.deaths.put_nowait("signal SIGKILL")
+        await stage.settle()
+        kept = stage.instance.crash_lines
+        assert kept[-1] == lines[-1]
+        assert 60_000 < sum(map(len, kept)) <= MAX_CRASH_BYTES
+
+
+async def test_each_restart_is_remembered_with_its_time_and_how_long_it_took() -> None:
+    async with _serving() as stage:
+        stage.backend.loaded.clear()
+        await stage.clock.advance(60.0)
+        at = stage.clock.utc_now()
+        stage.backend.deaths.put_nowait("exit code 3")
+        await stage.settle()
+        await stage.clock.advance(4.0)
+        (restart,) = stage.instance.restarts
+        assert (restart.at, restart.reason, restart.detail) == (at, Reason.SERVER_DIED, "exit code 3")
+        assert restart.recovery_seconds is None
+        stage.backend.loaded.set()
+        await stage.settle()
+        assert stage.instance.restarts[0].recovery_seconds == 4.0
+        assert stage.instance.last_ready_at == stage.clock.utc_now()
+
+
+async def test_a_model_that_was_unloaded_before_it_was_back_did_not_recover_when_it_is_loaded_again() -> None:
+    async with _serving() as stage:
+        stage.backend.loaded.clear()
+        stage.backend.deaths.put_nowait("exit code 3")
+        await stage.settle()
+        await stage.instance.unload()
+        stage.backend.loaded.set()
+        await stage.instance.load()
+        assert [restart.recovery_seconds for restart in stage.instance.restarts] == [None]
+
+
+def test_the_log_of_restarts_is_bounded_and_sleep_is_no_part_of_a_recovery() -> None:
+    clock = FakeClock()
+    log = RestartLog(clock)
+    for number in range(MAX_RESTARTS + 5):
+        log.note(Reason.SERVER_DIED, str(number))
+    assert [restart.detail for restart in log.all] == [str(number) for number in range(5, MAX_RESTARTS + 5)]
+    log.note_asleep()
+    log.note(Reason.SERVER_DIED, "last")
+    log.note_ready()
+    assert [restart.recovery_seconds for restart in log.all][-2:] == [None, 0.0]
+
+
+async def test_the_end_of_the_runner_ends_its_requests_first() -> None:
+    async with _serving() as stage:
+        request = await stage.request()
+        await stage.instance.stop()
+        assert _reason(await request) is Reason.WORKER_RESTARTED
+        assert stage.instance.phase is Phase.IDLE

@@ -1,0 +1,258 @@
+"""The state machine of an instance: what may happen when, and what it leads to."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner_svc.policy import life_events as on
+from runner_svc.policy.life_events import POSSIBLE, Command, Event
+from runner_svc.policy.lifecycle import (
+    MAX_DETAIL_CHARS,
+    ImpossibleEvent,
+    LifeRules,
+    LifeState,
+    needs_restart,
+    step,
+    with_last_lines,
+)
+from runner_svc.policy.out_of_memory import ADVICE
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.restart import RestartLimits
+from weft.kernel.reasons import Reason
+
+OURS = LifeRules(limits=RestartLimits(max_deaths=3, window_seconds=30.0, first_pause_seconds=10.0))
+ATTACHED = LifeRules(attached=True, can_wake=False)
+FAULTS = (
+    Reason.SERVER_DIED,
+    Reason.OUT_OF_MEMORY,
+    Reason.LOAD_STALLED,
+    Reason.TEMPLATE_FAILED,
+    Reason.STALL_TIMEOUT,
+    Reason.CONNECT_FAILED,
+)
+KINDS: tuple[type, ...] = get_args(Event)
+PHASES = {
+    Command.NOTHING: {Phase.IDLE},
+    Command.LOAD: {Phase.LOADING},
+    Command.WAKE: {Phase.LOADING},
+    Command.SERVE: {Phase.READY, Phase.DRAINING},
+    Command.CLEAR: {Phase.STOPPING},
+    Command.SLEEP: {Phase.STOPPING},
+    Command.REST: {Phase.HIBERNATING, Phase.FAILED},
+    Command.SEEK: {Phase.HIBERNATING, Phase.FAILED},
+    Command.PAUSE: {Phase.CRASH_LOOP, Phase.FAILED},
+    Command.END: {Phase.STOPPING},
+}
+
+
+def _event(kind: type, reason: Reason = Reason.SERVER_DIED, how: str = "signal SIGKILL") -> Any:
+    if kind in (on.LoadFailed, on.WakeFailed, on.Died, on.Faulted):
+        return kind(reason, how)
+    return kind(how) if kind in (on.Broke, on.Missing) else kind()
+
+
+def _after(*events: Any, rules: LifeRules = OURS, now: float = 0.0) -> LifeState:
+    state = LifeState()
+    for event in events:
+        state = step(state, event, now, rules).state
+    return state
+
+
+LOADING = (on.Begun(),)
+SERVING = (on.Begun(), on.Loaded())
+
+
+@pytest.mark.parametrize(("doing", "kind"), list(product(Command, KINDS)))
+def test_an_event_that_cannot_come_is_refused_by_name_and_every_other_has_a_place_to_go(
+    doing: Command, kind: type
+) -> None:
+    phase = min(PHASES[doing])
+    state = LifeState(doing=doing, phase=phase, resume_at=0.0)
+    if kind in POSSIBLE[doing]:
+        after = step(state, _event(kind), 1.0, OURS).state
+        assert after.phase in PHASES[after.doing]
+    else:
+        with pytest.raises(ImpossibleEvent, match=f"{kind.__name__} while doing {doing.name}"):
+            step(state, _event(kind), 1.0, OURS)
+
+
+def test_the_usual_life_is_load_serve_drain_end() -> None:
+    phases = []
+    state = LifeState()
+    for event in (on.Begun(), on.Loaded(), on.DrainAsked(), on.EndAsked(), on.Ended()):
+        state = step(state, event, 0.0, OURS).state
+        phases.append(state.phase)
+    assert phases == [Phase.LOADING, Phase.READY, Phase.DRAINING, Phase.STOPPING, Phase.IDLE]
+
+
+def test_what_is_told_to_drain_while_it_loads_drains_once_it_has_loaded() -> None:
+    assert _after(*LOADING, on.DrainAsked(), on.Loaded()).phase is Phase.DRAINING
+
+
+@pytest.mark.parametrize("kind", [on.Died, on.Faulted])
+def test_what_died_or_is_of_no_use_is_cleared_away_and_started_again_at_once(kind: type) -> None:
+    state = _after(*SERVING, _event(kind))
+    assert (state.doing, state.phase, state.detail) == (Command.CLEAR, Phase.STOPPING, "signal SIGKILL")
+    transition = step(state, on.Cleared(), 1.0, OURS)
+    assert transition.command is Command.LOAD
+    assert (transition.state.phase, transition.state.detail) == (Phase.LOADING, "signal SIGKILL")
+    assert transition.state.history.total == 1
+
+
+def test_loading_that_fails_is_tried_again_until_it_is_a_crash_loop_with_the_reason() -> None:
+    state = _after(*LOADING)
+    for now in (0.0, 1.0, 2.0):
+        transition = step(state, on.LoadFailed(Reason.SERVER_DIED, "exit code 1"), now, OURS)
+        state = transition.state
+        assert transition.command is (Command.LOAD if now < 2.0 else Command.PAUSE)
+    assert (state.phase, state.detail) == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s")
+    with pytest.raises(ImpossibleEvent):
+        step(state, on.PauseOver(), 11.9, OURS)
+    assert step(state, on.PauseOver(), 12.0, OURS).command is Command.LOAD
+    assert step(state, on.SleepAsked(), 3.0, OURS).state.phase is Phase.HIBERNATING
+
+
+def test_loading_that_has_too_little_memory_fails_with_advice_and_is_not_tried_again_by_itself() -> None:
+    state = _after(*LOADING, on.LoadFailed(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"))
+    assert (state.doing, state.phase) == (Command.PAUSE, Phase.FAILED)
+    assert "cannot allocate 9 GB" in state.detail
+    assert ADVICE in state.detail
+    with pytest.raises(ImpossibleEvent):
+        step(state, on.WakeAsked(), 9.9, OURS)
+    rests = step(state, on.PauseOver(), 10.0, OURS)
+    assert (rests.command, rests.state.phase, rests.state.detail) == (Command.REST, Phase.HIBERNATING, state.detail)
+    again = step(rests.state, on.WakeAsked(), 11.0, OURS)
+    assert again.command is Command.WAKE
+    failed = step(again.state, on.WakeFailed(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"), 12.0, OURS).state
+    assert (failed.phase, failed.resume_at) == (Phase.FAILED, 32.0)
+
+
+def test_dying_twice_for_want_of_memory_is_enough() -> None:
+    death = on.Died(Reason.OUT_OF_MEMORY, "killed")
+    once = _after(*SERVING, death, on.Cleared())
+    assert once.doing is Command.LOAD
+    soon = step(step(once, on.Loaded(), 20.0, OURS).state, death, 29.0, OURS).state
+    assert step(soon, on.Cleared(), 29.0, OURS).state.phase is Phase.FAILED
+    later = step(step(once, on.Loaded(), 20.0, OURS).state, death, 31.0, OURS).state
+    assert step(later, on.Cleared(), 31.0, OURS).state.phase is Phase.LOADING
+
+
+def test_a_template_that_fails_waits_for_a_person() -> None:
+    state = _after(*LOADING, on.LoadFailed(Reason.TEMPLATE_FAILED, "line 3: no such filter"))
+    assert (state.phase, state.detail) == (Phase.FAILED, "line 3: no such filter")
+    rests = step(state, on.PauseOver(), 10.0, OURS).state
+    assert (rests.doing, rests.phase) == (Command.REST, Phase.FAILED)
+
+
+def test_a_server_that_is_not_ours_is_never_restarted() -> None:
+    for event in (on.Faulted(Reason.CONNECT_FAILED, "refused"), on.Died(Reason.CONNECT_FAILED, "refused")):
+        state = _after(*SERVING, event, on.Cleared(), rules=ATTACHED)
+        assert (state.doing, state.phase, state.detail) == (Command.SEEK, Phase.FAILED, "refused")
+        assert state.history.total == 0
+    woken = replace(ATTACHED, can_wake=True)
+    assert _after(*SERVING, on.Died(Reason.CONNECT_FAILED, "refused"), on.Cleared(), rules=woken).doing is Command.REST
+
+
+@pytest.mark.parametrize(
+    ("reason", "ours", "attached"),
+    [
+        (Reason.CONNECT_FAILED, True, True),
+        (Reason.HEADERS_TIMEOUT, True, False),
+        (Reason.SERVER_DIED, False, False),
+        (Reason.BACKEND_ERROR, False, False),
+        (Reason.CONTEXT_LENGTH_EXCEEDED, False, False),
+    ],
+)
+def test_which_failures_of_a_request_ask_for_a_restart(reason: Reason, ours: bool, attached: bool) -> None:
+    assert needs_restart(reason, attached=False) is ours
+    assert needs_restart(reason, attached=True) is attached
+
+
+def test_last_lines_are_told_once_and_within_the_bound() -> None:
+    state = LifeState(detail="exit code 1: bad magic")
+    assert with_last_lines(state, ("bad magic", "")) == state
+    assert with_last_lines(state, ("first", "bad magic")).detail == "exit code 1: bad magic; last output: first"
+    assert len(with_last_lines(state, ("x" * 5000,)).detail) == MAX_DETAIL_CHARS
+
+
+STEPS = st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from(FAULTS), st.floats(0.0, 40.0)), max_size=80)
+RULES = st.builds(
+    LifeRules,
+    attached=st.booleans(),
+    can_wake=st.booleans(),
+    woken_by_mesh=st.booleans(),
+    start_asleep=st.booleans(),
+    limits=st.just(OURS.limits),
+)
+
+
+def _pick(state: LifeState, number: int, reason: Reason) -> Any:
+    """One of the events that are possible now, so that long lives are reached."""
+    possible = sorted(POSSIBLE[state.doing], key=lambda kind: kind.__name__)
+    return _event(possible[number % len(possible)], reason, "how " + "x" * 2000)
+
+
+def _holds(before: LifeState, event: Any, after: LifeState, now: float, rules: LifeRules) -> None:
+    assert after.phase in PHASES[after.doing]
+    assert len(after.detail) <= MAX_DETAIL_CHARS
+    assert after.history.total in (before.history.total, before.history.total + 1)
+    assert len(after.history.deaths) <= rules.limits.max_deaths
+    assert after.draining >= before.draining
+    if after.phase in (Phase.READY, Phase.DRAINING) and before.phase not in (Phase.READY, Phase.DRAINING):
+        assert isinstance(event, on.Loaded | on.SleepFailed)
+    assert not (after.phase is Phase.READY and after.draining)
+    if after.doing is Command.PAUSE and before.doing is not Command.PAUSE:
+        assert after.resume_at is not None
+        assert now + 10.0 <= after.resume_at <= now + rules.limits.max_pause_seconds
+    if rules.attached:
+        assert after.history.total == 0
+        assert after.doing is not Command.PAUSE
+
+
+@settings(max_examples=400)
+@given(STEPS, RULES)
+def test_no_sequence_of_events_leaves_the_allowed_transitions(
+    steps: list[tuple[int, Reason, float]], rules: LifeRules
+) -> None:
+    state, now = LifeState(), 0.0
+    for number, reason, passed in steps:
+        now += passed
+        event = _pick(state, number, reason)
+        try:
+            after = step(state, event, now, rules).state
+        except ImpossibleEvent:
+            assert isinstance(event, on.PauseOver)
+            assert state.resume_at is not None
+            assert now < state.resume_at
+            continue
+        _holds(state, event, after, now, rules)
+        state = after
+    # Whatever happened, an end is an end.
+    for event in (on.EndAsked(), on.Ended()):
+        if type(event) in POSSIBLE[state.doing]:
+            state = step(state, event, now, rules).state
+    assert state.phase is Phase.IDLE
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(0.0, 29.0), min_size=3, max_size=40))
+def test_however_fast_it_dies_it_is_not_started_more_often_than_the_limit_allows(gaps: list[float]) -> None:
+    """At most three starts between two pauses, unless the window between deaths was quiet."""
+    state, now, since_pause = _after(*LOADING), 0.0, 0
+    for gap in gaps:
+        now += gap
+        transition = step(state, on.LoadFailed(Reason.SERVER_DIED, "x"), now, OURS)
+        since_pause += 1
+        if transition.command is Command.PAUSE:
+            since_pause = 0
+            assert transition.state.resume_at is not None
+            now = transition.state.resume_at
+            transition = step(transition.state, on.PauseOver(), now, OURS)
+        else:
+            recent = [at for at in transition.state.history.deaths if now - at < OURS.limits.window_seconds]
+            assert len(recent) < OURS.limits.max_deaths
+        state = transition.state

@@ -1,0 +1,34 @@
+"""When a load counts as stalled, where its work comes late or in bursts."""
+
+from collections.abc import Callable
+
+from runner_svc.policy.load_stall import LoadSigns, LoadWatch
+
+LIMIT = 300.0
+
+
+def _stalled_at(cpu_seconds: Callable[[float], float], until: int) -> float | None:
+    watch = LoadWatch(LoadSigns(0.0, 0, 0.0))
+    for half_second in range(2 * until):
+        now = half_second / 2
+        watch = watch.observe(LoadSigns(now, 0, cpu_seconds(now)))
+        if watch.stalled(now, LIMIT):
+            return now
+    return None
+
+
+def test_work_that_begins_shortly_before_the_limit_is_seen() -> None:
+    """A file on a slow disk was waited for, and now the weights are converted."""
+    assert _stalled_at(lambda now: max(0.0, now - 290.0), 900) is None
+
+
+def test_a_short_burst_of_work_is_no_progress() -> None:
+    assert _stalled_at(lambda now: 0.5 if now > 200 else 0.0, 900) == LIMIT
+
+
+def test_work_once_a_minute_is_progress() -> None:
+    assert _stalled_at(lambda now: 4.0 * (now // 60), 3600) is None
+
+
+def test_work_that_ended_is_missed_one_limit_later() -> None:
+    assert _stalled_at(lambda now: min(now, 100.0), 900) == 100.0 + LIMIT

@@ -1,0 +1,100 @@
+"""What a server is sent: extra parameters, warnings, and whether the model thinks."""
+
+from typing import Any
+
+import pytest
+
+from gateway.translate.json_value import to_json_object
+from runner_svc.backends.openai_request import chat_body, completion_body
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
+from weft.kernel.errors import FieldError
+
+ATTACHED = ParameterProfile(kind=EngineKind.OPENAI_HTTP)
+
+
+def _chat(extra: dict[str, Any] | None = None, **fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+    payload = chat_pb2.ChatPayload(messages=[message], **fields)
+    if extra is not None:
+        payload.extra_parameters.CopyFrom(to_json_object(extra, "extra"))
+    return payload
+
+
+def test_without_extras_the_body_is_the_plain_one() -> None:
+    prepared = chat_body(_chat())
+    assert set(prepared.body) == {"stream", "stream_options", "messages"}
+    assert prepared.warnings == []
+
+
+def test_an_extra_is_in_the_body_and_a_strange_one_in_a_warning() -> None:
+    prepared = chat_body(_chat({"mirostat": 2, "frobnicate": 1}))
+    assert prepared.body["mirostat"] == 2
+    assert "frobnicate" not in prepared.body
+    (event,) = prepared.warnings
+    assert event.warning.code == warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    assert event.warning.field == "frobnicate"
+
+
+def test_a_completion_takes_extras_as_well() -> None:
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")])
+    payload.extra_parameters.CopyFrom(to_json_object({"dry_multiplier": 0.8, "id_slot": 0}, "extra"))
+    prepared = completion_body(payload)
+    assert prepared.body["dry_multiplier"] == 0.8
+    assert [event.warning.field for event in prepared.warnings] == ["id_slot"]
+
+
+def test_an_extra_never_replaces_what_the_contract_asked_for() -> None:
+    profile = ParameterProfile(passthrough=True)
+    payload = _chat({"temperature": 2, "stream": False, "seed": 1}, sampling=sampling_pb2.SamplingParams(temperature=0))
+    body = chat_body(payload, "m", profile).body
+    assert body["temperature"] == 0
+    assert body["stream"] is True
+    assert body["seed"] == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_thinking_reaches_the_template_as_asked(asked: bool) -> None:
+    assert chat_body(_chat(thinking=asked)).body["chat_template_kwargs"] == {"enable_thinking": asked}
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_the_default_of_the_model_holds_where_the_request_says_nothing(default: bool) -> None:
+    profile = ParameterProfile(thinking=default)
+    assert chat_body(_chat(), "", profile).body["chat_template_kwargs"] == {"enable_thinking": default}
+    asked = chat_body(_chat(thinking=not default), "", profile).body
+    assert asked["chat_template_kwargs"] == {"enable_thinking": not default}
+
+
+def test_no_effort_means_no_thinking_unless_thinking_is_asked_for() -> None:
+    none = chat_pb2.REASONING_EFFORT_NONE
+    thinks = ParameterProfile(thinking=True)
+    assert chat_body(_chat(reasoning_effort=none), "", thinks).body["chat_template_kwargs"] == {
+        "enable_thinking": False
+    }
+    both = chat_body(_chat(reasoning_effort=none, thinking=True)).body
+    assert both["chat_template_kwargs"] == {"enable_thinking": True}
+    assert both["reasoning_effort"] == "none"
+
+
+def test_an_attached_server_hears_no_effort_in_its_own_words_only() -> None:
+    body = chat_body(_chat(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE), "m", ATTACHED).body
+    assert body["reasoning_effort"] == "none"
+    assert "chat_template_kwargs" not in body
+
+
+def test_arguments_of_the_template_are_kept_beside_thinking() -> None:
+    arguments = {"chat_template_kwargs": {"language": "en", "enable_thinking": True}}
+    body = chat_body(_chat(arguments, thinking=False)).body
+    assert body["chat_template_kwargs"] == {"language": "en", "enable_thinking": False}
+    asked = chat_body(_chat(arguments), "", ParameterProfile(thinking=False)).body
+    assert asked["chat_template_kwargs"]["enable_thinking"] is True
+
+
+def test_thinking_that_is_no_truth_value_is_refused() -> None:
+    with pytest.raises(FieldError) as caught:
+        chat_body(_chat({"chat_template_kwargs": {"enable_thinking": "yes"}}))
+    assert caught.value.field == "chat_template_kwargs.enable_thinking"
+    with pytest.raises(FieldError) as caught:
+        chat_body(_chat({"chat_template_kwargs": 1}), "", ParameterProfile(passthrough=True))
+    assert caught.value.field == "chat_template_kwargs"

@@ -1,0 +1,54 @@
+"""Which last words of an engine mean that memory ran out."""
+
+import pytest
+
+from runner_svc.policy.out_of_memory import LAST_LINES, explanation, last_words
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 4294967296",
+        "llama_model_load: error loading model: unable to allocate CUDA0 buffer",
+        "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+        "CUDA error: out of memory",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        "mmap: Cannot allocate memory",
+        "MemoryError",
+    ],
+)
+def test_engines_say_it_in_their_own_words(line: str) -> None:
+    why = explanation(
+        "exit code 1", ["loading", line, "main: exiting due to model loading error"], killed_for_memory=False
+    )
+    assert why is not None
+    assert line in why
+    assert "fewer slots" in why
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["main: exiting due to model loading error", "failed to load model"],
+        ["ggml_cuda_host_malloc: failed to allocate 512.00 MiB of pinned memory: out of memory"],
+        ["unable to allocate CUDA0 buffer", *["slot released"] * LAST_LINES],
+    ],
+    ids=["nothing", "another cause", "a warning", "long ago"],
+)
+def test_other_words_do_not_mean_it(lines: list[str]) -> None:
+    assert last_words(lines) is None
+    assert explanation("exit code 1", lines, killed_for_memory=False) is None
+
+
+def test_what_the_kernel_says_needs_no_words() -> None:
+    why = explanation("signal SIGKILL", [], killed_for_memory=True)
+    assert why is not None
+    assert "memory limit" in why
+
+
+def test_a_process_that_somebody_killed_did_not_end_for_what_it_said_before() -> None:
+    assert explanation("signal SIGKILL", ["CUDA error: out of memory"], killed_for_memory=False) is None

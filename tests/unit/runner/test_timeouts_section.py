@@ -1,0 +1,35 @@
+"""The limits of a configuration section reach the backends that keep them."""
+
+from typing import Any
+
+import pytest
+
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import _timeouts
+
+LIMITS = {
+    "connect_timeout_seconds": 1.0,
+    "headers_timeout_seconds": 2.0,
+    "first_token_timeout_seconds": 3.0,
+    "prefill_liveness_timeout_seconds": 4.0,
+    "idle_stream_timeout_seconds": 5.0,
+    "absolute_timeout_seconds": 6.0,
+    "liveness_probe_interval_seconds": 7.0,
+}
+
+
+def _section(**fields: Any) -> RunnerSection:
+    model = {"name": "m", "path": "m.gguf"}
+    return RunnerSection.model_validate({"name": "r", "models": [model]} | fields)
+
+
+@pytest.mark.parametrize(("name", "seconds"), LIMITS.items())
+def test_every_limit_of_the_section_is_a_limit_of_the_profile(name: str, seconds: float) -> None:
+    profile = _timeouts(_section(**LIMITS))
+    assert getattr(profile, name.replace("liveness_probe", "probe").replace("_timeout", "")) == seconds
+
+
+def test_only_the_limits_that_can_tell_a_stall_from_long_work_are_on_by_default() -> None:
+    profile = _timeouts(_section())
+    assert (profile.headers_seconds, profile.first_token_seconds, profile.absolute_seconds) == (None, None, None)
+    assert (profile.prefill_liveness_seconds, profile.idle_stream_seconds) == (120.0, 120.0)

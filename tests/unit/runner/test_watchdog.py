@@ -1,0 +1,258 @@
+"""The watchdog on a clock that the test moves, and an engine that does what the test says."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.records import RequestRecord, RequestRecords, RequestState
+from runner_svc.supervise.logs import LogRing
+from runner_svc.watchdog import Watchdog
+from weft.api.common.v1 import embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+PROFILE = TimeoutProfile(prefill_liveness_seconds=10.0, idle_stream_seconds=6.0, probe_interval_seconds=1.0)
+
+
+class SilentBackend:
+    """An engine of which only the signs of life matter."""
+
+    containment = ""
+
+    def __init__(self) -> None:
+        self.log = LogRing()
+        self.process_id: int | None = 7
+        self.cpu_seconds: float | None = 0.0
+        self.answers: bool | None = True
+        """None: a probe never ends."""
+        self.looks = 0
+        self.probes = 0
+
+    def signs(self) -> ProcessSigns | None:
+        self.looks += 1
+        return None if self.cpu_seconds is None else ProcessSigns(cpu_seconds=self.cpu_seconds)
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        self.probes += 1
+        if self.answers is None:
+            await asyncio.Event().wait()
+        return bool(self.answers)
+
+    def load_progress(self) -> float | None:
+        return None
+
+    async def start(self) -> BackendFacts:
+        raise AssertionError("not the watchdog's business")
+
+    async def wait_exit(self) -> ExitReport:
+        raise AssertionError("not the watchdog's business")
+
+    async def stop(self) -> None:
+        raise AssertionError("not the watchdog's business")
+
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        raise AssertionError("not the watchdog's business")
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        raise AssertionError("not the watchdog's business")
+
+    def log_lines(self, count: int) -> list[str]:
+        return []
+
+
+class SuspendedClock(FakeClock):
+    """A clock that `slept` seconds longer than anybody slept on it, as after the suspension of a machine."""
+
+    slept = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept
+
+
+class Kennel:
+    """A watchdog at work, the records it watches, and requests that wait for an engine."""
+
+    def __init__(self, profile: TimeoutProfile) -> None:
+        self.clock = SuspendedClock()
+        self.backend = SilentBackend()
+        self.records = RequestRecords("m", self.clock)
+        self.watching = asyncio.create_task(Watchdog(self.records, self.backend, profile, self.clock).run())
+        self._requests: list[asyncio.Task[None]] = []
+
+    async def request(self, request_id: str = "r1") -> tuple[RequestRecord, "asyncio.Task[None]"]:
+        async def wait() -> None:
+            with self.records.keep(request_id) as record:
+                record.begin_turn()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(wait())
+        self._requests.append(task)
+        await asyncio.sleep(0)
+        return self.records.running[-1], task
+
+    async def seconds(self, count: int) -> None:
+        for _ in range(count):
+            if not self.watching.done():
+                await self.clock.wait_for_sleepers(1)
+            await self.clock.advance(1.0)
+
+    async def end(self) -> None:
+        for task in (self.watching, *self._requests):
+            task.cancel()
+        await asyncio.gather(self.watching, *self._requests, return_exceptions=True)
+
+
+@asynccontextmanager
+async def kennel(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[Kennel]:
+    """A kennel, ended with the block."""
+    made = Kennel(profile)
+    try:
+        yield made
+    finally:
+        await made.end()
+
+
+def _failure(task: "asyncio.Task[None]") -> WeftError:
+    error = task.exception()
+    assert isinstance(error, WeftError)
+    return error
+
+
+async def test_a_prefill_that_does_nothing_fails_and_asks_for_a_restart() -> None:
+    async with kennel() as k:
+        record, task = await k.request()
+        await k.seconds(9)
+        assert not task.done()
+        await k.seconds(2)
+        assert _failure(task).reason is Reason.STALL_TIMEOUT
+        assert record.state is RequestState.FAILED
+        assert k.watching.result().reason is Reason.STALL_TIMEOUT
+
+
+async def test_a_prefill_that_burns_processor_time_goes_on_and_the_record_shows_progress() -> None:
+    async with kennel() as k:
+        record, task = await k.request()
+        for _ in range(600):
+            k.backend.cpu_seconds = (k.backend.cpu_seconds or 0.0) + 0.9
+            await k.seconds(1)
+        assert not task.done()
+        assert k.clock.monotonic() - record.last_progress <= 1.0
+
+
+async def test_one_of_two_answers_that_stops_fails_alone() -> None:
+    async with kennel() as k:
+        stuck, stuck_task = await k.request("stuck")
+        flowing, flowing_task = await k.request("flowing")
+        stuck.note_token()
+        for _ in range(20):
+            flowing.note_token()
+            await k.seconds(1)
+        assert _failure(stuck_task).reason is Reason.STALL_TIMEOUT
+        assert not flowing_task.done()
+        assert not k.watching.done()
+
+
+async def test_two_requests_of_one_id_are_told_apart() -> None:
+    async with kennel() as k:
+        stuck, stuck_task = await k.request("same")
+        flowing, flowing_task = await k.request("same")
+        stuck.note_token()
+        for _ in range(10):
+            flowing.note_token()
+            await k.seconds(1)
+        assert stuck_task.done()
+        assert not flowing_task.done()
+
+
+async def test_a_caller_that_does_not_read_is_not_the_engines_fault() -> None:
+    async with kennel() as k:
+        record, task = await k.request()
+        record.note_token()
+        record.with_caller = True
+        await k.seconds(100)
+        assert not task.done()
+        record.with_caller = False
+        await k.seconds(5)
+        assert not task.done()
+        await k.seconds(2)
+        assert task.done()
+
+
+async def test_a_request_that_was_admitted_and_not_yet_begun_is_not_judged() -> None:
+    async with kennel() as k:
+        record, task = await k.request()
+        record.turn_started = 0.0
+        await k.seconds(100)
+        assert not task.done()
+
+
+async def test_an_attached_server_loses_its_stalled_requests_and_is_never_restarted() -> None:
+    async with kennel() as k:
+        k.backend.process_id = k.backend.cpu_seconds = None
+        k.backend.answers = False
+        record, task = await k.request()
+        await k.seconds(50)
+        assert not task.done(), "prefill cannot be seen there"
+        record.note_token()
+        await k.seconds(7)
+        assert _failure(task).reason is Reason.STALL_TIMEOUT
+        await k.seconds(100)
+        assert not k.watching.done()
+        assert k.backend.probes == 0
+
+
+async def test_an_idle_engine_that_froze_is_found() -> None:
+    async with kennel() as k:
+        k.backend.answers = False
+        await k.seconds(20)
+        error = k.watching.result()
+        assert error.reason is Reason.STALL_TIMEOUT
+        assert "probes" in error.message
+
+
+async def test_an_idle_engine_that_answers_is_left_alone_and_its_processes_are_not_looked_at() -> None:
+    async with kennel() as k:
+        await k.seconds(100)
+        assert not k.watching.done()
+        assert k.backend.looks == 0
+        assert k.backend.probes == 20
+
+
+async def test_a_probe_that_never_ends_holds_nothing_up() -> None:
+    async with kennel() as k:
+        k.backend.answers = None
+        await k.seconds(10)
+        _, task = await k.request()
+        await k.seconds(11)
+        assert task.done()
+        assert k.watching.done()
+        assert k.backend.probes == 1
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "probe-backend"]
+
+
+async def test_a_clock_that_jumped_ends_nothing() -> None:
+    async with kennel() as k:
+        _, task = await k.request()
+        await k.seconds(5)
+        k.clock.slept = 3600.0
+        await k.seconds(4)
+        assert not task.done()
+        await k.seconds(3)
+        assert task.done()
+
+
+@pytest.mark.parametrize("state", [RequestState.PREFILL, RequestState.RUNNING_TOOL])
+async def test_the_absolute_limit_is_a_deadline(state: RequestState) -> None:
+    async with kennel(TimeoutProfile(absolute_seconds=8.0, probe_interval_seconds=1.0)) as k:
+        record, task = await k.request()
+        if state is RequestState.RUNNING_TOOL:
+            record.begin_tool()
+        await k.seconds(9)
+        assert _failure(task).reason is Reason.DEADLINE_EXCEEDED
+        assert not k.watching.done()

@@ -1,0 +1,106 @@
+"""Checks of the control plane: description, logs, loading, unloading, and what is left of a process."""
+
+import asyncio
+import socket
+
+import psutil
+
+from weft.api.registry.v1 import runner_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.conformance.runner.requests import chat, text_of, until
+from weft.testing.conformance.runner.subject import RunnerUnderTest
+from weft.testing.conformance.runner.verdict import Check, NotCheckedError, require
+
+LOG_LINES = 20
+LOAD_HEAD_START_SECONDS = 0.05
+UNLOAD_SECONDS = 60.0
+GONE_SECONDS = 2.0
+"""Nothing of an engine may be left so long after its end."""
+
+_ASLEEP = frozenset({runner_pb2.InstanceState.PHASE_HIBERNATING, runner_pb2.InstanceState.PHASE_IDLE})
+
+
+async def description(runner: RunnerUnderTest) -> str:
+    """Who it is and how its model does."""
+    described = await runner.describe_runner()
+    told = described.runner
+    require(told.name == runner.runner.name, f"it calls itself {told.name}, the mesh calls it {runner.runner.name}")
+    require(told.incarnation == runner.runner.incarnation, "its incarnation is not the one that the mesh knows")
+    state = await runner.state()
+    require(state.phase != runner_pb2.InstanceState.PHASE_UNSPECIFIED, "its model has no phase")
+    require(await runner.serving(), "its health service says that it does not serve")
+    return f"{told.runtime} on {told.host}, model {runner.model}"
+
+
+async def logs(runner: RunnerUnderTest) -> str:
+    """The engine's output, no more than asked for."""
+    lines = await runner.log_tail(LOG_LINES)
+    require(len(lines) <= LOG_LINES, f"{len(lines)} lines came, {LOG_LINES} were asked for")
+    if not lines:
+        raise NotCheckedError("the engine has printed nothing, or its output is not the runner's to read")
+    return f"{len(lines)} lines"
+
+
+async def load_then_unload(runner: RunnerUnderTest) -> str:
+    """A load whose caller leaves, then an unload: asleep, without a process, and loadable again."""
+    await _unload(runner)
+    loading = asyncio.create_task(runner.load())
+    await asyncio.sleep(LOAD_HEAD_START_SECONDS)
+    loading.cancel()
+    await asyncio.wait({loading})
+    await _unload(runner)
+
+    async def asleep() -> bool:
+        return (await runner.state()).phase in _ASLEEP and not (await runner.describe()).process_id
+
+    await until(asleep, GONE_SECONDS, "after the unload the model is not asleep, or has a process")
+    await runner.load()
+    require(bool(text_of(await runner.run(chat("Hello")))), "loaded again, it gave no text")
+    return "asleep after the unload, answering after the next load"
+
+
+async def group_teardown(runner: RunnerUnderTest) -> str:
+    """Nothing of the engine is left after its end."""
+    if runner.runner.host != socket.gethostname():
+        raise NotCheckedError(f"it runs on {runner.runner.host}; processes can be looked at on their own host only")
+    await runner.load()
+    leader = (await runner.describe()).process_id
+    if not leader:
+        raise NotCheckedError("it names no process of its engine")
+    try:
+        process = psutil.Process(leader)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        raise NotCheckedError(f"process {leader} cannot be seen from here") from None
+    await _unload(runner)
+
+    async def gone() -> bool:
+        return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+
+    await until(gone, GONE_SECONDS, "processes of the engine are left")
+    await runner.load()
+    return f"{len(family)} processes ended"
+
+
+async def _unload(runner: RunnerUnderTest) -> None:
+    try:
+        async with asyncio.timeout(UNLOAD_SECONDS):
+            await runner.unload()
+    except WeftError as error:
+        if error.reason is Reason.UNSUPPORTED_OPERATION:
+            raise NotCheckedError("it cannot unload this model") from None
+        raise
+
+
+CONTROL_CHECKS = (
+    Check(name="description", promise="says who it is and how its model does", run=description),
+    Check(name="logs", promise="shows the engine's output, bounded", run=logs),
+    Check(
+        name="load-then-unload",
+        promise="survives a cancelled load, unloads, loads again",
+        run=load_then_unload,
+        unloads=True,
+    ),
+    Check(name="teardown", promise="leaves no process of an engine behind", run=group_teardown, unloads=True),
+)

@@ -1,0 +1,233 @@
+"""The runner under test: how to reach it, tickets that it accepts, and what it answers."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.api.runner.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    runner_service_pb2,
+    runner_service_pb2_grpc,
+    ticket_pb2,
+)
+from weft.dispatch.fleet import FleetView, FleetWatcher, RunnerView
+from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
+from weft.kernel.address import metadata_of
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+
+if TYPE_CHECKING:
+    from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
+    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
+    from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
+
+SNAPSHOT_SECONDS = 10.0
+CALL_SECONDS = 10.0
+"""Longest wait for an answer of the control plane."""
+POLL_SECONDS = 0.02
+TENANT = "conformance"
+
+Events = list[event_pb2.InferenceEvent]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketChanges:
+    """What is wrong with a ticket on purpose; nothing, where it says nothing."""
+
+    incarnation: str | None = None
+    lifetime_seconds: float = TICKET_LIFETIME_SECONDS
+    mac: bytes | None = None
+    ticket_id: str | None = None
+
+
+GOOD_TICKET = TicketChanges()
+
+
+class RunnerUnderTest:
+    """One model on one runner, called as a dispatcher calls it."""
+
+    def __init__(self, runner: RunnerView, model: str, operations: frozenset[int], channel: grpc.aio.Channel) -> None:
+        self.runner = runner
+        self.model = model
+        self.operations = operations
+        """Numbers of registry.v1.ModelOperation."""
+        self._metadata = metadata_of(runner.address)
+        self._generation = cast(
+            "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
+        )
+        self._embedding = cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(channel))
+        self._control = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
+        self._health: Any = health_pb2_grpc.HealthStub(channel)
+
+    def ticket(self, request_id: str, changes: TicketChanges = GOOD_TICKET) -> ticket_pb2.Ticket:
+        """A ticket as a router would sign it."""
+        claims = ticket_pb2.TicketClaims(
+            request_id=request_id,
+            tenant=TENANT,
+            model=self.model,
+            runner=self.runner.name,
+            runner_incarnation=changes.incarnation or self.runner.incarnation,
+            attempt=1,
+            allow_remote=True,
+            ticket_id=changes.ticket_id or new_id("tkt"),
+        )
+        claims.expire_time.FromNanoseconds(int((time.time() + changes.lifetime_seconds) * 1e9))
+        signed = claims.SerializeToString()
+        return ticket_pb2.Ticket(claims=signed, mac=changes.mac or sign(signed, self.runner.ticket_key))
+
+    async def frames(
+        self, payload: chat_pb2.ChatPayload | None, request_id: str = "", ticket: ticket_pb2.Ticket | None = None
+    ) -> AsyncGenerator[Events]:
+        """The frames of one generation. Closing it cancels the call. Raises WeftError for every other end than OK."""
+        name = request_id or new_id("req")
+        request = generation_service_pb2.GenerateRequest(ticket=ticket or self.ticket(name))
+        if payload is not None:
+            request.chat.CopyFrom(payload)
+        call = self._generation.Generate(request, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield list(response.events)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.WORKER_LOST) from error
+        finally:
+            call.cancel()
+
+    async def run(self, payload: chat_pb2.ChatPayload | None, ticket: ticket_pb2.Ticket | None = None) -> list[Events]:
+        """Every frame of one generation. Raises WeftError."""
+        return [frame async for frame in self.frames(payload, ticket=ticket)]
+
+    async def embed(self, texts: list[str]) -> embedding_service_pb2.EmbedResponse:
+        """Vectors. Raises WeftError."""
+        request = embedding_service_pb2.EmbedRequest(ticket=self.ticket(new_id("req")))
+        request.payload.CopyFrom(embedding_pb2.EmbeddingPayload())
+        for text in texts:
+            request.payload.inputs.add(text=text)
+        with _errors_of_the_runner():
+            return await self._embedding.Embed(request, metadata=self._metadata)
+        raise AssertionError
+
+    async def describe(self, log_lines: int = 0) -> runner_service_pb2.InstanceDescription:
+        """The instance as the runner describes it. Raises WeftError; LookupError when it does not name the model."""
+        response = await self.describe_runner(log_lines)
+        found = [instance for instance in response.instances if instance.model == self.model]
+        if not found:
+            raise LookupError(f"the runner does not describe its model {self.model}")
+        return found[0]
+
+    async def describe_runner(self, log_lines: int = 0) -> runner_service_pb2.DescribeResponse:
+        """The whole description. Raises WeftError."""
+        request = runner_service_pb2.DescribeRequest(log_line_count=log_lines)
+        with _errors_of_the_runner():
+            return await self._control.Describe(request, metadata=self._metadata, timeout=CALL_SECONDS)
+        raise AssertionError
+
+    async def state(self) -> runner_pb2.InstanceState:
+        """The instance's state as the runner reports it. Raises LookupError when it reports none."""
+        for state in (await self.describe_runner()).runner.capability.instances:
+            if state.model == self.model:
+                return state
+        raise LookupError(f"the runner reports no state of its model {self.model}")
+
+    async def find_request(self, request_id: str) -> runner_service_pb2.GetRequestResponse:
+        """What it knows of a request. Raises WeftError."""
+        request = runner_service_pb2.GetRequestRequest(request_id=request_id)
+        with _errors_of_the_runner():
+            return await self._control.GetRequest(request, metadata=self._metadata, timeout=CALL_SECONDS)
+        raise AssertionError
+
+    async def load(self, model: str = "") -> None:
+        """Load the model. Raises WeftError."""
+        request = runner_service_pb2.LoadRequest(model=model or self.model)
+        with _errors_of_the_runner():
+            await self._control.Load(request, metadata=self._metadata)
+
+    async def unload(self) -> None:
+        """Unload the model. Raises WeftError."""
+        request = runner_service_pb2.UnloadRequest(model=self.model)
+        with _errors_of_the_runner():
+            await self._control.Unload(request, metadata=self._metadata)
+
+    async def log_tail(self, line_count: int) -> list[str]:
+        """The last lines of the engine's output. Raises WeftError."""
+        request = runner_service_pb2.TailLogsRequest(model=self.model, line_count=line_count)
+        with _errors_of_the_runner():
+            call = self._control.TailLogs(request, metadata=self._metadata, timeout=CALL_SECONDS)
+            return [line async for response in call for line in response.lines]
+        raise AssertionError
+
+    async def serving(self) -> bool:
+        """Whether grpc.health.v1 says SERVING. Raises WeftError when it does not answer."""
+        with _errors_of_the_runner():
+            answer = await self._health.Check(
+                health_pb2.HealthCheckRequest(), metadata=self._metadata, timeout=CALL_SECONDS
+            )
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        raise AssertionError
+
+    async def holds_slot(self, request_id: str) -> bool:
+        """Whether a request still holds a slot."""
+        return request_id in (await self.describe()).active_request_ids
+
+
+@contextlib.contextmanager
+def _errors_of_the_runner() -> Any:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, Reason.WORKER_LOST) from error
+
+
+@asynccontextmanager
+async def attach(registry_target: str, runner: str, model: str | None = None) -> AsyncIterator[RunnerUnderTest]:
+    """The runner of this name or address in the mesh of a registry, which knows the key that its tickets need.
+
+    Raises NOT_FOUND for a runner or model that the mesh does not know.
+    """
+    async with open_channel(registry_target) as registry:
+        watcher = FleetWatcher(registry, SystemClock(), include_ticket_keys=True)
+        await watcher.start()
+        try:
+            await asyncio.wait_for(watcher.wait_ready(), SNAPSHOT_SECONDS)
+        except TimeoutError:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry told nothing of the mesh in time") from None
+        finally:
+            await watcher.stop()
+        found = _find(watcher.view, runner)
+        chosen = _choose_model(watcher.view, found, model)
+        async with open_channel(found.address) as channel:
+            operations = frozenset(operation.value for operation in watcher.view.models[chosen].operations)
+            yield RunnerUnderTest(found, chosen, operations, channel)
+
+
+def _find(view: FleetView, runner: str) -> RunnerView:
+    found = view.runners.get(runner) or next((one for one in view.runners.values() if one.address == runner), None)
+    if found is None:
+        known = ", ".join(sorted(view.runners)) or "none"
+        raise WeftError(Reason.NOT_FOUND, f"the mesh knows no runner {runner}; there is: {known}")
+    if not found.active:
+        raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {runner} is not heard of")
+    return found
+
+
+def _choose_model(view: FleetView, runner: RunnerView, model: str | None) -> str:
+    names = sorted(name for name, one in view.models.items() if one.runner == runner.name)
+    if model is not None and model not in names:
+        raise WeftError(Reason.MODEL_NOT_FOUND, f"the runner serves no {model}; there is: {', '.join(names) or 'none'}")
+    if not names:
+        raise WeftError(Reason.MODEL_NOT_FOUND, f"the runner {runner.name} serves no model")
+    return model or names[0]
