@@ -20,6 +20,7 @@ from bench.real import measure_cold_start, measure_real
 from bench.registry import measure_outage, measure_registry
 from bench.report import Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
+from bench.supervision import measure_supervision
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = tuple(value for value in vars(measures).values() if isinstance(value, Measure))
@@ -108,6 +109,8 @@ def _measure(options: Options, contender: Contender, book: Book, folder: Path, s
         measure_registry(options, book, folder / "registry")
     if contender.name == WEFT.name and options.wants("outage"):
         measure_outage(options, book, folder / "outage")
+    if contender.name == WEFT.name and options.wants("supervision"):
+        measure_supervision(options, book, folder / "supervision")
 
 
 def main() -> None:

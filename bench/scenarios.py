@@ -48,7 +48,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage")
+SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

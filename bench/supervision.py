@@ -1,0 +1,170 @@
+"""What supervision costs and how fast it is: an engine killed in mid-answer, a host killed, a guardian's memory."""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+
+from bench import measures
+from bench.book import Book
+from bench.contender import WEFT
+from bench.cpu import MB
+from bench.launch import LaunchError, free_port, started
+from bench.scenarios import Options
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.client import Mesh, WeftError, connect
+from weft.client.resources import connect_registry, describe_runner
+from weft.client.runners import RunnerOfModel
+from weft.resources.documents import RunnerDocument
+from weft.resources.kinds import ResourceKind
+
+MODEL = "smollm2-135m"
+RUNNER = "local"
+GUARDIAN = "guardian.py"
+START_SECONDS = 60.0
+RECOVERY_SECONDS = 60.0
+GONE_SECONDS = 30.0
+POLL_SECONDS = 0.005
+LOAD_SECONDS = 120.0
+IDLE_SECONDS = 10.0
+
+
+def measure_supervision(options: Options, book: Book, folder: Path) -> None:
+    """Kill the engine in mid-answer, several times, then the host; and look at what stands by meanwhile."""
+    with _mesh(folder) as (host, home):
+        address = _runner_address(home)
+        family = host.children(recursive=True)
+        for guardian in (one for one in family if GUARDIAN in " ".join(one.cmdline())):
+            book.add(measures.GUARDIAN_RSS, WEFT.name, guardian.memory_info().rss / MB)
+        book.add(measures.IDLE_RUNNER_CPU, WEFT.name, _idle_share(host))
+        with connect(home=home) as mesh:
+            for _ in range(options.repetitions):
+                _measure_kill(book, mesh, address)
+        book.add(measures.GONE, WEFT.name, _kill_host(host))
+
+
+def _measure_kill(book: Book, mesh: Mesh, address: str) -> None:
+    """One kill in mid-answer, and one plain load of the same model right after it for comparison."""
+    killed = _kill_in_mid_answer(mesh, _instance(address).process_id)
+    restart = _until_recovered(address)
+    recovery = restart.recovery.ToNanoseconds() / 1e9
+    reload = _reload_seconds(address)
+    book.add(measures.DEATH_NOTICED, WEFT.name, killed * 1e3)
+    book.add(measures.RECOVERY, WEFT.name, recovery)
+    book.add(measures.RELOAD, WEFT.name, reload)
+    book.add(measures.RECOVERY_EXTRA, WEFT.name, max(0.0, recovery - reload))
+
+
+def _kill_in_mid_answer(mesh: Mesh, engine: int) -> float:
+    """Seconds from SIGKILL of the engine until the caller has the error. Raises LaunchError when there is none."""
+    killed_at = 0.0
+    try:
+        for event in mesh.chat(MODEL, "Count to one thousand.", max_tokens=1000, timeout=LOAD_SECONDS):
+            if event.HasField("delta") and not killed_at:
+                psutil.Process(engine).send_signal(signal.SIGKILL)
+                killed_at = time.perf_counter()
+    except WeftError as error:
+        if not killed_at:
+            raise LaunchError(f"the answer never began: {error}") from error
+        return time.perf_counter() - killed_at
+    raise LaunchError("an answer whose engine was killed came to a tidy end")
+
+
+def _until_recovered(address: str) -> pb.Restart:
+    """The last restart, once the model takes requests again."""
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while time.monotonic() < deadline:
+        restarts = _instance(address).restarts
+        if restarts and restarts[-1].HasField("recovery"):
+            return restarts[-1]
+        time.sleep(POLL_SECONDS)
+    raise LaunchError("the model did not come back")
+
+
+def _reload_seconds(address: str) -> float:
+    """How long the model takes to load when nothing has happened to it."""
+    with RunnerOfModel(address, MODEL) as runner:
+        runner.unload(LOAD_SECONDS)
+        begin = time.perf_counter()
+        runner.load(LOAD_SECONDS)
+        return time.perf_counter() - begin
+
+
+def _kill_host(host: psutil.Process) -> float:
+    """Seconds from SIGKILL of the host until nothing that it started is left."""
+    family = host.children(recursive=True)
+    host.kill()
+    killed_at = time.perf_counter()
+    while any(map(_alive, family)):
+        if time.perf_counter() - killed_at > GONE_SECONDS:
+            raise LaunchError("processes outlived their host")
+        time.sleep(POLL_SECONDS)
+    return time.perf_counter() - killed_at
+
+
+def _idle_share(host: psutil.Process) -> float:
+    """Percent of one core that the runner and its guardians use while nobody asks for anything."""
+    runners = [one for one in host.children(recursive=True) if _is_ours(one)]
+    before = sum(map(_cpu_seconds, runners))
+    time.sleep(IDLE_SECONDS)
+    return (sum(map(_cpu_seconds, runners)) - before) / IDLE_SECONDS * 100
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    line = " ".join(process.cmdline())
+    return "serve runner" in line or GUARDIAN in line
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _instance(address: str) -> pb.InstanceDescription:
+    described = describe_runner(address)
+    if described is None:
+        raise LaunchError("the runner does not answer")
+    return described.instances[0]
+
+
+def _runner_address(home: Path) -> str:
+    with connect_registry(home=home) as registry:
+        document = registry.document(ResourceKind.RUNNER, RUNNER)
+    assert isinstance(document, RunnerDocument)
+    assert document.status is not None
+    return document.status.address
+
+
+@contextmanager
+def _mesh(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
+    """`weft up` with the demo model, once it answers."""
+    home = folder / "home"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [str(Path(sys.executable).with_name("weft")), "up", "--home", str(home), "--port", str(free_port())]
+    with started(command, {}, folder / "output.log") as host:
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(home):
+            if time.monotonic() > deadline:
+                raise LaunchError("weft up did not come up")
+            time.sleep(POLL_SECONDS)
+        yield host, home
+
+
+def _answers(home: Path) -> bool:
+    try:
+        with connect(home=home) as mesh:
+            return bool(list(mesh.chat(MODEL, "Hi", max_tokens=2, timeout=START_SECONDS)))
+    except (WeftError, grpc.RpcError):
+        return False
