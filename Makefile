@@ -7,6 +7,8 @@ PROTOS_VENV := .venv-protos
 PROTO_FILES := $(shell find protos -name '*.proto' | sort)
 INSTALL := bash requirements/install.sh $(BIN)/python
 ARGS ?=
+# Test files that run side by side: most of them wait for processes. One at a time: make test WORKERS=0
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
@@ -21,7 +23,7 @@ demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit
 	@$(BIN)/weft demo $(ARGS)
 
 test: $(VENV)/.dev ## run every test, the real model included
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
 	@$(BIN)/python -m pytest -m runtimes $(ARGS)

@@ -120,9 +120,9 @@ def judge_folder(folder: Path) -> list[Outcome]:
 
 
 def _parts(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    made = [item for item in outcomes if item.name.startswith("made-")]
-    recorded = [item for item in outcomes if item.name.startswith("model-")]
-    return [("made up", made), ("answers of a model", recorded), ("all", list(outcomes))]
+    labels = (("made up", "made-"), ("written once the limits stood", "late-"), ("answers of a model", "model-"))
+    parts = [(label, [item for item in outcomes if item.name.startswith(prefix)]) for label, prefix in labels]
+    return [*((label, part) for label, part in parts if part), ("all", list(outcomes))]
 
 
 def _alarms(outcomes: Sequence[Outcome]) -> int:

@@ -30,6 +30,7 @@ MAX_DIMENSIONS = 4
 _VERSIONS = (2, 3)
 _READ_BYTES = 1024 * 1024
 _TEMPLATE = "tokenizer.chat_template"
+_NAMED_TEMPLATE = _TEMPLATE + "."
 _TOKENS = "tokenizer.ggml.tokens"
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -90,6 +91,7 @@ class _HeaderReader:
         self._file = file
         self._size = size
         self._steps = 0
+        self._templates = 0
         self._values: dict[str, _Value] = {}
         self._tokens: tuple[int, int] | None = None
         """Where the array of tokens begins, and how many there are."""
@@ -115,10 +117,11 @@ class _HeaderReader:
     def _header(self, tensor_count: int) -> GgufHeader:
         architecture = self._text("general.architecture")
         context = self._values.get(f"{architecture}.context_length", 0)
-        prefix = _TEMPLATE + "."
-        named = {key.removeprefix(prefix): str(value) for key, value in self._values.items() if key.startswith(prefix)}
-        if len(named) > MAX_NAMED_TEMPLATES:
-            raise _broken(f"it has more than {MAX_NAMED_TEMPLATES} chat templates")
+        named = {
+            key.removeprefix(_NAMED_TEMPLATE): value
+            for key, value in self._values.items()
+            if key.startswith(_NAMED_TEMPLATE) and isinstance(value, str)
+        }
         return GgufHeader(
             architecture=architecture,
             context_tokens=context if isinstance(context, int) and context > 0 else 0,
@@ -153,7 +156,7 @@ class _HeaderReader:
         if kind == _ARRAY:
             self._skip_array(key)
         elif kind == _STRING:
-            if key in ("general.architecture", _TEMPLATE) or key.startswith(_TEMPLATE + "."):
+            if key in ("general.architecture", _TEMPLATE) or self._is_named_template(key):
                 self._values[key] = self._string(MAX_TEXT_BYTES)
             else:
                 self._skip(self._number("Q"))
@@ -161,6 +164,15 @@ class _HeaderReader:
             self._values[key] = self._number(_FORMATS[kind])
         else:
             raise _broken(f"an entry has the unknown type {kind}")
+
+    def _is_named_template(self, key: str) -> bool:
+        """Whether the entry is one of the named templates; each is kept, so there must not be many."""
+        if not key.startswith(_NAMED_TEMPLATE):
+            return False
+        self._templates += 1
+        if self._templates > MAX_NAMED_TEMPLATES:
+            raise _broken(f"it has more than {MAX_NAMED_TEMPLATES} chat templates")
+        return True
 
     def _skip_array(self, key: str) -> None:
         kind, count = self._number("I"), self._number("Q")

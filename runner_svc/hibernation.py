@@ -42,7 +42,8 @@ class HibernationSettings:
     woken_by_mesh: bool = False
     """Somebody else can wake the host of an attached server."""
     max_wait_seconds: float = DEFAULT_MAX_WAIT_SECONDS
-    """Longest wait from the first step of waking until it takes requests."""
+    """Longest wait from the first step of waking until it takes requests. Where waking is no more than loading a
+    process of ours, only how long callers wait: the load goes on for as long as it moves."""
     sleep: SleepSettings | None = None
     """None: it never sleeps by itself."""
     drain_seconds: float = 10.0

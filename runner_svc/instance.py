@@ -147,8 +147,8 @@ class Instance:
     async def wake(self) -> None:
         """Return once it takes requests. Callers share one wake; cancelling one leaves it to the others.
 
-        Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash; SHUTTING_DOWN when the runner is
-        stopping.
+        Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash, and when it is unloaded before;
+        SHUTTING_DOWN when the runner is stopping.
         """
         self._require_running()
         if self.phase is Phase.READY:

@@ -101,6 +101,8 @@ class InstanceLife:
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         self._obstacle = ""
         self._log_mark = 0
+        self._was_started = False
+        """Whether the present wake has come as far as the backend."""
         self.state = LifeState()
         self.restarts = RestartLog(clock)
         self.crash_lines: tuple[str, ...] = ()
@@ -188,25 +190,23 @@ class InstanceLife:
 
     def _remember(self, event: Event, after: LifeState) -> None:
         """What a restart leaves behind for people to read."""
-        match event:
-            case Loaded():
-                self.last_ready_at = self._clock.utc_now()
-                self.restarts.note_ready()
-            case Died() | Faulted() | LoadFailed() | Broke() | WakeFailed() if not self._rules.attached:
-                if isinstance(event, WakeFailed) and after.doing is not Command.PAUSE:
-                    return
-                log.warning(
-                    "backend ended", model=self._config.model, how=event.how, restarts=self.state.history.total + 1
-                )
-                self.restarts.note(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
-            case _:
-                pass
+        if isinstance(event, Loaded):
+            self.last_ready_at = self._clock.utc_now()
+            self.restarts.note_ready()
+        elif isinstance(event, (Died, Faulted, LoadFailed, Broke)) and not self._rules.attached:
+            self._remember_restart(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
+        elif isinstance(event, WakeFailed) and after.doing is Command.PAUSE:
+            self._remember_restart(event.reason, event.how)  # any other wake that fails costs no restart
         if isinstance(event, (Died, Faulted)):
             self._verdict = _verdict(event, attached=self._rules.attached)
-        elif isinstance(event, (Cleared, LoadFailed, WakeFailed)):
+        elif isinstance(event, (Cleared, LoadFailed)) or (isinstance(event, WakeFailed) and self._was_started):
             self.crash_lines = self._last_lines()
         if after.doing is Command.REST:
             self.restarts.note_asleep()
+
+    def _remember_restart(self, reason: Reason, how: str) -> None:
+        log.warning("backend ended", model=self._config.model, how=how, restarts=self.state.history.total + 1)
+        self.restarts.note(reason, how)
 
     def _settle(self, event: Event, command: Command) -> None:
         """Tell those who wait for it to be awake or asleep."""
@@ -215,14 +215,20 @@ class InstanceLife:
             self.idle_since = self._clock.monotonic()
             self.awake.settle()
         elif command is Command.PAUSE or isinstance(event, (WakeFailed, Broke)):
-            why = self.state.detail or INTERNAL_ERROR
-            self.wake_asked.clear()
-            self.awake.settle(WeftError(Reason.WAKE_FAILED, why, metadata={"model": self._config.model}))
+            self._settle_not_awake(self.state.detail or INTERNAL_ERROR)
+        elif isinstance(event, SleepAsked) and command is not Command.SLEEP:
+            self._settle_not_awake("it was unloaded meanwhile")
         if isinstance(event, Broke):
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
+            if self._sleep_asked.is_set():
+                self.stays_awake = False  # also where a load came to its end after the unload was asked for
             self._sleep_asked.clear()
             self.asleep.settle()
+
+    def _settle_not_awake(self, why: str) -> None:
+        self.wake_asked.clear()
+        self.awake.settle(WeftError(Reason.WAKE_FAILED, why, metadata={"model": self._config.model}))
 
     def _last_lines(self) -> tuple[str, ...]:
         """What the present or last process said, as far as it is still there; not what those before it said."""
@@ -251,7 +257,7 @@ class InstanceLife:
 
     async def _start_backend(self) -> None:
         began = self._clock.monotonic()
-        self._log_mark = self._backend.log.total_bytes
+        self._log_mark, self._was_started = self._backend.log.total_bytes, True
         facts = await self._backend.start()
         self.context_tokens = facts.context_tokens
         self.starts += 1
@@ -301,9 +307,11 @@ class InstanceLife:
         """Requests first: a server without requests obeys its first SIGTERM. Nothing of them is run again."""
         self._records.fail_all(self._verdict)
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
-        if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
-            log.warning("requests hold on to a backend that ends", model=self._config.model)
-        await self._backend.stop()
+        try:
+            if not await event_within(self._clock, REQUESTS_END_SECONDS, self._records.idle):
+                log.warning("requests hold on to a backend that ends", model=self._config.model)
+        finally:
+            await self._backend.stop()  # whoever stops us may lose patience; the process must go all the same
 
     async def _fall_asleep(self) -> Event:
         """New work is refused already, and the router waits and wakes it."""
@@ -328,8 +336,12 @@ class InstanceLife:
         return WakeAsked()
 
     async def _wake(self) -> Event:
+        if not self._rules.attached and self._hibernation.recipe is None:
+            # As any load of ours: given up when it stalls and not by a clock, and ended by an unload.
+            loaded = await self._load()
+            return self._not_woken(loaded.reason, loaded.how) if isinstance(loaded, LoadFailed) else loaded
         limit = self._hibernation.max_wait_seconds
-        reason = Reason.WAKE_FAILED
+        reason, self._was_started = Reason.WAKE_FAILED, False
         try:
             await within(self._clock, limit, self._bring_up())
         except WeftError as error:
@@ -339,6 +351,9 @@ class InstanceLife:
         else:
             return Loaded()
         await self._backend.stop()
+        return self._not_woken(reason, why)
+
+    def _not_woken(self, reason: Reason, why: str) -> WakeFailed:
         log.warning("model could not be woken", model=self._config.model, message=why)
         return WakeFailed(reason, why[:MAX_DETAIL_CHARS])
 

@@ -65,6 +65,8 @@ class RequestRecord:
     output_chars: int = 0
     left_premises: bool = False
     """Whether a tool was called that sends bytes off the premises."""
+    answered: bool = False
+    """Whether the whole answer is on its way to the caller, who may hang up as soon as the end of it is there."""
     tool_iterations_left: int | None = None
     signals: list[signal_pb2.Signal] = field(default_factory=list)
     _pieces: deque[str] = field(default_factory=deque)
@@ -95,9 +97,9 @@ class RequestRecord:
     def note_output(self, text: str) -> None:
         """The caller was sent this much more."""
         self.output_chars += len(text)
-        self._kept_chars += len(text)
-        self._pieces.append(text)
-        while self._kept_chars > MAX_OUTPUT_CHARS and len(self._pieces) > 1:
+        self._pieces.append(text[-MAX_OUTPUT_CHARS:])
+        self._kept_chars += len(self._pieces[-1])
+        while self._kept_chars > MAX_OUTPUT_CHARS:
             self._kept_chars -= len(self._pieces.popleft())
 
     def begin_tool(self) -> None:
@@ -132,7 +134,7 @@ class RequestRecord:
             elif isinstance(error, Exception):
                 self._end(RequestState.FAILED, Reason.INTERNAL)
             else:
-                self._end(RequestState.CANCELLED, None)
+                self._end(RequestState.COMPLETED if self.answered else RequestState.CANCELLED, None)
             raise
         else:
             self._end(RequestState.COMPLETED, None)

@@ -12,6 +12,7 @@ from runner_svc.backends.port import CallInfo
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance import Instance
+from runner_svc.records import RequestRecord
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
@@ -118,7 +119,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 try:
                     async with aclosing(converse(work, chat, self._chats[instance.model])) as frames:
                         async for frame in frames:
-                            self._complete(frame, permit, instance, left_premises=work.record.left_premises)
+                            self._complete(frame, permit, instance, work.record)
                             response = generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
                             await context.write(response)
                             first = []
@@ -126,10 +127,11 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                     _log_failure(call, instance, error)
                     raise
 
-    def _complete(self, frame: Frame, permit: Permit, instance: Instance, *, left_premises: bool) -> None:
+    def _complete(self, frame: Frame, permit: Permit, instance: Instance, record: RequestRecord) -> None:
         if frame[-1].WhichOneof("event") == "finished":
+            record.answered = True
             receipt = frame[-1].finished.receipt
-            receipt.left_premises = left_premises
+            receipt.left_premises = record.left_premises
             self._desk.complete(receipt, permit, instance)
 
 
@@ -163,6 +165,10 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
         raise AssertionError("abort has raised")
 
 
+_QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
+"""Errors whose messages quote what a model wrote: content of users, which belongs into no log."""
+
+
 def _log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
     log.warning(
         "attempt failed",
@@ -170,7 +176,7 @@ def _log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
         trace_id=trace_id_of(call.traceparent),
         model=instance.model,
         reason=error.reason.name.lower(),
-        message=error.message,
+        message=None if error.reason in _QUOTING else error.message,
     )
 
 

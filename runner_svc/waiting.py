@@ -53,6 +53,11 @@ class _Round:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     error: WeftError | None = None
 
+    async def outcome(self) -> None:
+        await self.done.wait()
+        if self.error is not None:
+            raise fresh_copy(self.error)
+
 
 class SharedOutcome:
     """What the next attempt at something comes to. Whoever waits shares it; whoever comes later waits for another."""
@@ -60,12 +65,12 @@ class SharedOutcome:
     def __init__(self) -> None:
         self._round = _Round()
 
-    async def wait(self) -> None:
-        """Return when the attempt succeeds; raise its error when it fails. A waiter that is cancelled leaves alone."""
-        current = self._round
-        await current.done.wait()
-        if current.error is not None:
-            raise fresh_copy(current.error)
+    def wait(self) -> Coroutine[Any, Any, None]:
+        """Returns when the attempt succeeds; raises its error when it fails. A waiter that is cancelled leaves alone.
+
+        The attempt is the one under way at the call: it may be over before what is returned gets to run.
+        """
+        return self._round.outcome()
 
     def settle(self, error: WeftError | None = None) -> None:
         """End the attempt: None is success."""

@@ -11,11 +11,11 @@ from gateway.schemas.chat import (
     ToolDefinition,
 )
 from gateway.translate.extra import fill_extra
-from gateway.translate.json_value import to_json_object
 from gateway.translate.media import to_audio, to_image
 from gateway.translate.sampling import fill_sampling, require_choices, require_stream_options_fit
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import to_json_object
 
 _ROLES: dict[str, chat_pb2.Role.ValueType] = {
     "system": chat_pb2.ROLE_SYSTEM,

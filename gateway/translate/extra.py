@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from gateway.translate.json_value import add_member
 from weft.api.common.v1 import json_value_pb2
 from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import add_member
 
 # Fields of the OpenAI API about OpenAI's own service: its accounts, prices, stores and caches. Accepted and not used,
 # without a warning, because clients send them on their own account.

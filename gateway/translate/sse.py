@@ -15,6 +15,7 @@ from weft.kernel.errors import WeftError
 KEEPALIVE = b": keepalive\n\n"
 _DONE = b"data: [DONE]\n\n"
 _MAX_COMMENT_CHARS = 200
+_MAX_RAW_COMMENT_CHARS = 2_000
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -139,8 +140,9 @@ def comment_of(event: event_pb2.InferenceEvent, kind: str | None) -> bytes:
         facts = f": {notice_words(event, kind)}"
     else:
         return b""
-    # A line break inside a reason would end the comment and begin a field.
-    return " ".join(facts.split())[:_MAX_COMMENT_CHARS].encode() + b"\n\n"
+    # A line break inside a reason would end the comment and begin a field; and people read comments on terminals.
+    safe = "".join(character if character.isprintable() else " " for character in facts[:_MAX_RAW_COMMENT_CHARS])
+    return " ".join(safe.split())[:_MAX_COMMENT_CHARS].encode() + b"\n\n"
 
 
 def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
@@ -158,6 +160,7 @@ def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
         (b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time)),
         (b"x-cache-hit", b"true" if cached else b"false"),
         (b"x-cache-tokens-reused", b"%d" % cached),
+        (b"x-left-premises", b"true" if receipt.left_premises else b"false"),
     ]
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour, Repetition
 
+_MAX_INT32 = 2**31 - 1
+"""What the wire has room for."""
+
 
 def behaviour_to_json(behaviour: AgentBehaviour) -> str | None:
     """A behaviour as JSON with sorted keys, so that equal ones are equal texts; None for none at all."""
@@ -30,18 +33,25 @@ def behaviour_from_json(text: str | None) -> AgentBehaviour:
         return NO_BEHAVIOUR
     try:
         document = json.loads(text)
-        iterations = document.get("max_tool_iterations")
         return AgentBehaviour(
             platform_prompt=bool(document.get("platform_prompt", False)),
             tools=_names(document.get("tools", [])),
-            max_tool_iterations=None if iterations is None else int(iterations),
+            max_tool_iterations=_count(document.get("max_tool_iterations")),
             signals=_names(document.get("signals", [])),
             stop_on_decision_request=bool(document.get("stop_on_decision_request", True)),
             repetition=_repetition(document.get("repetition")),
             parse_text_tool_calls=bool(document.get("parse_text_tool_calls", True)),
         )
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError("not an agent's behaviour") from None
+
+
+def _count(value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value <= _MAX_INT32:
+        raise TypeError
+    return value
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ class FailureKind(Enum):
     """The runner did not take it: nothing was tried, the request goes back into the queue."""
     BROKE = "broke"
     """The runner or its backend failed: another runner may succeed."""
+    LACKS = "lacks"
+    """The runner has not what this request needs: another runner may, and this one is none the worse for it."""
     FINAL = "final"
     """It would fail anywhere, or the caller is gone."""
 
@@ -50,4 +52,6 @@ def classify(reason: Reason) -> FailureKind:
         return FailureKind.BUSY
     if reason in _BOUNCES:
         return FailureKind.BOUNCED
+    if reason is Reason.TOOL_UNAVAILABLE:
+        return FailureKind.LACKS
     return FailureKind.BROKE if reason in _BREAKS else FailureKind.FINAL

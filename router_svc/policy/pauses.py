@@ -31,7 +31,7 @@ class PauseBook:
                 self._until[candidate.key] = now + self._limits.bounce_pause_seconds
             case FailureKind.BROKE:
                 self._until[candidate.key] = now + self._limits.break_pause_seconds
-            case FailureKind.FINAL:
+            case FailureKind.LACKS | FailureKind.FINAL:
                 pass
 
     def note_content(self, candidate: Candidate) -> None:

@@ -29,6 +29,8 @@ class _Request:
     bounces: int = 0
     placed_on: Candidate | None = None
     broken_on: set[CandidateKey] = field(default_factory=set)
+    lacking: set[CandidateKey] = field(default_factory=set)
+    """Who has not what it needs: that costs nobody anything, and is no attempt that counts."""
     failed_wakes: set[str] = field(default_factory=set)
     """Models whose wake failed while this request waited for it; it does not wake them again."""
     awaited_wake: str | None = None
@@ -117,8 +119,8 @@ class Scheduler:
         if kind is FailureKind.BOUNCED:
             request.bounces += 1
             self._doubt(candidate, reason, request.bounces)
-        elif kind is FailureKind.BROKE:
-            request.broken_on.add(candidate.key)
+        elif kind in (FailureKind.BROKE, FailureKind.LACKS):
+            (request.broken_on if kind is FailureKind.BROKE else request.lacking).add(candidate.key)
             request.last_failure = rejection
         if kind is FailureKind.FINAL or self._exhausted(request):
             del self._requests[key]
@@ -275,7 +277,7 @@ class Scheduler:
             candidate
             for candidate in refusals.permitted(request.arrival, self._fleet)
             if self._is_up(candidate)
-            and candidate.key not in request.broken_on
+            and candidate.key not in request.broken_on | request.lacking
             and not (candidate.readiness is Readiness.ASLEEP and candidate.model in request.failed_wakes)
         ]
 

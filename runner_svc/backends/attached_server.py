@@ -214,7 +214,7 @@ class AttachedServer:
             # Some servers have no list of models; what they say about their health must do.
             status = await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS)
         match status:
-            case 200:
+            case 200 | 429:  # a server that counts its callers' questions is there
                 return _Presence.READY
             case None:
                 return _Presence.ABSENT

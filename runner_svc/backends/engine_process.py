@@ -110,7 +110,8 @@ class EngineProcess:
     async def explain_break(self, when: str = WORKING) -> WeftError | None:
         """Why a connection broke, if it is because the process ended."""
         try:
-            how = await asyncio.wait_for(self._process.wait(), DEATH_NOTICE_SECONDS)
+            async with asyncio.timeout(DEATH_NOTICE_SECONDS):
+                how = await self._process.wait()
         except TimeoutError:
             return None
         if self._process.ended_by_us:

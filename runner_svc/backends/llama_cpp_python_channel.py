@@ -10,7 +10,6 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -66,9 +65,13 @@ class EngineChannel:
     """One program's line, from before it is started until it is gone."""
 
     def __init__(self) -> None:
+        """Raises CONNECT_FAILED when there is no place for a socket."""
         self.token = secrets.token_urlsafe(24)
         """What the program has to say first."""
-        self._folder = Path(tempfile.mkdtemp(prefix="weft-engine-"))
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="weft-engine-"))
+        except OSError as error:
+            raise _no_socket(error) from error
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -90,7 +93,7 @@ class EngineChannel:
         try:
             self._server = await asyncio.start_unix_server(self._greet, self.path)
         except OSError as error:
-            raise WeftError(Reason.CONNECT_FAILED, f"no socket for the engine could be made: {error}") from error
+            raise _no_socket(error) from error
 
     async def ready(self) -> Ready:
         """Return once the model is loaded. Raises what the program says, or LineBrokenError when it ends first."""
@@ -102,8 +105,7 @@ class EngineChannel:
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
+            await asyncio.gather(reading, return_exceptions=True)
         self._break()
 
     async def ping(self, timeout_seconds: float) -> bool:
@@ -245,6 +247,10 @@ class EngineChannel:
         if server is not None:
             server.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _no_socket(error: OSError) -> WeftError:
+    return WeftError(Reason.CONNECT_FAILED, f"no socket for the engine could be made: {error.strerror or error}")
 
 
 def _failure(failed: Failed) -> WeftError:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from runner_svc.backends.openai_request import (
     Json,
     chat_body,
@@ -94,19 +96,29 @@ def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> G
     grammar = body.get("grammar", "")
     if grammar and kind != "text":
         raise invalid_field("grammar", "cannot go with a response format")
-    return Generate(
-        id=0,
-        prompts=prompts,
-        choice_count=choice_count,
-        max_tokens=body.get("max_tokens"),
-        seed=body.get("seed"),
-        stop=body.get("stop", []),
-        sampling={_LIBRARY_NAMES.get(name, name): value for name, value in body.items() if name not in _NOT_SAMPLING},
-        logit_bias={int(token): bias for token, bias in body.get("logit_bias", {}).items()},
-        grammar=grammar,
-        json_object=kind == "json_object",
-        json_schema=json.dumps(response_format["json_schema"]["schema"]) if kind == "json_schema" else "",
-    )
+    try:
+        return msgspec.convert(
+            {
+                "type": "generate",
+                "id": 0,
+                "prompts": prompts,
+                "choice_count": choice_count,
+                "max_tokens": body.get("max_tokens"),
+                "seed": body.get("seed"),
+                "stop": body.get("stop", []),
+                "sampling": {
+                    _LIBRARY_NAMES.get(name, name): value for name, value in body.items() if name not in _NOT_SAMPLING
+                },
+                "logit_bias": {int(token): bias for token, bias in body.get("logit_bias", {}).items()},
+                "grammar": grammar,
+                "json_object": kind == "json_object",
+                "json_schema": json.dumps(response_format["json_schema"]["schema"]) if kind == "json_schema" else "",
+            },
+            Generate,
+        )
+    except (msgspec.ValidationError, ValueError, AttributeError) as error:
+        # Only what `passthrough` lets through unchecked; the engine would end at a message of another shape.
+        raise invalid_field("extra_parameters", f"cannot be sent to this engine: {error}") from error
 
 
 def _variables(body: Json, templates: ModelTemplates) -> Json:

@@ -1,6 +1,7 @@
 """Generation and embeddings over an OpenAI-compatible HTTP server, with every way it can fail named."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,14 +17,14 @@ from runner_svc.backends.openai_request import (
     embedding_body,
     expected_choices,
 )
-from runner_svc.backends.openai_stream import StreamReader, error_fields
+from runner_svc.backends.openai_stream import Count, Place, StreamReader, error_fields
 from runner_svc.backends.port import CallInfo, EmbeddingResult
 from runner_svc.backends.sse import SseDecoder
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import chat_pb2, embedding_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
 
@@ -35,8 +36,10 @@ EMBEDDINGS = "/v1/embeddings"
 MAX_ERROR_BODY_BYTES = 64 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 DRAIN_SECONDS = 1.0
+MAX_RETRY_AFTER_SECONDS = 3600
 IDLE_CONNECTION_SECONDS = 3.0
 """llama-server closes an idle connection after 5 s; ours must be given up first."""
+_SECONDS = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,8 @@ class OpenAiHttp:
                     yield frame
                 if reader.done:
                     break
-            yield reader.finish()
+            if not reader.ended:
+                yield reader.finish()
             await _drain(response)
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
@@ -146,6 +150,9 @@ class OpenAiHttp:
                 Reason.BACKEND_PROTOCOL_ERROR,
                 f"the backend sent {len(reply.data)} vectors for {len(payload.inputs)} inputs",
             )
+        if payload.HasField("dimensions") and any(len(item.embedding) != payload.dimensions for item in reply.data):
+            # llama-server ignores the wish without a word.
+            raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
         vectors = [embedding_pb2.Embedding(index=item.index, values=item.embedding) for item in reply.data]
         vectors.sort(key=lambda vector: vector.index)
         return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
@@ -156,7 +163,8 @@ class OpenAiHttp:
         response = await self._send(path, body, call)
         try:
             if response.status != 200:
-                raise _refusal(response.status, await _read_bounded(response, MAX_ERROR_BODY_BYTES))
+                body = await _read_bounded(response, MAX_ERROR_BODY_BYTES)
+                raise _refusal(response.status, body, response.headers.get(aiohttp.hdrs.RETRY_AFTER, ""))
             yield response
         except aiohttp.ClientError as error:
             raise await self._broken(
@@ -219,11 +227,11 @@ class OpenAiHttp:
 
 class _EmbeddingItem(msgspec.Struct):
     embedding: list[float]
-    index: int = 0
+    index: Place = 0
 
 
 class _EmbeddingUsage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: Count = 0
 
 
 class _EmbeddingReply(msgspec.Struct):
@@ -259,7 +267,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> b
     return bytes(body)
 
 
-def _refusal(status: int, body: bytes) -> WeftError:
+def _refusal(status: int, body: bytes, retry_after: str = "") -> WeftError:
     message, kind = error_fields(body)
     text = f"the backend answered {status}: {message}"
     if kind == "exceed_context_size_error":
@@ -267,7 +275,9 @@ def _refusal(status: int, body: bytes) -> WeftError:
     if kind == "not_supported_error" or status == 501:
         return WeftError(Reason.UNSUPPORTED_OPERATION, message)
     if status in (429, 503):
-        return WeftError(Reason.BACKEND_NOT_READY, text)
+        # The header's other form, a date, needs a clock that agrees with the server's.
+        seconds = min(int(retry_after), MAX_RETRY_AFTER_SECONDS) if _SECONDS.fullmatch(retry_after) else None
+        return WeftError(Reason.BACKEND_NOT_READY, text, retry_after_seconds=seconds)
     if status in (401, 403):
         return WeftError(Reason.BACKEND_ERROR, text)
     return WeftError(Reason.BACKEND_REJECTED if 400 <= status < 500 else Reason.BACKEND_ERROR, text)

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, EngineKind, ParameterProfile, ParameterWarning, admit
+from runner_svc.policy.parameters import (
+    TEMPLATE_ARGUMENTS,
+    EngineKind,
+    ParameterProfile,
+    ParameterWarning,
+    admit,
+    plain_name,
+    untaken_warning,
+)
 from weft.api.common.v1 import (
     chat_pb2,
     completion_pb2,
@@ -66,6 +74,8 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: Parameter
     Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
     """
     body = _chat_fields(payload, model)
+    if profile.kind is EngineKind.LLAMA_SERVER and payload.tool_choice.WhichOneof("kind") == "function_name":
+        _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
     thinking = _thinking(payload, arguments, profile)
     if thinking is not None:
@@ -73,6 +83,14 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: Parameter
     if arguments:
         body[TEMPLATE_ARGUMENTS] = arguments
     return PreparedBody(body, warnings)
+
+
+def _force(body: Json, name: str) -> None:
+    """Make the model call one function, for llama-server, which takes a choice by name for `auto` without a word."""
+    body["tools"] = [tool for tool in body.get("tools", ()) if tool["function"]["name"] == name]
+    if not body["tools"]:
+        raise invalid_field("tool_choice", f"names {name[:64]}, which is not among the tools")
+    body["tool_choice"] = "required"
 
 
 def _chat_fields(payload: chat_pb2.ChatPayload, model: str) -> Json:
@@ -118,8 +136,11 @@ def completion_body(
     if payload.HasField("suffix"):
         raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
-    if arguments:
+    if arguments and profile.passthrough:
         body[TEMPLATE_ARGUMENTS] = arguments
+    elif arguments:
+        # A prompt goes through no template; the servers take the arguments and ignore them.
+        warnings += warning_frame([untaken_warning(TEMPLATE_ARGUMENTS, profile.kind)])
     return PreparedBody(body, warnings)
 
 
@@ -161,7 +182,7 @@ def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: Parameter
     if not isinstance(arguments, dict):
         raise invalid_field(TEMPLATE_ARGUMENTS, "must be an object")
     # What the contract itself has asked for stands: an extra never replaces it.
-    body.update({name: value for name, value in send.items() if name not in body})
+    body.update({name: value for name, value in send.items() if plain_name(name) not in body})
     return arguments, warning_frame(admitted.warnings)
 
 

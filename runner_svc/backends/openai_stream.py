@@ -4,6 +4,8 @@ One reader serves chat and text completions. It runs once per token: chunks are 
 and a chunk of a wrong shape is a BACKEND_PROTOCOL_ERROR, never a KeyError.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
@@ -16,13 +18,22 @@ DONE = b"[DONE]"
 _EMPTY = b"null"
 
 
+MAX_COUNT = 2**53
+"""Of tokens: a figure beyond what JSON numbers hold exactly is a wrong one."""
+MAX_HELD_REPORTS = 2
+"""Reports on the prompt that wait: that nothing is done, and that all is."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class _Function(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
 
 
 class _ToolCall(msgspec.Struct):
-    index: int = 0
+    index: Place = 0
     id: str | None = None
     function: _Function | None = None
 
@@ -52,7 +63,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: Place = 0
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -60,29 +71,39 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
 
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        details = self.completion_tokens_details
+        return 0 if details is None else details.reasoning_tokens or 0
+
 
 class _Timings(msgspec.Struct):
-    prompt_ms: float = 0.0
-    predicted_ms: float = 0.0
+    prompt_ms: _Milliseconds = 0.0
+    predicted_ms: _Milliseconds = 0.0
 
 
 class _PromptProgress(msgspec.Struct):
-    total: int = 0
-    cache: int = 0
-    processed: int = 0
+    total: Count = 0
+    cache: Count = 0
+    processed: Count = 0
 
 
 class _ErrorBody(msgspec.Struct):
@@ -108,46 +129,59 @@ _FINISH_REASONS = {
 
 
 class _Bill:
-    """Adds up what a stream cost: llama-server sends usage and timings once per choice, others once for all."""
+    """Adds up what a stream cost: llama-server sends usage and timings once per choice, others once for all.
+
+    Others again send usage with every piece: what a choice has cost so far. Then its last word counts.
+    """
 
     def __init__(self, choices_per_prompt: int) -> None:
         self._choices_per_prompt = choices_per_prompt
-        self._prompts: dict[int, _Usage] = {}
+        self._of_choices: dict[int, _Usage] = {}
+        self._of_stream: _Usage | None = None
+        """The last usage that came without a choice; if there is one, those of choices say the same once more."""
         self._completion_tokens = 0
         self._reasoning_tokens = 0
         self._compute_ms = 0.0
         self._decode_ms = 0.0
 
     def add(self, chunk: _Chunk) -> None:
-        """Count a chunk's figures. Choices of one prompt share it, so its tokens count once."""
+        """Count a chunk's figures."""
         usage, timings = chunk.usage, chunk.timings
-        if usage is not None:
-            first = chunk.choices[0].index if chunk.choices else 0
-            self._prompts[first // self._choices_per_prompt] = usage
+        if usage is not None and chunk.choices:
+            self._of_choices[chunk.choices[0].index] = usage
+        elif usage is not None:
+            self._of_stream = usage
             self._completion_tokens += usage.completion_tokens
-            details = usage.completion_tokens_details
-            self._reasoning_tokens += (details.reasoning_tokens or 0) if details is not None else 0
+            self._reasoning_tokens += usage.reasoning_tokens
         if timings is not None:
             self._compute_ms += timings.prompt_ms + timings.predicted_ms
             self._decode_ms += timings.predicted_ms
 
     def receipt(self) -> receipt_pb2.Receipt:
         """The backend's part of a receipt."""
-        usage = usage_pb2.Usage(
-            prompt_tokens=sum(prompt.prompt_tokens for prompt in self._prompts.values()),
-            completion_tokens=self._completion_tokens,
-            cached_prompt_tokens=sum(
-                prompt.prompt_tokens_details.cached_tokens or 0
-                for prompt in self._prompts.values()
-                if prompt.prompt_tokens_details is not None
-            ),
-            reasoning_tokens=self._reasoning_tokens,
-        )
+        usage = self._usage()
         receipt = receipt_pb2.Receipt(usage=usage)
         receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
         if self._decode_ms > 0:
-            receipt.tokens_per_second = self._completion_tokens / self._decode_ms * 1e3
+            receipt.tokens_per_second = usage.completion_tokens / self._decode_ms * 1e3
         return receipt
+
+    def _usage(self) -> usage_pb2.Usage:
+        """Choices of one prompt share it, so its tokens count once."""
+        if self._of_stream is not None:
+            prompts = [self._of_stream]
+            completion, reasoning = self._completion_tokens, self._reasoning_tokens
+        else:
+            per_prompt = {index // self._choices_per_prompt: usage for index, usage in self._of_choices.items()}
+            prompts = list(per_prompt.values())
+            completion = sum(usage.completion_tokens for usage in self._of_choices.values())
+            reasoning = sum(usage.reasoning_tokens for usage in self._of_choices.values())
+        return usage_pb2.Usage(
+            prompt_tokens=sum(prompt.prompt_tokens for prompt in prompts),
+            completion_tokens=completion,
+            cached_prompt_tokens=sum(prompt.cached_tokens for prompt in prompts),
+            reasoning_tokens=reasoning,
+        )
 
 
 class StreamReader:
@@ -159,30 +193,44 @@ class StreamReader:
         self._finished: set[int] = set()
         self._content_started = False
         self._bill = _Bill(choices_per_prompt)
+        self._held: Frame = []
         self.done = False
         """Whether the stream said [DONE]."""
+        self.ended = False
+        """Whether `read` has given the last frame already."""
         self.took_token = False
         """Whether the last `read` held a piece of an answer. A preamble that says whose turn it is holds none."""
         self.took_prefill = False
         """Whether the last `read` held a report on the prompt."""
 
     def read(self, payloads: list[bytes]) -> list[Frame]:
-        """The frames for what arrived together: the first content of the stream alone, everything else in one."""
+        """The frames for what arrived together: the first content of the stream alone, everything else in one.
+
+        A report that nothing of the prompt is done yet, or all of it, waits for what comes next, and what [DONE] ends
+        goes with what came before it: each frame of its own is a message more, on every hop.
+        """
         frames: list[Frame] = []
         frame: Frame = []
         self.took_token = self.took_prefill = False
         for payload in payloads:
             if payload == DONE:
                 self.done = True
+                if self._has_every_choice:
+                    frame += self.finish()
+                    self.ended = True
                 break
             if payload == _EMPTY:
                 continue
-            events = self._events(self._decode(payload))
+            chunk = self._decode(payload)
+            try:
+                events = self._events(chunk)
+            except ValueError as error:  # a number or a text that no field can hold
+                raise _malformed(error) from error
             if not self._content_started and has_content(events):
                 self._content_started = True
                 if frame:
                     frames.append(frame)
-                frames.append(events)
+                frames.append(self._take_held() + events)
                 frame = []
             else:
                 frame += events
@@ -192,24 +240,34 @@ class StreamReader:
 
     def finish(self) -> Frame:
         """The last frame, once the stream is over. Raises BACKEND_PROTOCOL_ERROR if a choice has no finish reason."""
-        if len(self._finished) < self._expected_choices:
+        if not self._has_every_choice:
             raise WeftError(
                 Reason.BACKEND_PROTOCOL_ERROR,
                 f"the backend ended the stream with {len(self._finished)} of {self._expected_choices} choices finished",
             )
-        receipt = self._bill.receipt()
+        try:
+            receipt = self._bill.receipt()
+        except (ValueError, OverflowError) as error:
+            raise _malformed(error) from error
         return [
+            *self._take_held(),
             event_pb2.InferenceEvent(usage=receipt.usage),
             event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
         ]
+
+    @property
+    def _has_every_choice(self) -> bool:
+        return len(self._finished) >= self._expected_choices
+
+    def _take_held(self) -> Frame:
+        held, self._held = self._held, []
+        return held
 
     def _decode(self, payload: bytes) -> _Chunk:
         try:
             chunk = self._decoder.decode(payload)
         except msgspec.DecodeError as error:
-            raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event that is not a chunk: {error}"
-            ) from error
+            raise _malformed(error) from error
         if chunk.error is not None:
             raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {_words(chunk.error)}")
         return chunk
@@ -218,24 +276,21 @@ class StreamReader:
         if chunk.usage is not None or chunk.timings is not None:
             self._bill.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
-        if events:
+        if events or (chunk.choices and self._content_started):
+            # Once the answer has begun, an empty piece is a token that cannot be shown.
             self.took_token = True
-        if chunk.prompt_progress is not None:
+        if (progress := chunk.prompt_progress) is not None:
             self.took_prefill = True
-            progress = chunk.prompt_progress
-            events.append(
-                event_pb2.InferenceEvent(
-                    progress=event_pb2.Progress(
-                        prompt_tokens=progress.total,
-                        processed_tokens=progress.processed,
-                        cached_tokens=progress.cache,
-                    )
-                )
-            )
+            self._held.append(_progress_event(progress))
+            at_an_end = progress.processed <= progress.cache or progress.processed >= progress.total
+            if self._content_started or not at_an_end or len(self._held) > MAX_HELD_REPORTS:
+                events += self._take_held()
         return events
 
     def _delta_event(self, choice: _Choice) -> event_pb2.InferenceEvent | None:
         """The event of one choice's piece; None for a preamble that carries nothing."""
+        if choice.index >= self._expected_choices:
+            raise ValueError(f"there is no choice {choice.index}")
         event = event_pb2.InferenceEvent()
         delta = event.delta
         text = choice.text if choice.delta is None else choice.delta.content
@@ -252,6 +307,18 @@ class StreamReader:
             return None
         delta.index = choice.index
         return event
+
+
+def _malformed(error: Exception) -> WeftError:
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event that is not a chunk: {error}")
+
+
+def _progress_event(progress: _PromptProgress) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(
+        progress=event_pb2.Progress(
+            prompt_tokens=progress.total, processed_tokens=progress.processed, cached_tokens=progress.cache
+        )
+    )
 
 
 def _copy_rare_content(source: _Delta, delta: event_pb2.Delta) -> None:

@@ -119,13 +119,13 @@ class Backend(Protocol):
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """Run one generation.
 
-        Yields frames of `delta`, `progress`, `warning` and `usage` events: the first content alone, afterwards whatever
-        has arrived; parameters that the engine does not take come as warnings, before any content. The last event of
-        the last frame is `finished`, its receipt holding usage, gpu_time and tokens_per_second as the engine reported
-        them; every choice has had its finish reason by then. Raises SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED,
-        HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED, INVALID_ARGUMENT, BACKEND_ERROR or
-        BACKEND_PROTOCOL_ERROR. How long it may be silent is not its business: the runner's watchdog looks, told by
-        `call`. Closing the generator stops the engine's work on it.
+        Yields frames of `delta`, `progress`, `warning` and `usage` events: the first content alone but for reports on
+        its prompt, afterwards whatever has arrived; parameters that the engine does not take come as warnings, before
+        any content. The last event of the last frame is `finished`, its receipt holding usage, gpu_time and
+        tokens_per_second as the engine reported them; every choice has had its finish reason by then. Raises
+        SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED,
+        INVALID_ARGUMENT, BACKEND_ERROR or BACKEND_PROTOCOL_ERROR. How long it may be silent is not its business: the
+        runner's watchdog looks, told by `call`. Closing the generator stops the engine's work on it.
         """
         ...
 

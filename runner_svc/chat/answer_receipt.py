@@ -6,6 +6,9 @@ from weft.dispatch.frames import Frame
 
 MAX_NOTED = 64
 """Signals, and warnings, that a receipt holds."""
+MAX_SIGNAL_BYTES = 256 * 1024
+"""Of these signals together: they are kept with the request's record after its end. What is told as events has no part
+in this."""
 
 
 class AnswerReceipt:
@@ -19,6 +22,7 @@ class AnswerReceipt:
         self._decoded_tokens = 0
         self._warnings: list[warning_pb2.Warning] = []
         self._tool_runs = 0
+        self._signal_bytes = 0
 
     @property
     def completion_tokens(self) -> int:
@@ -46,7 +50,8 @@ class AnswerReceipt:
 
     def note_signal(self, signal: signal_pb2.Signal) -> event_pb2.InferenceEvent:
         """The model raised a signal; the event that tells it."""
-        if len(self._record.signals) < MAX_NOTED:
+        self._signal_bytes += signal.ByteSize()
+        if len(self._record.signals) < MAX_NOTED and self._signal_bytes <= MAX_SIGNAL_BYTES:
             self._record.signals.append(signal)
         return event_pb2.InferenceEvent(signal=signal)
 

@@ -127,9 +127,12 @@ class CallCollector:
             raise WeftError(Reason.TOOL_CALL_INVALID, f"the model made more than {self._limit} calls in one turn")
         if call.kind is CallKind.SIGNAL:
             call.extent = JsonExtent()
+            call.pieces = [call.arguments_text]
             self._follow(call, call.arguments_text)
 
     def _add_arguments(self, call: FunctionCall, text: str) -> None:
+        if call.kind is CallKind.SIGNAL and call.complete:
+            return
         call.pieces.append(text)
         if call.kind is CallKind.CALLER:
             return
@@ -141,5 +144,8 @@ class CallCollector:
             self._follow(call, text)
 
     def _follow(self, call: FunctionCall, text: str) -> None:
-        if call.extent is not None and call.extent.feed(text) is not None:
+        """The signal is raised where its arguments end. What follows is dropped: engines refuse it in a history."""
+        end = None if call.extent is None else call.extent.feed(text)
+        if end is not None:
+            call.pieces[-1] = text[:end]
             call.complete, call.extent = True, None

@@ -54,12 +54,15 @@ async def _single_turn(
 
 def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
     """Remember what the caller gets; a receipt among it is filled with what was remembered."""
+    pieces: list[str] = []
     for event in frame:
         match event.WhichOneof("event"):
             case "delta":
-                if text := event.delta.text or event.delta.reasoning:
-                    record.note_output(text)
+                delta = event.delta
+                pieces.append(delta.text or delta.reasoning)
             case "warning":
                 answer.note_warning(event.warning)
             case "finished":
                 answer.fill(event.finished.receipt)
+    if text := "".join(pieces):
+        record.note_output(text)

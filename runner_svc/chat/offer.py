@@ -88,13 +88,16 @@ def make_offer(
     settings: ChatSettings,
     box: ToolBox,
 ) -> Offer:
-    """What the chat offers. Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool that is not there."""
+    """What the chat offers.
+
+    Raises INVALID_ARGUMENT naming the field, TOOL_UNAVAILABLE for a tool or a signal that this runner does not have.
+    """
     check_behaviour(behaviour, "behaviour")
     caller = [tool.function.name for tool in payload.tools]
     iterations = settings.max_tool_iterations
     if behaviour.HasField("max_tool_iterations"):
         iterations = behaviour.max_tool_iterations
-    signals = pick_signals(settings.signals, behaviour.signals, "behaviour.signals")
+    signals = pick_signals(settings.signals, behaviour.signals)
     names = [*settings.tools, *behaviour.tools]
     if payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_NONE:
         signals, names = (), []
@@ -124,7 +127,7 @@ def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPaylo
     if offer.is_plain:
         return
     if payload.HasField("choice_count") and payload.choice_count > 1:
-        raise invalid_field("choice_count", "must be 1 where the mesh runs tools or takes signals")
+        raise invalid_field("choice_count", "must be 1 (`n` over HTTP) where the mesh runs tools or takes signals")
     for index, name in enumerate(caller):
         if name in offer.tools or name in offer.signals:
             raise invalid_field(f"tools[{index}].function.name", f"{name} is a tool or a signal of the mesh already")

@@ -161,7 +161,8 @@ class ToolLoop:
             finish = event_pb2.FINISH_REASON_LENGTH
         elif step is NextStep.END_WITH_CALLS:
             finish = event_pb2.FINISH_REASON_TOOL_CALLS
-        elif step is NextStep.END_WITH_SIGNALS:
+        elif step is NextStep.END_WITH_SIGNALS or finish == event_pb2.FINISH_REASON_TOOL_CALLS:
+            # Whatever the engine said: a caller that got no calls has none to answer.
             finish = event_pb2.FINISH_REASON_STOP
         yield [event_pb2.InferenceEvent(delta=event_pb2.Delta(finish_reason=finish)), *self._answer.end()]
 

@@ -19,7 +19,7 @@ class TurnReader:
         self._reasoning: list[str] = []
         self._held_logprobs: list[event_pb2.TokenLogprob] = []
         self.has_answer = False
-        """Whether the caller got any text of it."""
+        """Whether the caller got any words of it; blank lines before a call are none."""
         self.finish = event_pb2.FINISH_REASON_UNSPECIFIED
         """Why the engine ended the turn."""
         self.receipt: receipt_pb2.Receipt | None = None
@@ -56,6 +56,8 @@ class TurnReader:
                     self._delta(event, out)
                 case "finished":
                     self.receipt = event.finished.receipt
+                    # Once more: some servers send pieces of calls after the finish reason.
+                    self.calls.end(cut_off=self.was_cut)
                 case "usage":
                     pass
                 case "progress":
@@ -76,7 +78,7 @@ class TurnReader:
             return
         if delta.text:
             self._text.append(delta.text)
-        self.has_answer = self.has_answer or bool(delta.text or delta.refusal)
+        self.has_answer = self.has_answer or bool(delta.text.strip() or delta.refusal)
         out.append(event)
 
     def _is_certain(self, delta: event_pb2.Delta) -> bool:
@@ -99,7 +101,7 @@ class TurnReader:
         if self._parser is None or not self._parser.holds:
             told.logprobs.extend(self._held_logprobs)
             self._held_logprobs.clear()
-        self.has_answer = self.has_answer or bool(told.text or told.refusal)
+        self.has_answer = self.has_answer or bool(told.text.strip() or told.refusal)
         if told.text or told.reasoning or told.refusal or told.tool_calls or told.logprobs:
             out.append(event_pb2.InferenceEvent(delta=told))
 

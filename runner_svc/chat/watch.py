@@ -18,18 +18,22 @@ class RepetitionWatch:
     def __init__(self, *, kills: bool) -> None:
         self._kills = kills
         self._detectors: dict[int, RepetitionDetector] = {}
+        self._untold: list[Repetition] = []
 
     def look(self, frame: Frame) -> warning_pb2.Warning | None:
         """Look at the next frame. A warning once per choice that repeats itself; raises REPEATED_LINE_LOOP to kill."""
+        # Once per frame and choice, not per token: this is on the way of every one of them.
+        written: dict[int, list[str]] = {}
         for event in frame:
-            if event.HasField("delta") and (text := _written(event.delta)):
-                detector = self._detectors.get(event.delta.index)
-                if detector is None:
-                    detector = self._detectors[event.delta.index] = RepetitionDetector()
-                found = detector.feed(text)
-                if found is not None:
-                    return self._verdict(found)
-        return None
+            if event.HasField("delta") and (text := _written(delta := event.delta)):
+                written.setdefault(delta.index, []).append(text)
+        for choice, pieces in written.items():
+            detector = self._detectors.get(choice)
+            if detector is None:
+                detector = self._detectors[choice] = RepetitionDetector()
+            if (found := detector.feed("".join(pieces))) is not None:
+                self._untold.append(found)
+        return self._verdict(self._untold.pop(0)) if self._untold else None
 
     def _verdict(self, found: Repetition) -> warning_pb2.Warning:
         what = "a line" if found.kind == "line" else "a piece of text"

@@ -25,6 +25,7 @@ from runner_svc.engines.messages import (
     ToRunner,
     Vector,
 )
+from runner_svc.engines.schema_size import what_is_too_large
 from runner_svc.engines.stop_strings import StopMatcher
 
 MEAN_POOLING = 1
@@ -222,7 +223,7 @@ class LlamaCppEngine:
             ended = self._library.llama_cpp.llama_vocab_is_eog(self._vocabulary, token)
             text = "" if ended else matcher.feed(self._llama.detokenize([token]))
             stopped = ended or matcher.stopped
-            if stopped or count == limit:
+            if stopped or count >= limit:
                 self._send(Token(request.id, choice, text + matcher.finish(), "stop" if stopped else "length"))
                 break
             self._send(Token(request.id, choice, text))
@@ -280,6 +281,8 @@ class LlamaCppEngine:
         if not schema and not request.grammar:
             return ""
         name = "response_format" if schema else "grammar"
+        if schema and (why := what_is_too_large(schema)):
+            raise RefusedError("INVALID_ARGUMENT", f"{name}: {why}")
         try:
             text: str = self._library.llama_grammar.json_schema_to_gbnf(schema) if schema else request.grammar
         except Exception as error:

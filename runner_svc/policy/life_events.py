@@ -14,9 +14,9 @@ class Command(Enum):
     NOTHING = auto()
     """Not begun, or over."""
     LOAD = auto()
-    """Start the backend: Loaded or LoadFailed."""
+    """Start the backend: Loaded, LoadFailed or SleepAsked."""
     WAKE = auto()
-    """Carry out the wake recipe, then start the backend: Loaded or WakeFailed."""
+    """Carry out the wake recipe, then start the backend: Loaded or WakeFailed; SleepAsked where there is no recipe."""
     SERVE = auto()
     """Watch over a backend that takes requests: Died, Faulted or SleepAsked."""
     CLEAR = auto()
@@ -159,7 +159,7 @@ POSSIBLE: Mapping[Command, frozenset[type]] = MappingProxyType(
     {
         Command.NOTHING: frozenset({Begun, DrainAsked, EndAsked}),
         Command.LOAD: _ALWAYS | {Loaded, LoadFailed, SleepAsked},
-        Command.WAKE: _ALWAYS | {Loaded, WakeFailed},
+        Command.WAKE: _ALWAYS | {Loaded, WakeFailed, SleepAsked},
         Command.SERVE: _ALWAYS | {Died, Faulted, SleepAsked},
         Command.CLEAR: _ALWAYS | {Cleared},
         Command.SLEEP: _ALWAYS | {Slept, SleepFailed},

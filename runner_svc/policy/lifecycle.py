@@ -210,10 +210,10 @@ def _pause_over(state: LifeState, event: PauseOver, now: float, rules: LifeRules
 
 
 def _sleep_asked(state: LifeState, event: SleepAsked, now: float, rules: LifeRules) -> LifeState:
-    del event, now, rules
+    del event, now
     if state.doing is Command.SERVE:
         return _at(state, Command.SLEEP, Phase.STOPPING, FALLING_ASLEEP)
-    return _at(state, Command.REST, Phase.HIBERNATING)
+    return _absent(state, "", rules)
 
 
 def _slept(state: LifeState, event: Slept, now: float, rules: LifeRules) -> LifeState:

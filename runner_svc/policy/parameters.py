@@ -282,7 +282,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
     for name, value in extra.items():
         if value is None:
             continue
-        if name in CONTROLLED_BY_MESH:
+        if plain_name(name) in CONTROLLED_BY_MESH:
             warnings.append(_warning(name, "is up to the mesh and was not sent"))
         elif profile.passthrough:
             send[name] = value
@@ -293,6 +293,11 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
             message = f"is not supported by this model's engine ({profile.kind.value}) and was not used"
             warnings.append(_warning(name, message))
     return AdmittedParameters(send=send, warnings=tuple(warnings))
+
+
+def plain_name(name: str) -> str:
+    """The name as the least strict server reads it: those written in Go take `Stream` for `stream`."""
+    return name.strip().casefold()
 
 
 def untaken_warning(name: str, kind: EngineKind) -> ParameterWarning:

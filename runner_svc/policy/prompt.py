@@ -20,6 +20,8 @@ MAX_DESCRIPTION_CHARS = 200
 """How much of a function's description is repeated here; the engine is given all of it."""
 MAX_ARGUMENTS = 16
 """How many of its arguments are."""
+MAX_ARGUMENT_NAME_CHARS = 64
+"""How much of an argument's name is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +109,16 @@ def _line(function: FunctionFacts) -> str:
     required = function.parameters.get("required")
     names = list(properties.items())[:MAX_ARGUMENTS] if isinstance(properties, Mapping) else []
     must = required if isinstance(required, (list, tuple)) else ()
-    arguments = ", ".join(f"{name}{'' if name in must else '?'}: {_kind(schema)}" for name, schema in names)
-    described = " ".join(function.description.split())[:MAX_DESCRIPTION_CHARS]
-    return f"- {function.name}({arguments}): {described}"
+    arguments = ", ".join(
+        f"{_in_one_line(name, MAX_ARGUMENT_NAME_CHARS)}{'' if name in must else '?'}: {_kind(schema)}"
+        for name, schema in names
+    )
+    return f"- {function.name}({arguments}): {_in_one_line(function.description, MAX_DESCRIPTION_CHARS)}"
+
+
+def _in_one_line(text: Any, max_chars: int) -> str:
+    """A stranger's words, which must not look like a section of ours."""
+    return " ".join(str(text).split())[:max_chars]
 
 
 def _kind(schema: Any) -> str:

@@ -25,8 +25,10 @@ _STRUCTURE = re.compile(r"[{}\[\]<>|;=\\`]|,\S|\w\(|\t|\n {2,}\S")
 """What prose hardly has: brackets, operators, cells, calls, commas without a space, indented lines."""
 _DATA_WORD = re.compile(r"[!-~]{60}")
 """So much ASCII without a space is data such as base64."""
-_FIGURE = re.compile(r"[!-~]*\d[!-~]*")
-"""A number, also one such as 0xff whose digits look like letters."""
+_FIGURE = re.compile(r"[!-~]*\d[!-~]*|\b(?:null|NULL|None|NaN|nan|nil|true|True|false|False)\b")
+"""A number, also one such as 0xff whose digits look like letters, or a word that stands for one in data."""
+_DATA_WORD_CHARS = 30
+"""Words that are so long in the mean are lines of data, wherever the piece was cut out of them."""
 _DENSE_RATIO = 0.10
 """Text that compresses less than this cannot have few n-grams: a cheap look before the dear one. Prose has 0.4."""
 
@@ -271,11 +273,13 @@ def _is_periodic(window: str, period: int, length: int) -> bool:
 
 def _texture(piece: str, short: int, *, sheltered: bool) -> Texture:
     """What `piece` is made of; `short` is the number of non-space characters below which it is no sentence."""
-    solid = "".join(piece.split())
+    words = piece.split()
+    solid = "".join(words)
     letters = sum(map(str.isalpha, _FIGURE.sub("", piece)))
     unbroken = len(solid) == len(piece) and piece.isascii()
-    data = (unbroken and len(piece) < short) or len(set(solid)) == 1 or _DATA_WORD.search(piece)
-    if data or letters * 2 < len(solid):
+    data = (unbroken and len(piece) < short) or len(set(solid)) == 1 or _DATA_WORD.search(piece) is not None
+    long_words = piece.isascii() and len(solid) >= _DATA_WORD_CHARS * len(words)
+    if data or long_words or letters * 2 < len(solid):
         return Texture.MARKS
     if sheltered or unbroken or len(solid) < short or letters * 10 < len(solid) * 7 or _STRUCTURE.search(piece):
         return Texture.STRUCTURED

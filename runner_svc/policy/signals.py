@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 MAX_SIGNAL_TEXT_CHARS = 2000
 """Longest text in an argument of a built-in signal."""
@@ -97,12 +98,14 @@ def signal_catalogue(configured: Iterable[SignalDescription] = ()) -> dict[str, 
     return {signal.name: signal for signal in (*BUILT_IN_SIGNALS, *configured)}
 
 
-def pick_signals(
-    catalogue: Mapping[str, SignalDescription], names: Iterable[str], field: str
-) -> tuple[SignalDescription, ...]:
-    """The signals of these names, each once. Raises INVALID_ARGUMENT on `field` for one that is not known."""
+def pick_signals(catalogue: Mapping[str, SignalDescription], names: Iterable[str]) -> tuple[SignalDescription, ...]:
+    """The signals of these names, each once. Raises TOOL_UNAVAILABLE for one that this runner does not know.
+
+    The agent's author is to blame and not the caller; another runner may know it.
+    """
     wanted = list(dict.fromkeys(names))
     unknown = next((name for name in wanted if name not in catalogue), None)
     if unknown is not None:
-        raise invalid_field(field, f"no signal is called {unknown}; there is: {', '.join(sorted(catalogue))}")
+        message = f"the runner knows no signal {unknown}; it knows: {', '.join(sorted(catalogue))}"
+        raise WeftError(Reason.TOOL_UNAVAILABLE, message, metadata={"signal": unknown})
     return tuple(catalogue[name] for name in wanted)

@@ -147,7 +147,8 @@ class SupervisedProcess:
         end = await asyncio.shield(engine.ended)
         if output is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(output.ended.wait(), LAST_OUTPUT_SECONDS)
+                async with asyncio.timeout(LAST_OUTPUT_SECONDS):
+                    await output.ended.wait()
         return describe_end(end)
 
     async def stop(self) -> None:
@@ -184,7 +185,8 @@ class SupervisedProcess:
     async def _end_rest(self, engine: GuardedEngine) -> None:
         for is_last in (False, True):
             with suppress(TimeoutError):
-                await asyncio.wait_for(engine.gone.wait(), SWEEP_SECONDS)
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await engine.gone.wait()
                 return
             if is_last:
                 log.error("a process or its descendants do not end", pid=engine.pid)

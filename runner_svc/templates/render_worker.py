@@ -121,13 +121,19 @@ def confine(parent: int, limits: dict[str, int]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 16),
     ):
-        resource.setrlimit(what, (limit, limit))
+        low = at_most(limit, resource.getrlimit(what)[1])
+        resource.setrlimit(what, (low, low))
 
 
 def allow_cpu_seconds(seconds: int) -> None:
     """So much processor time from now on; then the kernel ends this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + seconds, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (at_most(int(time.process_time()) + 1 + seconds, hard), hard))
+
+
+def at_most(wanted: int, hard: int) -> int:
+    """A limit that may be set: the machine may allow less than we would, and nobody may raise that."""
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
 
 
 def main() -> None:

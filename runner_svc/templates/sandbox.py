@@ -8,6 +8,7 @@ guards what the template can reach; it does not guard against `'a' * 2000000000`
 import asyncio
 import json
 import os
+import signal
 import struct
 import sys
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ MAX_MESSAGE_BYTES = 4096
 READY = bytes(4)
 """What the worker writes once it can render."""
 _LIMITS = "limits"
+_TRIES = 2
+"""Of a rendering whose process somebody else killed."""
 _WORKER = str(Path(__file__).with_name("render_worker.py"))
 _ESCAPES = 6
 """A character of the output may take so many bytes in the worker's answer."""
@@ -93,36 +96,56 @@ class TemplateSandbox:
             raise _failed(answer.message)
 
     async def _ask(self, template: str, variables: Mapping[str, Any]) -> _Answer:
-        body = json.dumps({"template": template, "variables": dict(variables)}).encode()
+        try:
+            body = json.dumps({"template": template, "variables": dict(variables)}).encode()
+        except RecursionError:
+            raise _failed("the conversation is nested too deeply") from None
         if len(body) > MAX_REQUEST_BYTES:
             raise _failed(f"it and the conversation are over {MAX_REQUEST_BYTES} bytes")
         async with self._places:
-            process = await self._free_process()
-            good = False
-            try:
-                answer = await self._exchange(process, body)
-                # One that has been at its limits may be in any state.
-                good = answer.cause != _LIMITS
-            finally:
-                if good and process in self._processes:
-                    self._free.append(process)
-                else:
-                    await self._end(process)
+            for _ in range(_TRIES):
+                answer = await self._once(body)
+                if answer is not None:
+                    return answer
+        raise WeftError(
+            Reason.INTERNAL, "the process that renders chat templates was killed, perhaps for want of memory"
+        )
+
+    async def _once(self, body: bytes) -> _Answer | None:
+        """The answer of one process; None: somebody else killed it, which is no fault of the template."""
+        process = await self._free_process()
+        answer = None
+        try:
+            answer = await self._exchange(process, body)
+            if answer is None and process not in self._processes:
+                raise WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+        finally:
+            # One that has been at its limits may be in any state.
+            if answer is not None and answer.cause != _LIMITS and process in self._processes:
+                self._free.append(process)
+            else:
+                await self._end(process)
         return answer
 
-    async def _exchange(self, process: asyncio.subprocess.Process, body: bytes) -> _Answer:
+    async def _exchange(self, process: asyncio.subprocess.Process, body: bytes) -> _Answer | None:
         limits, (requests, answers) = self._limits, _pipes(process)
         try:
             async with asyncio.timeout(limits.wall_seconds):
                 requests.write(struct.pack(">I", len(body)) + body)
-                await requests.drain()
-                length = struct.unpack(">I", await answers.readexactly(4))[0]
-                if length > _ESCAPES * limits.output_bytes + MAX_MESSAGE_BYTES:
-                    return _Answer(cause=_LIMITS, message="it writes too much")
-                return self._decoder.decode(await answers.readexactly(length))
+                try:
+                    await requests.drain()
+                    length = struct.unpack(">I", await answers.readexactly(4))[0]
+                    if length > _ESCAPES * limits.output_bytes + MAX_MESSAGE_BYTES:
+                        return _Answer(cause=_LIMITS, message="it writes too much")
+                    return self._decoder.decode(await answers.readexactly(length))
+                except (asyncio.IncompleteReadError, OSError):
+                    # A template can end its process in many ways, but SIGKILL comes from the kernel or a person.
+                    if await process.wait() == -signal.SIGKILL:
+                        return None
+                    return _Answer(cause=_LIMITS, message="it ended the process that renders it")
         except TimeoutError:
             return _Answer(cause=_LIMITS, message=f"it takes longer than {limits.wall_seconds:g} s")
-        except (asyncio.IncompleteReadError, OSError, msgspec.DecodeError):
+        except msgspec.DecodeError:
             return _Answer(cause=_LIMITS, message="it ended the process that renders it")
 
     async def _free_process(self) -> asyncio.subprocess.Process:

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from runner_svc.tools.names import wire_names
-from runner_svc.tools.outcomes import bounded, failure
+from runner_svc.tools.outcomes import bounded, described, failure
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.kernel.errors import WeftError
@@ -126,8 +126,8 @@ async def _call(source: ToolSource, name: str, arguments: Mapping[str, Any]) -> 
         outcome = failure("it cancelled itself")
     except WeftError as error:
         outcome = failure(error.message)
-    except Exception as error:  # noqa: BLE001 - whatever a tool raises is told to the model
-        outcome = failure(f"{type(error).__name__}: {error}")
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001 - whatever a tool raises is told to the model
+        outcome = failure(described(error))
     return bounded(outcome, source.max_output_bytes)
 
 

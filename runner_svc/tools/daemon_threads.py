@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from runner_svc.tools.outcomes import described
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -65,6 +66,6 @@ def _settled(
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             future.set_exception(error)
         else:  # what asyncio would not carry, or would stop for
-            future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            future.set_exception(RuntimeError(described(error)))
 
     return settle

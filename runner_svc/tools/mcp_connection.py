@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -30,6 +31,7 @@ CLOSED_MESSAGE = "Connection closed"
 """What the SDK says for a call whose connection has ended."""
 LISTEN_AGAIN_SECONDS = 30.0
 """Pause before listening again where a server ended that; the tools are listed anew then."""
+_ADDRESS = re.compile(r"https?://\S+", re.IGNORECASE)
 _CLIENT_INFO = types.Implementation(name="weft", version="1")
 
 
@@ -69,7 +71,9 @@ class McpConnection:
             result = await self._client.session.send_request(request, types.CallToolResult)
         except MCPError as error:
             self._look_at(error)
-            return ToolOutcome(content=f"The tool's server gave an error: {error.message}", failed=True)
+            # The SDK's own errors, such as of a redirect, name addresses.
+            message = _ADDRESS.sub("[an address]", error.message)
+            return ToolOutcome(content=f"The tool's server gave an error: {message}", failed=True)
         except ValueError:  # pydantic's; its text would repeat the answer
             return ToolOutcome(content="The tool's server gave an answer that cannot be understood.", failed=True)
         return ToolOutcome(content=_text_of(result), failed=bool(result.is_error))

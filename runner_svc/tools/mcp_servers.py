@@ -4,7 +4,8 @@ import asyncio
 import importlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from runner_svc.policy.redial import RedialLimits, RedialPolicy
 from runner_svc.tools.config import McpCommand, McpHttp
 from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome
 from runner_svc.tools.schemas import object_schema
+from runner_svc.waiting import end_tasks
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_NAME_CHARS, is_name
 from weft.kernel.reasons import Reason
@@ -29,6 +31,8 @@ CONNECT_SECONDS = 60.0
 """Longest time for one attempt: a server may have to be downloaded first."""
 LIST_SECONDS = 10.0
 """Longest time for listing the tools anew."""
+LIST_PAUSE_SECONDS = 1.0
+"""Between two such lists: a server may say all the time that its tools have changed."""
 CHECK_SECONDS = 5.0
 """How long a server may take to say that it is alive once a call of it was given up."""
 STOP_SECONDS = 10.0
@@ -177,20 +181,35 @@ class McpServer:
 
     async def _attend(self, connection: "McpConnection") -> None:
         """Return when the connection is lost or not wanted any more."""
+        next_list = time.monotonic()
         while not (self._stopping.is_set() or self._is_lost):
-            await self._nudge.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(next_list - time.monotonic() if self._is_stale else None):
+                    await self._nudge.wait()
             self._nudge.clear()
             try:
-                if self._is_stale:
+                if self._is_stale and time.monotonic() >= next_list:
                     self._is_stale = False
-                    async with asyncio.timeout(LIST_SECONDS):
-                        await self._list(connection)
+                    await self._ask(LIST_SECONDS, self._list(connection))
+                    next_list = time.monotonic() + LIST_PAUSE_SECONDS
                 if self._is_doubted:
                     self._is_doubted = False
-                    async with asyncio.timeout(CHECK_SECONDS):
-                        await connection.ping()
+                    await self._ask(CHECK_SECONDS, connection.ping())
             except TimeoutError:
                 self._note_lost("its server does not answer any more")
+
+    async def _ask(self, seconds: float, question: Coroutine[Any, Any, None]) -> None:
+        """Wait for the answer, or for a stop. Raises TimeoutError when neither comes in that time."""
+        asking = asyncio.create_task(question)
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([asking, stopping], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise TimeoutError
+            if asking in done:
+                asking.result()
+        finally:
+            await end_tasks(asking, stopping)
 
     async def _pause(self, seconds: float) -> None:
         """The pause before the next attempt, cut short by whoever wants a tool or the end."""

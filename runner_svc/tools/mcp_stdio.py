@@ -17,7 +17,7 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 
 from runner_svc.supervise import parent_death
 from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
@@ -40,6 +40,8 @@ TERM_SECONDS = 2.0
 """... and then after SIGTERM, before SIGKILL."""
 KILL_SECONDS = 2.0
 """Longest wait for the kernel after SIGKILL."""
+MAX_UNANSWERED = 64
+"""Questions of the server's own whose answers it has not read: each is a task of the SDK's."""
 READ_BYTES = 64 * 1024
 MAX_DEBUG_LINES = 200
 """Lines of a server's standard error that go to the debug log; the rest is read and forgotten."""
@@ -57,6 +59,8 @@ class _Pipes:
     outgoing: MemoryObjectReceiveStream[SessionMessage]
     note_lost: Callable[[str], None] = field(repr=False)
     is_lost: bool = False
+    unanswered: int = 0
+    """Questions of the server's own."""
 
     def lose(self, why: str) -> None:
         """Say so once, and fail whatever waits for an answer."""
@@ -124,7 +128,13 @@ async def _read(process: asyncio.subprocess.Process, pipes: _Pipes, max_message_
     assert process.stdout is not None, "it is a pipe"
     try:
         while line := await process.stdout.readline():
-            await pipes.incoming.send(_parsed(line))
+            item = _parsed(line)
+            if isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCRequest):
+                pipes.unanswered += 1
+                if pipes.unanswered > MAX_UNANSWERED:
+                    pipes.lose("its server asks one thing after the other and reads no answers")
+                    return
+            await pipes.incoming.send(item)
     except ValueError:
         pipes.lose(f"its server sent a message of more than {max_message_bytes} bytes")
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -156,6 +166,8 @@ async def _write(process: asyncio.subprocess.Process, pipes: _Pipes) -> None:
             process.stdin.write(text.encode(errors="replace") + b"\n")
             async with asyncio.timeout(WRITE_SECONDS):
                 await process.stdin.drain()
+            if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+                pipes.unanswered -= 1
     except TimeoutError:
         pipes.lose(f"its server has read nothing for {WRITE_SECONDS:g} s")
     except OSError:

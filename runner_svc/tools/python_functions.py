@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from runner_svc.tools.config import PythonTool
 from runner_svc.tools.daemon_threads import DaemonThreads
+from runner_svc.tools.outcomes import described
 from runner_svc.tools.port import ToolDescription, ToolOutcome
 from runner_svc.tools.schemas import object_schema
 from weft.kernel.errors import invalid_field
@@ -71,7 +72,7 @@ class PythonFunction:
         except (Exception, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - such as SystemExit, which would end the runner's event loop
-            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+            raise RuntimeError(described(error)) from None
 
     def _bound(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         checked = self._arguments.model_validate(dict(arguments))
@@ -97,6 +98,8 @@ def _imported(config: PythonTool) -> Callable[..., Any]:
         found = getattr(found, part, None)
     if not callable(found) or inspect.isclass(found):
         raise invalid_field(config.config_field, f"{module_name} has no function {path}")
+    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+        raise invalid_field(config.config_field, f"{path} yields; a tool returns its result in one piece")
     return typing.cast("Callable[..., Any]", found)
 
 

@@ -22,6 +22,8 @@ MAX_ARGUMENT_BYTES = 1_048_576
 """Of one call's arguments as JSON."""
 MAX_CHECK_STEPS = 50_000
 """Keywords evaluated in one check; more means references that multiply."""
+MAX_CHECK_DEPTH = 128
+"""Keywords evaluated within each other: arguments of 28 levels, which is all that can be sent, need 3 for each."""
 MAX_CHECK_CPU_SECONDS = 0.5
 """Processor time of one check, during which the runner does nothing else: a step with a long `enum` is not as cheap."""
 MAX_MESSAGE_CHARACTERS = 512
@@ -73,7 +75,7 @@ class ArgumentCheck:
         self._tool = tool
         self.schema = schema
         self._validator: Any = None
-        self._steps = 0
+        self._steps = self._depth = 0
         self._end = 0.0
 
     def parse(self, text: str) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class ArgumentCheck:
         """
         arguments = self._decode(text)
         validator = self._compiled()
-        self._steps, self._end = 0, time.thread_time() + MAX_CHECK_CPU_SECONDS
+        self._steps, self._depth, self._end = 0, 0, time.thread_time() + MAX_CHECK_CPU_SECONDS
         try:
             error = next(validator.iter_errors(arguments), None)
         except (RecursionError, _TooManyStepsError):
@@ -91,7 +93,8 @@ class ArgumentCheck:
         except Exception as problem:  # noqa: BLE001 - the schema is a stranger's: an unknown type, a reference to nothing
             raise self._invalid(f"they cannot be checked: {type(problem).__name__} in the tool's schema") from None
         if error is not None:
-            raise self._invalid(f"{error.json_path}: {error.message[:MAX_MESSAGE_CHARACTERS]}")
+            where = error.json_path.encode(errors="replace").decode()  # a key may hold half a surrogate
+            raise self._invalid(f"{where[:MAX_MESSAGE_CHARACTERS]}: {error.message[:MAX_MESSAGE_CHARACTERS]}")
         return arguments
 
     def _decode(self, text: str) -> dict[str, Any]:
@@ -128,9 +131,14 @@ class ArgumentCheck:
     def _counted(self, keyword: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
         def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
             self._steps += 1
-            if self._steps > MAX_CHECK_STEPS or time.thread_time() > self._end:
+            # Python's own limit on depth must never be met: the library's Rust parts panic where they meet it.
+            if self._steps > MAX_CHECK_STEPS or self._depth >= MAX_CHECK_DEPTH or time.thread_time() > self._end:
                 raise _TooManyStepsError
-            yield from keyword(validator, value, instance, schema) or ()
+            self._depth += 1
+            try:
+                yield from keyword(validator, value, instance, schema) or ()
+            finally:
+                self._depth -= 1
 
         return check
 

@@ -60,7 +60,20 @@ def test_what_another_release_wrote_is_read(text: str, behaviour: AgentBehaviour
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", '{"tools": "a"}', '{"max_tool_iterations": "x"}', '{"repetition": []}', '{"signals": 1}'],
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        '{"tools": "a"}',
+        '{"max_tool_iterations": "x"}',
+        '{"max_tool_iterations": 1e400}',
+        '{"max_tool_iterations": 2147483648}',
+        '{"max_tool_iterations": -1}',
+        '{"repetition": []}',
+        '{"signals": 1}',
+        pytest.param('{"tools":' + "[" * 100_000, id="too deep"),
+    ],
 )
 def test_what_is_no_behaviour_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an agent's behaviour"):

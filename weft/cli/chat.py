@@ -45,6 +45,13 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    *,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Whether it thinks first. Default: the model's own.")
+    ] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let it leave the premises: to models and tools elsewhere.")
+    ] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
     ] = 600.0,
@@ -59,6 +66,10 @@ def chat(
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
+    if thinking is not None:
+        options["thinking"] = thinking
+    if allow_remote:
+        options["allow_remote"] = True
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     with reporting():
         once = _only_message(message)

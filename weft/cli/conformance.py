@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -68,10 +69,11 @@ async def _findings(
     async with attach(mesh_address(home, "registry"), runner, model) as subject:
         if output is OutputFormat.TABLE:
             say(table.text(()))
-        async for finding in examine(subject, checks):
-            findings.append(finding)
-            if output is OutputFormat.TABLE:
-                say(table.line(table.cells(finding)))
-            elif sys.stderr.isatty():
-                note(f"{finding.check}: {finding.verdict}")
+        async with aclosing(examine(subject, checks)) as examined:
+            async for finding in examined:
+                findings.append(finding)
+                if output is OutputFormat.TABLE:
+                    say(table.line(table.cells(finding)))
+                elif sys.stderr.isatty():
+                    note(f"{finding.check}: {finding.verdict}")
     return findings

@@ -126,7 +126,7 @@ def _agent(agent: AgentDocument) -> Iterator[str]:
 def _behaviour(agent: AgentDocument) -> Iterator[str]:
     """What the mesh does around its chats; nothing for what it does around all of them."""
     if agent.platform_prompt:
-        yield _fact("Platform", "its prompt stands first")
+        yield _fact("Platform", "the platform's own prompt stands first")
     if agent.tools or agent.max_tool_iterations is not None:
         rounds = agent.max_tool_iterations
         limit = "" if rounds is None else f" (asked again at most {rounds} times)"

@@ -33,7 +33,8 @@ def _seconds(duration: duration_pb2.Duration) -> str:
 
 
 def _state(record: pb.RequestRecord) -> str:
-    name = pb.RequestRecord.State.Name(record.state).removeprefix("STATE_").lower().replace("_", " ")
+    names: dict[int, str] = {number: name for name, number in pb.RequestRecord.State.items()}
+    name = names.get(record.state, f"state {record.state}").removeprefix("STATE_").lower().replace("_", " ")
     return f"{name}: {reason_name(record.reason)}" if record.reason else name
 
 

@@ -1,11 +1,12 @@
 """Plain Python values to request messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import to_json_object
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -18,7 +19,7 @@ class Message(TypedDict):
 
 
 class ChatOptions(TypedDict, total=False):
-    """Sampling options; what is left out is the backend's own default. Ranges: common/v1/sampling.proto."""
+    """Options of a chat; what is left out is the backend's own default. Ranges: common/v1/sampling.proto."""
 
     max_tokens: int
     temperature: float
@@ -26,6 +27,15 @@ class ChatOptions(TypedDict, total=False):
     top_k: int
     seed: int
     stop: Sequence[str]
+    thinking: bool
+    """Whether a model that can think does so before it answers."""
+    allow_remote: bool
+    """Whether the request may leave the premises of the mesh: to models and tools elsewhere."""
+    extra_parameters: Mapping[str, object]
+    """Parameters that weft does not know, as JSON data; the answer has a warning for each that was not used."""
+
+
+_NOT_NUMBERS = frozenset({"stop", "thinking", "allow_remote", "extra_parameters"})
 
 
 def chat_request(model: str, messages: str | Iterable[Message], options: ChatOptions) -> pb.ChatRequest:
@@ -35,15 +45,25 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
     for turn in turns:
         role = chat_pb2.Role.Value(f"ROLE_{turn['role'].upper()}")
         request.payload.messages.add(role=role, content=[chat_pb2.ContentPart(text=turn["content"])])
+    if "thinking" in options:
+        request.payload.thinking = options["thinking"]
+    request.options.allow_remote = options.get("allow_remote", False)
+    if "extra_parameters" in options:
+        extra = to_json_object(options["extra_parameters"], "extra_parameters")
+        request.payload.extra_parameters.CopyFrom(extra)
+    _fill_sampling(request.payload.sampling, options)
+    return request
+
+
+def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) -> None:
+    sampling.stop.extend(options.get("stop", ()))
     for name, value in options.items():
-        if name == "stop":
-            request.payload.sampling.stop.extend(options["stop"])
+        if name in _NOT_NUMBERS:
             continue
         try:
-            setattr(request.payload.sampling, name, value)
+            setattr(sampling, name, value)
         except (TypeError, ValueError) as error:
             raise invalid_field(name, "is not a number, or out of range") from error
-    return request
 
 
 def embed_request(model: str, texts: Sequence[str]) -> pb.EmbedRequest:

@@ -34,7 +34,6 @@ class RequestContext:
 
 _NOTHING_SENT = frozenset(
     {
-        Reason.CONNECT_FAILED,
         Reason.NO_SLOT_AVAILABLE,
         Reason.PERMISSION_DENIED,
         Reason.SHUTTING_DOWN,
@@ -43,7 +42,8 @@ _NOTHING_SENT = frozenset(
         Reason.TOOL_UNAVAILABLE,
     }
 )
-"""With these a runner has passed nothing on to its engine."""
+"""With these, before any content, a runner has passed nothing on to its engine. CONNECT_FAILED is none of them: a
+server may close the connection after it has taken the request."""
 
 
 @dataclass(slots=True)
@@ -52,11 +52,12 @@ class _AttemptRecord:
     remote: bool
     """Whether the runner sends what it is given off the premises."""
     reason: Reason = Reason.UNSPECIFIED
+    answered: bool = False
 
     @property
     def may_have_left(self) -> bool:
         """Whether bytes of the request may have left the premises: unless it is certain that none did, they have."""
-        return self.remote and self.reason not in _NOTHING_SENT
+        return self.remote and (self.answered or self.reason not in _NOTHING_SENT)
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class Journey:
     def note_first_content(self, now: float) -> None:
         """The answer has begun."""
         self.first_content = now
+        self.attempts[-1].answered = True
 
     def note_tool_calls(self, frame: Frame) -> None:
         """Tools are called; their calls end a frame of their own."""

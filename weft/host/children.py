@@ -87,10 +87,16 @@ class RunnerChild:
         while True:
             assert self._process is not None, "watched before it was started"
             code = await self._process.wait()
+            log.error("runner process ended", runner=self.name, code=code, output=str(self._output))
+            self._process = await self._spawn_again()
+
+    async def _spawn_again(self) -> asyncio.subprocess.Process:
+        while True:
             self._deaths, pause = self._deaths.after_death(self._clock.monotonic(), RestartLimits())
             pause = max(RESTART_PAUSE_SECONDS, pause)
-            log.error(
-                "runner process ended", runner=self.name, code=code, pause_seconds=pause, output=str(self._output)
-            )
+            log.warning("runner process is started again", runner=self.name, pause_seconds=pause)
             await self._clock.sleep(pause)
-            self._process = await self._spawn()
+            try:
+                return await self._spawn()
+            except OSError as error:  # a limit of processes or open files is reached: it may pass
+                log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - words enough

@@ -1,13 +1,35 @@
-"""JSON that travels as typed messages, as plain data again."""
+"""JSON as typed messages and back to plain data: order and number kinds are kept."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from weft.api.common.v1 import json_value_pb2
+from weft.kernel.errors import invalid_field
+
+# Protobuf refuses messages nested deeper than 100; the payload and its envelope take up to 10 of them. An object
+# costs three (value, object, field), an array two.
+MAX_NESTED_MESSAGES = 90
+_OBJECT_COST = 3
+_ARRAY_COST = 2
+_MAX_INT64 = 2**63 - 1
 
 
 def plain_object(document: json_value_pb2.JsonObject) -> dict[str, Any]:
     """A JSON object as plain data, order kept; of members with one name the last one counts."""
     return {member.name: _plain(member.value) for member in document.fields}
+
+
+def to_json_object(value: Mapping[str, object], field: str) -> json_value_pb2.JsonObject:
+    """A JSON object as a message. Raises INVALID_ARGUMENT naming `field` if it is too deep or holds a wild number."""
+    target = json_value_pb2.JsonObject()
+    _fill_object(target, value, field, _OBJECT_COST)
+    return target
+
+
+def add_member(target: json_value_pb2.JsonObject, name: str, value: object, field: str) -> None:
+    """Add one member to an object. Raises INVALID_ARGUMENT naming `field`, as `to_json_object` does."""
+    _fill_value(target.fields.add(name=name).value, value, field, _OBJECT_COST)
 
 
 def _plain(value: json_value_pb2.JsonValue) -> Any:
@@ -21,3 +43,46 @@ def _plain(value: json_value_pb2.JsonValue) -> Any:
             return plain_object(value.object_value)
         case _:
             return getattr(value, kind)
+
+
+def _fill_object(target: json_value_pb2.JsonObject, value: Mapping[str, object], field: str, depth: int) -> None:
+    if depth > MAX_NESTED_MESSAGES:
+        raise invalid_field(field, f"is nested too deeply: at most {MAX_NESTED_MESSAGES // _OBJECT_COST} objects")
+    for name, member in value.items():
+        entry = target.fields.add(name=name)
+        _fill_value(entry.value, member, field, depth)
+
+
+def _fill_value(target: json_value_pb2.JsonValue, value: object, field: str, depth: int) -> None:
+    match value:
+        case None:
+            target.null_value = True
+        case bool():
+            target.bool_value = value
+        case int() if -_MAX_INT64 - 1 <= value <= _MAX_INT64:
+            target.integer_value = value
+        case int() | float():
+            target.number_value = _finite(value, field)
+        case str():
+            target.string_value = value
+        case list():
+            target.array_value.SetInParent()
+            if depth + _ARRAY_COST > MAX_NESTED_MESSAGES:
+                raise invalid_field(field, "is nested too deeply")
+            for element in value:
+                _fill_value(target.array_value.values.add(), element, field, depth + _ARRAY_COST)
+        case dict():
+            target.object_value.SetInParent()
+            _fill_object(target.object_value, value, field, depth + _OBJECT_COST)
+        case _:
+            raise invalid_field(field, "holds something that is not JSON")
+
+
+def _finite(value: float, field: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise invalid_field(field, "holds a number beyond the range of a double")
+    return number

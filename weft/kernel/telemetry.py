@@ -8,6 +8,7 @@ a request has the same trace id on every hop.
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -24,29 +25,57 @@ _new_ids = RandomIdGenerator()
 
 
 class BoundedLogFile:
-    """A file that is moved to `<name>.1` and begun anew when it has grown past its limit."""
+    """A file that is moved to `<name>.1` and begun anew when it has grown past its limit.
+
+    Whoever logs never hears of a disk that is full or broken: what cannot be written is dropped, and the number of
+    dropped writes stands in the file once it can be written again.
+    """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
+        """Raises OSError when the file cannot be opened."""
         self._path = path
         self._max_bytes = max_bytes
+        self.dropped = 0
+        """Writes that were dropped since the last one that succeeded."""
+        self._torn = False
+        """Whether the file ends with a part of a dropped write."""
         self._open()
 
     def _open(self) -> None:
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._file = self._path.open("ab", buffering=0)
         self._size = self._path.stat().st_size
 
     def write(self, text: str) -> int:
-        """Append; whole lines are never split between files."""
-        self._size += len(text)
-        written = self._file.write(text)
-        if self._size > self._max_bytes and text.endswith("\n"):
-            self._file.close()
+        """Append `text`, one or more whole lines; they are never split between files."""
+        try:
+            if self._size > self._max_bytes:
+                self._begin_anew()
+            if self.dropped:
+                note = f'{{"event": "log lines were dropped", "count": {self.dropped}}}\n'
+                self._append(f"\n{note}" if self._torn else note)
+                self.dropped = 0
+            self._append(text)
+        except OSError:
+            self.dropped += 1
+        return len(text)
+
+    def _append(self, text: str) -> None:
+        rest = text.encode("utf-8", "backslashreplace")
+        while rest:
+            written = self._file.write(rest)
+            self._size += written
+            rest = rest[written:]
+            self._torn = bool(rest)
+
+    def _begin_anew(self) -> None:
+        full = self._file
+        with suppress(FileNotFoundError):  # an earlier try got no further than this
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-            self._open()
-        return written
+        self._open()
+        full.close()
 
     def flush(self) -> None:
-        """Nothing to do: the file is line buffered."""
+        """Nothing to do: nothing is buffered."""
 
     def close(self) -> None:
         """Close the file."""

@@ -64,6 +64,23 @@ def test_signals_warnings_and_tools_are_told_beside_the_answer(mesh: ScriptedMes
     assert all(len(line) < 250 for line in told)
 
 
+@pytest.mark.parametrize(("flags", "thinking"), [((), None), (("--thinking",), True), (("--no-thinking",), False)])
+def test_thinking_is_asked_for_where_it_was_said(
+    mesh: ScriptedMesh, flags: tuple[str, ...], thinking: bool | None
+) -> None:
+    assert mesh.run("chat", "qwen", "-m", "hi", *flags).exit_code == 0
+    asked = mesh.asked[-1].payload
+    assert (asked.thinking if asked.HasField("thinking") else None) is thinking
+
+
+@pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote",), True)])
+def test_a_chat_leaves_the_premises_only_where_it_may(
+    mesh: ScriptedMesh, flags: tuple[str, ...], allowed: bool
+) -> None:
+    assert mesh.run("chat", "qwen", "-m", "hi", *flags).exit_code == 0
+    assert mesh.asked[-1].options.allow_remote is allowed
+
+
 @pytest.mark.parametrize(("name", "code"), [("nobody", 3), ("agent/nobody", 3), ("../x", 2)])
 def test_nobody_answers_for_an_unknown_name(mesh: ScriptedMesh, name: str, code: int) -> None:
     result = mesh.run("chat", name, "-m", "hi")

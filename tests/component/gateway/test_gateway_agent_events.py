@@ -19,10 +19,9 @@ from gateway_script import (
 )
 from mesh_script import dispatching
 
-from gateway.translate.json_value import to_json_object
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, signal_pb2, warning_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
+from weft.kernel.json_objects import plain_object, to_json_object
 from weft.kernel.reasons import Reason
 
 BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], signals=["NEEDS_EXTERNAL_INFO"])

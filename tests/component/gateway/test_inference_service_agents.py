@@ -11,7 +11,6 @@ import pytest
 from gateway_script import FixedFleet, agent, delta, model
 from mesh_script import AnsweringRunner, dispatching
 
-from gateway.translate.json_value import to_json_object
 from router_svc.inference_servicer import InferenceServicer
 from weft.api.common.v1 import (
     agent_behaviour_pb2,
@@ -26,6 +25,7 @@ from weft.api.common.v1 import (
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 

@@ -105,10 +105,14 @@ async def _failure(backend: LlamaCppPythonBackend, payload: Any) -> WeftError:
     return failed.value
 
 
-def _schema(text: str) -> chat_pb2.ResponseFormat:
+def _schema(text: str, count: int = 0) -> chat_pb2.ResponseFormat:
     made = chat_pb2.ResponseFormat()
     made.json_schema.name = "answer"
-    made.json_schema.schema.fields.add(name=text).value.bool_value = True
+    value = made.json_schema.schema.fields.add(name=text).value
+    if count:
+        value.integer_value = count
+    else:
+        value.bool_value = True
     return made
 
 
@@ -280,6 +284,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
         (completion_pb2.CompletionPayload(prompts=[ids]), "prompt"),
         (completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")], logprobs=1), "logprobs"),
         (_chat(response_format=_schema("unsupported")), "response_format"),
+        (_chat(response_format=_schema("minItems", 10**9)), "response_format: at most 2,000 repetitions"),
         (passed_on, "nonsense"),
         (unparsed, "grammar"),
     ]
@@ -294,6 +299,19 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
         with pytest.raises(FieldError):
             await backend.embed(embedding_pb2.EmbeddingPayload(dimensions=3), CALL)
         assert await _text(backend, _chat(response_format=_schema("fine")))
+
+
+async def test_a_parameter_of_another_type_that_is_passed_through_does_not_end_the_engine(model: Path) -> None:
+    everything = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON, passthrough=True)
+    async with _running(model, parameters=everything) as (backend, _):
+        engine = backend.process_id
+        for name in ("grammar", "seed", "stop", "logit_bias"):
+            payload = _chat()
+            value = payload.extra_parameters.fields.add(name=name).value
+            value.array_value.values.add().object_value.fields.add(name="x").value.bool_value = True
+            assert (await _failure(backend, payload)).reason is Reason.INVALID_ARGUMENT
+        assert await _text(backend, _chat())
+        assert backend.process_id == engine
 
 
 async def test_a_failure_of_the_library_is_told_and_the_engine_goes_on(model: Path) -> None:
@@ -380,6 +398,19 @@ async def test_a_stranger_on_the_socket_is_never_taken_for_the_engine(token: str
     finally:
         await channel.close()
     assert not channel.path.parent.exists()
+
+
+async def test_a_machine_without_room_for_a_socket_is_a_failed_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = model.parent / ("x" * 100)
+    too_long.mkdir()
+    for folder in (model.parent / "nowhere", too_long):
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        with pytest.raises(WeftError) as failed:
+            await _backend(model).start()
+        assert failed.value.reason is Reason.CONNECT_FAILED
+        assert "no socket" in failed.value.message
 
 
 async def _gone(path: Path) -> bool:

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from gateway.translate.json_value import to_json_object
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import CallInfo
-from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.supervise.process import StopGraces
-from weft.api.common.v1 import chat_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft.testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
@@ -42,7 +43,7 @@ async def _running(profile: ParameterProfile) -> AsyncGenerator[tuple[LlamaServe
         await backend.stop()
 
 
-async def _frames(backend: LlamaServerBackend, extra: dict[str, Any]) -> list[Frame]:
+async def _frames(backend: Backend, extra: dict[str, Any]) -> list[Frame]:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
     payload = chat_pb2.ChatPayload(messages=[message], extra_parameters=to_json_object(extra, "extra"))
     return [frame async for frame in backend.generate(payload, CALL)]
@@ -73,3 +74,30 @@ async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
         body = (await control.state()).last_request_body
     assert body["frobnicate"] == [1, {"a": None}]
     assert not any(event.HasField("warning") for frame in frames for event in frame)
+
+
+async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() -> None:
+    payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="a")])
+    async with _running(ParameterProfile()) as (backend, _):
+        own = len((await backend.embed(payload, CALL)).embeddings[0].values)
+        payload.dimensions = own
+        assert await backend.embed(payload, CALL)
+        payload.dimensions = own - 1
+        with pytest.raises(FieldError, match="dimensions"):
+            await backend.embed(payload, CALL)
+
+
+async def test_only_a_server_of_our_own_is_asked_to_report_on_its_prefill() -> None:
+    """Strict servers refuse fields that they do not know, and `return_progress` is llama.cpp's."""
+    async with _running(ParameterProfile()) as (backend, control):
+        await _frames(backend, {})
+        assert (await control.state()).last_request_body["return_progress"] is True
+    async with run_fake_backend() as server:
+        profile = ParameterProfile(kind=EngineKind.OPENAI_HTTP, passthrough=True)
+        attached = AttachedServer(AttachedServerConfig(url=server.base_url, upstream_model="fake", parameters=profile))
+        await attached.start()
+        try:
+            await _frames(attached, {"return_progress": True})
+            assert "return_progress" not in (await server.state()).last_request_body
+        finally:
+            await attached.stop()

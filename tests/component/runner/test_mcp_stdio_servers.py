@@ -149,6 +149,14 @@ async def test_a_message_without_an_end_does_not_fill_the_memory() -> None:
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 
 
+async def test_a_server_that_asks_for_ever_and_reads_no_answers_does_not_fill_the_memory() -> None:
+    async with running("--bare") as box:
+        outcome = await box.run("fake.asks", {})
+        assert "reads no answers" in outcome.content
+        assert len(asyncio.all_tasks()) < 50
+        assert (await box.run("fake.echo", {"text": "back"})).content == "back"
+
+
 async def test_nonsense_between_messages_is_passed_over() -> None:
     async with running("--bare") as box:
         assert (await box.run("fake.garbage", {"text": "sense"})).content == "sense"
@@ -165,6 +173,21 @@ async def test_a_server_that_stops_reading_is_replaced(monkeypatch: pytest.Monke
             box.pick(["fake.echo"])
         await until(lambda: has(box, "fake.echo"))
         assert (await box.run("fake.echo", {"text": "new"})).content == "new"
+
+
+async def test_a_stop_does_not_wait_for_a_server_that_is_asked_whether_it_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_servers, "CHECK_SECONDS", 600.0)
+    monkeypatch.setattr(mcp_servers, "STOP_SECONDS", MAX_WAIT_SECONDS)
+    monkeypatch.setattr(mcp_stdio, "CLOSE_SECONDS", 0.1)
+    async with running("--bare") as box:
+        deaf = asyncio.create_task(box.run("fake.deaf", {}))
+        await asyncio.sleep(0.05)
+        deaf.cancel()
+        await asyncio.wait([deaf])
+        async with asyncio.timeout(MAX_WAIT_SECONDS / 2):
+            await box.stop()
 
 
 async def test_a_server_that_cannot_start_at_first_is_tried_again(
@@ -249,6 +272,18 @@ async def test_the_server_dies_with_a_runner_that_is_killed_and_the_next_life_sw
         await runner.wait()
     await until(lambda: not _lives(pid))
     assert Leftovers(state).sweep() == [child]
+
+
+async def test_a_server_that_says_all_the_time_that_its_tools_changed_is_listed_no_more_than_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_servers, "LIST_PAUSE_SECONDS", 600.0)
+    async with running("--bare", "--restless") as box, asyncio.timeout(MAX_WAIT_SECONDS):
+        while (await box.run("fake.lists", {})).content != "2":
+            pass
+        for _ in range(20):
+            assert (await box.run("fake.echo", {"text": "x"})).content == "x"
+        assert (await box.run("fake.lists", {})).content == "2"
 
 
 async def test_what_a_server_prints_is_read_but_only_shown_for_debugging() -> None:

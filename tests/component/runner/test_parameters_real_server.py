@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.translate.json_value import to_json_object
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.backends.port import CallInfo
 from runner_svc.policy.parameters import ALLOWED, EngineKind
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.host.demo import demo_model_path, llama_command
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
 
 pytestmark = pytest.mark.real

@@ -3,19 +3,25 @@
 import asyncio
 import os
 import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import pytest
 from repaving_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
+from runner_svc import servicer
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.chat.conversation import converse
 from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.dispatch.frames import Frame
 from weft.kernel.reasons import Reason
 from weft.testing.fake_backend.process import fake_backend_command
 
@@ -85,6 +91,30 @@ async def test_a_caller_that_is_slow_to_read_hears_of_the_fault_too_and_its_slot
             while (await _described(runner)).active_request_ids:
                 pass
         assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED
+
+
+async def test_a_caller_who_hangs_up_once_the_answer_is_complete_has_not_cancelled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every dispatcher does: it has what it wanted before the runner has left its rpc."""
+
+    async def slow_to_end(*arguments: Any) -> AsyncGenerator[Frame]:
+        async with aclosing(converse(*arguments)) as frames:
+            async for frame in frames:
+                yield frame
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(servicer, "converse", slow_to_end)
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        call = runner.generate(max_tokens=2)
+        while not any(event.HasField("finished") for event in (await call.read()).events):
+            pass
+        call.cancel()
+        async with asyncio.timeout(5):
+            while (await _described(runner)).active_request_ids:
+                pass
+        assert (await _record(runner, "req-1")).state == pb.RequestRecord.STATE_COMPLETED
 
 
 async def test_a_request_that_the_runner_does_not_remember_is_not_found(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from weft.testing.conformance.runner.suite import CHECKS, examine
 from weft.testing.conformance.runner.verdict import Finding, Verdict
 
 MODEL = "m"
+SHORT = 8
 
 
 class BrokenRunner:
@@ -39,6 +40,8 @@ class BrokenRunner:
         self.seen.append(ticket_pb2.TicketClaims.FromString(request.ticket.claims).request_id)
         deltas = [event_pb2.InferenceEvent(delta=event_pb2.Delta(text="a")) for _ in range(2)]
         yield generation_service_pb2.GenerateResponse(events=deltas)
+        if request.chat.sampling.max_tokens > SHORT:
+            await asyncio.Event().wait()
         finished = event_pb2.InferenceEvent(finished=event_pb2.Finished())
         yield generation_service_pb2.GenerateResponse(events=[finished, finished])
 

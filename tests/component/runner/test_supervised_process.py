@@ -28,6 +28,7 @@ from supervisor_process import (
 )
 
 from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf, own_cgroup
+from runner_svc.supervise.guarded import EngineStart, GuardedEngine, start_guarded
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.logs import MAX_RING_BYTES, LogRing
 from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess
@@ -108,6 +109,21 @@ async def test_a_process_that_ends_by_itself_takes_its_descendants_along(how: st
 async def test_a_signal_is_named() -> None:
     async with supervised("guardian", f"echo {FAMILY_READY}; kill -SEGV $$") as (process, _, _):
         assert (await process.wait()).startswith("signal SIGSEGV")
+
+
+async def test_how_an_engine_ended_is_known_where_a_stop_comes_before_it_was_heard() -> None:
+    hears, says = os.pipe()
+    start = EngineStart(argv=("/bin/sh", "-c", "sleep 0.1; exit 3"), env=ENVIRONMENT, tag="t", leaf=None, output=says)
+    engine = await start_guarded(SYSTEMS["guardian"](), start)
+    guardian = psutil.Process(engine.pid).parent()
+    assert guardian is not None
+    # The loop hears nothing meanwhile.
+    assert until(lambda: not guardian.is_running() or guardian.status() == psutil.STATUS_ZOMBIE, 5.0)
+    engine.kill_all()
+    await engine.gone.wait()
+    assert engine.ended.result().exit_code == 3
+    for end in (hears, says):
+        os.close(end)
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
@@ -307,3 +323,24 @@ def test_systems_agree_about_a_process() -> None:
         for system in systems:
             assert until(lambda: system.started_at(family.engine.pid) is None, 2.0)  # noqa: B023 - called at once
             assert not system.kill_if(family.engine.pid, lambda: True)
+
+
+async def test_a_start_that_is_cancelled_in_the_moment_it_succeeds_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio.wait_for of Python 3.11 drops such a cancellation, and whoever stops a load would wait for its end."""
+    process = _supervisor()
+    heard = GuardedEngine._start_is
+
+    def start_is(engine: GuardedEngine, outcome: int | OSError) -> None:
+        heard(engine, outcome)
+        if not starting.cancelling():
+            starting.cancel()
+
+    monkeypatch.setattr(GuardedEngine, "_start_is", start_is)
+    starting = asyncio.create_task(process.start(["sleep", "100"], env=ENVIRONMENT))
+    await asyncio.wait({starting}, timeout=10.0)
+    was_cancelled = starting.cancelled()
+    await process.stop()
+    assert was_cancelled
+    assert not own_children()

@@ -1,6 +1,7 @@
 """Chat templates in the sandbox: ordinary ones are rendered as the field does, hostile ones end within their limits."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -75,8 +76,69 @@ async def test_the_process_is_kept_for_the_next_rendering_and_replaced_after_a_k
     await sandbox.render("{{ a }}", {"a": "3"})
     (second,) = _workers()
     psutil.Process(second).kill()
-    await _failure(sandbox, "{{ a }}")
-    assert await sandbox.render("{{ a }}", {"a": "4"}) == "4"
+    assert await sandbox.render("{{ a }}", {"a": "4"}) == "4", "that was no fault of the template"
+
+
+async def test_a_process_that_is_killed_for_want_of_memory_is_not_blamed_on_the_template(
+    sandbox: TemplateSandbox,
+) -> None:
+    await sandbox.render("warm", {})
+    rendering = asyncio.create_task(sandbox.render(HOSTILE["loops in loops"], {}))
+    killed: set[int] = set()
+    while not rendering.done():
+        if new := set(_workers()) - killed:
+            # Not before it has the request: what it was killed for is then in doubt.
+            await asyncio.sleep(0.1)
+            killed |= new
+            for pid in new:
+                psutil.Process(pid).kill()
+        await asyncio.sleep(0.01)
+    with pytest.raises(WeftError) as failed:
+        await rendering
+    assert failed.value.reason is Reason.INTERNAL
+    assert len(killed) == 2, "it is tried once more, and not for ever"
+    assert await sandbox.render("ok", {}) == "ok"
+
+
+async def test_a_rendering_that_a_stop_ends_says_so(sandbox: TemplateSandbox) -> None:
+    await sandbox.render("warm", {})
+    rendering = asyncio.create_task(sandbox.render(HOSTILE["loops in loops"], {}))
+    await asyncio.sleep(0.05)
+    await sandbox.stop()
+    with pytest.raises(WeftError) as failed:
+        await rendering
+    assert failed.value.reason is Reason.WORKER_RESTARTED
+    assert not _workers()
+
+
+LITTLE = """
+import asyncio, ctypes, os, resource, sys
+if len(sys.argv) == 1:
+    CAPBSET_DROP, SYS_RESOURCE = 24, 24
+    ctypes.CDLL(None).prctl(CAPBSET_DROP, SYS_RESOURCE, 0, 0, 0)
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["PROGRAM"], "again"])
+resource.setrlimit(resource.RLIMIT_AS, (480 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
+
+async def main():
+    async with TemplateSandbox(SandboxLimits(cpu_seconds=60)) as sandbox:
+        print(await sandbox.render("{{ a }}", {"a": "rendered"}))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
+async def test_a_machine_that_allows_less_than_the_limits_renders_all_the_same() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", LITTLE),
+        env={**os.environ, "PROGRAM": LITTLE},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert output == b"rendered\n", errors.decode()
 
 
 async def test_stop_leaves_no_process_and_the_sandbox_works_again(sandbox: TemplateSandbox) -> None:
@@ -159,6 +221,16 @@ async def test_a_conversation_beyond_the_limit_is_refused(
 ) -> None:
     monkeypatch.setattr(sandbox_module, "MAX_REQUEST_BYTES", 1000)
     assert "1000 bytes" in (await _failure(sandbox, "{{ a }}", {"a": "x" * 1000})).message
+
+
+async def test_a_conversation_that_is_nested_too_deeply_is_refused_and_not_a_fault_of_ours(
+    sandbox: TemplateSandbox,
+) -> None:
+    """Such as the arguments of an earlier call."""
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = {"a": deep}
+    assert "too deeply" in (await _failure(sandbox, "{{ a }}", {"a": deep})).message
 
 
 def _workers() -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from runner_harness import RunningRunner, events_of, refusal, running_runner
+from structlog.testing import capture_logs
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.chat.settings import ChatSettings
@@ -117,6 +118,25 @@ async def test_a_malformed_call_is_a_typed_error_and_frees_the_slot(tmp_path: Pa
     async with _stage(tmp_path, {"calls": [{"name": "add", "arguments": arguments}]}, tools=[_tool("add")]) as stage:
         assert await stage.refusal(tools=["add"]) is Reason.TOOL_CALL_INVALID
         await stage.runner.until_idle("m")
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"calls": [{"name": "add", "arguments": '{"a": "hush hush", "b": 2}'}]},
+        {"text": "hush hush, and this line has enough words to be told from a table\n" * 60},
+    ],
+)
+async def test_what_a_model_wrote_is_told_to_the_caller_and_to_no_log(tmp_path: Path, turn: dict[str, Any]) -> None:
+    kill = agent_behaviour_pb2.REPETITION_POLICY_KILL
+    async with _stage(tmp_path, turn, tools=[_tool("add")]) as stage:
+        with capture_logs() as logs:
+            call = stage.runner.generate(max_tokens=4000, behaviour=Behaviour(tools=["add"], repetition_policy=kill))
+            async with asyncio.timeout(20):
+                told = await refusal(events_of(call))
+    assert "hush hush" in told.message
+    assert any(line["event"] == "attempt failed" for line in logs)
+    assert "hush hush" not in str(logs)
 
 
 async def test_a_tool_that_hangs_is_given_up_and_the_model_told(tmp_path: Path) -> None:

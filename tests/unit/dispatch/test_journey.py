@@ -90,7 +90,8 @@ def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
         (True, Reason.UNSPECIFIED, True),
         (True, Reason.SERVER_DIED, True),
         (True, Reason.BACKEND_REJECTED, True),
-        (True, Reason.CONNECT_FAILED, False),
+        (True, Reason.CONNECT_FAILED, True),
+        (True, Reason.TOOL_UNAVAILABLE, False),
         (True, Reason.NO_SLOT_AVAILABLE, False),
         (False, Reason.SERVER_DIED, False),
     ],
@@ -102,6 +103,14 @@ def test_a_receipt_without_a_runners_word_says_what_may_have_left_the_premises(
     journey.note_grant(GRANT, 1.0, remote=remote)
     journey.note_attempt_failed(attempt)
     assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises is left
+
+
+def test_an_attempt_that_has_answered_has_sent_something_whatever_ends_it() -> None:
+    journey = Journey(CONTEXT, arrived=0.0)
+    journey.note_grant(GRANT, 1.0, remote=True)
+    journey.note_first_content(1.5)
+    journey.note_attempt_failed(Reason.TOOL_UNAVAILABLE)
+    assert journey.receipt(Reason.TOOL_UNAVAILABLE, None, 2.0).left_premises
 
 
 def test_a_call_of_a_remote_tool_is_remembered_however_the_request_ends() -> None:

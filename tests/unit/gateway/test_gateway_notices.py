@@ -11,10 +11,10 @@ from gateway.translate.chat_answer import ChatAnswer
 from gateway.translate.chat_stream import ChatStream
 from gateway.translate.completion_answer import CompletionAnswer
 from gateway.translate.completion_stream import CompletionStream
-from gateway.translate.json_value import to_json_object
 from gateway.translate.notices import MAX_NOTICES_TOLD
 from gateway.translate.pieces import AnswerIdentity
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, warning_pb2
+from weft.kernel.json_objects import to_json_object
 
 IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
 Frame = list[event_pb2.InferenceEvent]
@@ -184,6 +184,14 @@ def test_a_warning_before_an_answer_without_any_content_is_told_with_its_end() -
     encoded = chat_stream().encode([started(), warning(), *end()])
     assert comments_of(encoded)[0].startswith(": warning unsupported_parameter")
     assert encoded.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("name", ["a\x1b]0;owned\x07", "a\x00b\x9b2J", "a\u2028\u202eb"])
+def test_no_name_can_steer_the_terminal_of_who_reads_comments(name: str) -> None:
+    event = event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(id="call-1", name=name))
+    (comment,) = comments_of(chat_stream().encode([event]))
+    assert comment.startswith(": tool a")
+    assert comment.isprintable()
 
 
 def test_no_notice_can_smuggle_an_event_or_fill_the_line() -> None:

@@ -39,6 +39,27 @@ def test_a_log_file_is_moved_aside_when_it_is_full_and_no_line_is_split(tmp_path
     assert all(line.startswith("line ") and len(line) == 9 for line in kept.splitlines())
 
 
+def test_a_full_disk_costs_log_lines_and_nothing_else_and_their_number_is_told(tmp_path: Path) -> None:
+    """The limit on the size of files stands for the disk: a write comes to its end in mid-line and fails after that."""
+    program = f"""
+import resource
+from pathlib import Path
+from weft.kernel.telemetry import BoundedLogFile
+log = BoundedLogFile(Path({str(tmp_path / "log")!r}), 100_000)
+log.write("before\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+for _ in range(3):
+    log.write("lost\\n")
+assert log.dropped == 3
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.write("after\\n")
+assert log.dropped == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines == ["before", "los", '{"event": "log lines were dropped", "count": 3}', "after"]
+
+
 def test_a_logged_traceback_holds_no_local_variables(tmp_path: Path) -> None:
     """They are prompts and keys."""
     program = f"""

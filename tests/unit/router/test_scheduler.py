@@ -126,6 +126,23 @@ def test_a_refusal_of_the_request_itself_is_not_tried_elsewhere() -> None:
     }
 
 
+def test_a_runner_that_lacks_a_tool_is_none_the_worse_for_it_and_another_is_tried() -> None:
+    mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b"))
+    first = placed(mesh.submit(arrival(1, "p"), 0.0))[1]
+    second = placed(mesh.report_failed(1, 1, Reason.TOOL_UNAVAILABLE, 0.1))[1]
+    assert {first, second} == {"a", "b"}
+    assert placed(mesh.submit(arrival(2, "p"), 0.1)) == {2: first}
+    assert rejected(mesh.report_failed(1, 2, Reason.TOOL_UNAVAILABLE, 0.2)) == {1: Reason.TOOL_UNAVAILABLE}
+
+
+def test_the_one_runner_that_has_a_tool_is_found_among_many_that_lack_it() -> None:
+    mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "abcdef"), max_attempts=2)
+    asked = [placed(mesh.submit(arrival(1, "p"), 0.0))[1]]
+    asked += [placed(mesh.report_failed(1, attempt, Reason.TOOL_UNAVAILABLE, 0.1))[1] for attempt in range(1, 6)]
+    assert sorted(asked) == list("abcdef")
+    assert rejected(mesh.report_failed(1, 6, Reason.TOOL_UNAVAILABLE, 0.2)) == {1: Reason.TOOL_UNAVAILABLE}
+
+
 def test_attempts_are_limited_even_when_more_runners_are_left() -> None:
     mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "abcd"), max_attempts=2)
     mesh.submit(arrival(1, "p"), 0.0)

@@ -1,7 +1,8 @@
 """An instance, its backend and its clock, all moved by the test."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
@@ -141,3 +142,25 @@ class Stage:
     async def settle(self) -> None:
         for _ in range(40):
             await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def living(**settings: Any) -> AsyncIterator[Stage]:
+    """An instance that has begun its life; its loads succeed at once."""
+    stage = Stage(HibernationSettings(**settings))
+    stage.backend.loaded.set()
+    await stage.instance.start()
+    await stage.settle()
+    try:
+        yield stage
+    finally:
+        await stage.instance.stop()
+
+
+async def outcome(work: "asyncio.Task[None]") -> WeftError | None:
+    """What a task ends with."""
+    try:
+        await work
+    except WeftError as error:
+        return error
+    return None

@@ -90,6 +90,24 @@ async def test_a_model_that_only_signals_is_asked_once_more_for_its_answer() -> 
     assert work.payloads[1].messages[-1].content[0].text == "noted"
 
 
+@pytest.mark.parametrize("blank", ["\n\n", " "])
+async def test_blank_text_before_a_signal_is_no_answer(blank: str) -> None:
+    work = ScriptedWork([text(blank), *call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)], [text("Maybe 7."), *end()])
+    events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+    assert answer(events) == f"{blank}Maybe 7."
+
+
+@pytest.mark.parametrize("rest", ["}", " and so on", "\n"])
+async def test_what_follows_the_arguments_of_a_signal_is_no_part_of_the_conversation(rest: str) -> None:
+    together = call("LOW_CONFIDENCE", f"{UNSURE}{rest}")
+    apart = [*call("LOW_CONFIDENCE", UNSURE), call("", rest)[-1]]
+    for pieces in (together, apart):
+        work = ScriptedWork([*pieces, *end(TOOL_CALLS)], [text("Maybe 7."), *end()])
+        events = await events_of(work, request(signals=["LOW_CONFIDENCE"]))
+        assert _signals(events) == ["LOW_CONFIDENCE"]
+        assert work.payloads[1].messages[-2].tool_calls[0].arguments_text == UNSURE
+
+
 async def test_a_model_that_signals_again_instead_of_answering_has_had_its_say() -> None:
     turn = [*call("LOW_CONFIDENCE", UNSURE), *end(TOOL_CALLS)]
     work = ScriptedWork(turn, turn)
@@ -129,6 +147,16 @@ async def test_a_signal_that_the_token_limit_cut_is_no_error() -> None:
     assert finish_reasons(events) == [LENGTH]
     assert not _signals(events)
     assert warnings(events) == [warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN]
+
+
+async def test_signals_of_any_length_are_told_and_those_that_are_kept_have_a_bound() -> None:
+    own = SignalDescription(name="NOTE", description="x", parameters={"type": "object"})
+    long = json.dumps({"text": "x" * 100_000})
+    pieces = [piece for index in range(3) for piece in call("NOTE", long, index, f"call_{index}")]
+    work = ScriptedWork([text("Hm."), *pieces, *end(TOOL_CALLS)])
+    events = await events_of(work, request(signals=["NOTE"]), setup(signals=signal_catalogue([own])))
+    assert _signals(events) == ["NOTE"] * 3
+    assert len(receipt(events).signals) == len(work.record.signals) == 2
 
 
 async def test_an_own_signal_of_the_configuration_can_ask_for_a_decision() -> None:

@@ -189,6 +189,16 @@ async def test_a_call_of_an_unknown_function_is_an_error_where_the_caller_has_no
     assert work.closed_early == 1
 
 
+async def test_a_piece_of_a_call_after_the_finish_reason_that_names_nothing_is_an_error_of_the_call() -> None:
+    nameless = event_pb2.ToolCallDelta(index=3, arguments_text="{}")
+    finish, last = end(TOOL_CALLS)
+    late = [event_pb2.InferenceEvent(delta=event_pb2.Delta(tool_calls=[nameless]))]
+    work = ScriptedWork([*call("search", '{"q": "x"}'), finish, late, last])
+    with pytest.raises(WeftError, match="without saying which") as raised:
+        await events_of(work, request(tools=["search"]))
+    assert raised.value.reason is Reason.TOOL_CALL_INVALID
+
+
 async def test_too_many_calls_in_one_turn_are_an_error_at_once() -> None:
     calls = [piece for index in range(3) for piece in call("search", ASK, index, f"call_{index}")]
     work = ScriptedWork([*calls, *end(TOOL_CALLS)])
@@ -238,6 +248,11 @@ async def test_a_call_of_the_callers_tool_goes_to_the_caller_as_it_comes() -> No
     assert len(pieces) == 3
     assert "".join(piece.arguments_text for piece in pieces) == '{"a": 1}'
     assert finish_reasons(events) == [TOOL_CALLS]
+
+
+async def test_an_answer_without_calls_does_not_end_for_calls_whatever_the_engine_says() -> None:
+    work = ScriptedWork([text("Hi."), *end(TOOL_CALLS)])
+    assert finish_reasons(await events_of(work, request(tools=["search"]))) == [STOP]
 
 
 async def test_in_a_mixed_turn_only_the_caller_gets_calls_and_is_told_what_was_not_run() -> None:
@@ -307,10 +322,13 @@ async def test_logprobs_of_a_written_call_are_not_the_answers() -> None:
     assert [entry.token for event in events for entry in event.delta.logprobs] == ["Done."]
 
 
-async def test_a_tool_that_is_not_there_is_found_out_before_anything_is_generated() -> None:
+@pytest.mark.parametrize("behaviour", [{"tools": ["weather"]}, {"signals": ["NO_SUCH"]}])
+async def test_what_the_runner_does_not_have_is_found_out_before_anything_is_generated(
+    behaviour: dict[str, Any],
+) -> None:
     work = ScriptedWork()
     with pytest.raises(WeftError) as raised:
-        await events_of(work, request(tools=["weather"]))
+        await events_of(work, request(**behaviour))
     assert raised.value.reason is Reason.TOOL_UNAVAILABLE
     assert not work.payloads
 
@@ -321,7 +339,6 @@ async def test_a_tool_that_is_not_there_is_found_out_before_anything_is_generate
         (_with_caller_tool("search"), {"tools": ["search"]}, "tools[0].function.name"),
         (_with_caller_tool("LOW_CONFIDENCE"), {"signals": ["LOW_CONFIDENCE"]}, "tools[0].function.name"),
         (chat_pb2.ChatPayload(messages=[user()], choice_count=2), {"tools": ["search"]}, "choice_count"),
-        (None, {"signals": ["NO_SUCH"]}, "behaviour.signals"),
         (None, {"max_tool_iterations": 65}, "behaviour.max_tool_iterations"),
     ],
 )

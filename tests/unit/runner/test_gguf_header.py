@@ -1,6 +1,7 @@
 """The head of a model file: what is wanted is found, and no file can do more than be refused."""
 
 import struct
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -191,3 +192,22 @@ def _outcome(path: Path) -> GgufHeader | WeftError:
         return read_gguf_header(path)
     except WeftError as error:
         return error
+
+
+def test_a_crowd_of_named_templates_is_refused_before_it_is_kept(write: Write) -> None:
+    megabyte = "x" * (1024 * 1024)
+    crowd = [_entry(f"tokenizer.chat_template.t{n}", STRING, _text(megabyte)) for n in range(40)]
+    path = write(_file(crowd))
+    del crowd
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeftError, match="more than 16 chat templates"):
+            read_gguf_header(path)
+        assert tracemalloc.get_traced_memory()[1] < 24 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_named_template_that_is_a_number_is_none(write: Write) -> None:
+    entry = _entry("tokenizer.chat_template.seven", UINT32, struct.pack("<I", 7))
+    assert read_gguf_header(write(_file([entry]))).named_templates == {}

@@ -1,12 +1,9 @@
 """An instance sleeps and wakes, stepped on a fake clock."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-from instance_stage import Stage
+from instance_stage import Stage, living, outcome
 
 from runner_svc.hibernation import HibernationSettings, SleepSettings
 from runner_svc.policy.phase import Phase
@@ -19,28 +16,8 @@ SLEEP = CommandRecipe(argv=("suspend",))
 ASLEEP = (Phase.HIBERNATING, "")
 
 
-@asynccontextmanager
-async def _living(**settings: Any) -> AsyncIterator[Stage]:
-    stage = Stage(HibernationSettings(**settings))
-    stage.backend.loaded.set()
-    await stage.instance.start()
-    await stage.settle()
-    try:
-        yield stage
-    finally:
-        await stage.instance.stop()
-
-
-async def _outcome(work: asyncio.Task[None]) -> WeftError | None:
-    try:
-        await work
-    except WeftError as error:
-        return error
-    return None
-
-
 async def test_a_model_that_starts_asleep_is_not_loaded_and_not_a_failure() -> None:
-    async with _living(start_asleep=True) as stage:
+    async with living(start_asleep=True) as stage:
         assert stage.state == ASLEEP
         assert stage.backend.starts == 0
         assert stage.instance.restart_count == 0
@@ -50,19 +27,19 @@ async def test_a_model_that_starts_asleep_is_not_loaded_and_not_a_failure() -> N
 
 
 async def test_twenty_concurrent_wakes_run_the_recipe_once_and_all_succeed() -> None:
-    async with _living(start_asleep=True, recipe=WAKE) as stage:
+    async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
         wakes = [asyncio.create_task(stage.instance.wake()) for _ in range(20)]
         await stage.settle()
         assert stage.state == (Phase.LOADING, "waking")
         stage.recipes.go.set()
-        assert [await _outcome(wake) for wake in wakes] == [None] * 20
+        assert [await outcome(wake) for wake in wakes] == [None] * 20
         assert stage.recipes.done == [WAKE]
         assert stage.instance.phase is Phase.READY
 
 
 async def test_a_waiter_that_goes_away_leaves_the_wake_to_the_others() -> None:
-    async with _living(start_asleep=True, recipe=WAKE) as stage:
+    async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
         first, second = (asyncio.create_task(stage.instance.wake()) for _ in range(2))
         await stage.settle()
@@ -70,18 +47,18 @@ async def test_a_waiter_that_goes_away_leaves_the_wake_to_the_others() -> None:
         await stage.settle()
         assert first.cancelled()
         stage.recipes.go.set()
-        assert await _outcome(second) is None
+        assert await outcome(second) is None
         assert stage.recipes.done == [WAKE]
 
 
 async def test_a_failed_wake_reaches_every_waiter_and_the_next_one_tries_afresh() -> None:
-    async with _living(start_asleep=True, recipe=WAKE) as stage:
+    async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "exit code 3: no power")
         stage.recipes.go.clear()
         wakes = [asyncio.create_task(stage.instance.wake()) for _ in range(3)]
         await stage.settle()
         stage.recipes.go.set()
-        errors = [await _outcome(wake) for wake in wakes]
+        errors = [await outcome(wake) for wake in wakes]
         assert [(error.reason, error.message) for error in errors if error] == [
             (Reason.WAKE_FAILED, "exit code 3: no power")
         ] * 3
@@ -93,9 +70,9 @@ async def test_a_failed_wake_reaches_every_waiter_and_the_next_one_tries_afresh(
 
 
 async def test_a_backend_that_dies_while_it_is_woken_leaves_the_model_asleep() -> None:
-    async with _living(start_asleep=True) as stage:
+    async with living(start_asleep=True) as stage:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "no such file")
-        error = await _outcome(asyncio.create_task(stage.instance.wake()))
+        error = await outcome(asyncio.create_task(stage.instance.wake()))
         assert error is not None
         assert (error.reason, error.message) == (Reason.WAKE_FAILED, "no such file")
         assert stage.state == (Phase.HIBERNATING, "no such file")
@@ -103,14 +80,14 @@ async def test_a_backend_that_dies_while_it_is_woken_leaves_the_model_asleep() -
 
 
 async def test_a_wake_that_takes_too_long_is_given_up_and_says_what_it_waited_for() -> None:
-    async with _living(start_asleep=True, recipe=WAKE, max_wait_seconds=60.0) as stage:
+    async with living(start_asleep=True, recipe=WAKE, max_wait_seconds=60.0) as stage:
         stage.recipes.go.clear()
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
         await stage.clock.advance(59.9)
         assert not wake.done()
         await stage.clock.advance(0.1)
-        error = await _outcome(wake)
+        error = await outcome(wake)
         assert error is not None
         assert error.reason is Reason.WAKE_FAILED
         assert error.message == "it was not up within 60 s: its recipe had not ended"
@@ -125,7 +102,7 @@ async def test_waking_what_is_awake_does_nothing_and_what_loads_is_waited_for() 
     await stage.settle()
     assert not wake.done()
     stage.backend.loaded.set()
-    assert await _outcome(wake) is None
+    assert await outcome(wake) is None
     await stage.instance.wake()
     assert stage.recipes.done == []
     assert stage.backend.starts == 1
@@ -140,7 +117,7 @@ async def test_whoever_waits_for_a_load_hears_of_the_crash_loop() -> None:
     wake = asyncio.create_task(stage.instance.wake())
     await stage.settle()
     stage.backend.loaded.set()
-    for error in (await _outcome(wake), await _outcome(asyncio.create_task(stage.instance.wake()))):
+    for error in (await outcome(wake), await outcome(asyncio.create_task(stage.instance.wake()))):
         assert error is not None
         assert error.reason is Reason.WAKE_FAILED
         assert "bad model" in error.message
@@ -148,7 +125,7 @@ async def test_whoever_waits_for_a_load_hears_of_the_crash_loop() -> None:
 
 
 async def test_an_idle_model_goes_to_sleep_after_its_time_and_its_process_ends() -> None:
-    async with _living(sleep=SleepSettings(after_seconds=300.0)) as stage:
+    async with living(sleep=SleepSettings(after_seconds=300.0)) as stage:
         await stage.clock.advance(299.9)
         assert stage.instance.phase is Phase.READY
         await stage.clock.advance(0.1)
@@ -160,7 +137,7 @@ async def test_an_idle_model_goes_to_sleep_after_its_time_and_its_process_ends()
 
 
 async def test_a_request_keeps_a_model_awake_and_its_end_begins_the_idle_time() -> None:
-    async with _living(sleep=SleepSettings(after_seconds=300.0)) as stage:
+    async with living(sleep=SleepSettings(after_seconds=300.0)) as stage:
         await stage.clock.advance(200.0)
         with stage.instance.admit("r"):
             await stage.clock.advance(1050.0)
@@ -173,7 +150,7 @@ async def test_a_request_keeps_a_model_awake_and_its_end_begins_the_idle_time() 
 
 
 async def test_a_request_that_comes_while_it_falls_asleep_is_told_to_wait_and_wakes_it() -> None:
-    async with _living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
+    async with living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.go.clear()
         await stage.clock.advance(10.0)
         await stage.settle()
@@ -184,13 +161,13 @@ async def test_a_request_that_comes_while_it_falls_asleep_is_told_to_wait_and_wa
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
         stage.recipes.go.set()
-        assert await _outcome(wake) is None
+        assert await outcome(wake) is None
         assert Phase.HIBERNATING in stage.told
         assert stage.instance.phase is Phase.READY
 
 
 async def test_a_sleep_action_that_fails_leaves_the_model_serving_and_is_tried_again() -> None:
-    async with _living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
+    async with living(sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
         await stage.clock.advance(10.0)
         await stage.settle()
@@ -206,7 +183,7 @@ async def test_a_sleep_action_that_fails_leaves_the_model_serving_and_is_tried_a
 
 
 async def test_what_was_loaded_to_stay_does_not_sleep_until_it_is_unloaded() -> None:
-    async with _living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
+    async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
         await stage.instance.load()
         await stage.clock.advance(1000.0)
         assert stage.instance.phase is Phase.READY
@@ -219,9 +196,9 @@ async def test_what_was_loaded_to_stay_does_not_sleep_until_it_is_unloaded() -> 
 
 
 async def test_a_load_that_fails_pins_nothing() -> None:
-    async with _living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
+    async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.backend.load_error = WeftError(Reason.SERVER_DIED, "oops")
-        assert await _outcome(asyncio.create_task(stage.instance.load())) is not None
+        assert await outcome(asyncio.create_task(stage.instance.load())) is not None
         stage.backend.load_error = None
         await stage.instance.wake()
         await stage.clock.advance(10.0)
@@ -230,10 +207,10 @@ async def test_a_load_that_fails_pins_nothing() -> None:
 
 
 async def test_of_several_loads_at_once_none_that_fails_or_leaves_decides_for_the_others() -> None:
-    async with _living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
+    async with living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "no power")
         failed = [asyncio.create_task(stage.instance.load()) for _ in range(2)]
-        assert [await _outcome(load) is None for load in failed] == [False, False]
+        assert [await outcome(load) is None for load in failed] == [False, False]
         stage.recipes.error = None
         await stage.instance.wake()
         await stage.clock.advance(10.0)
@@ -245,28 +222,13 @@ async def test_of_several_loads_at_once_none_that_fails_or_leaves_decides_for_th
         leaves.cancel()
         await stage.settle()
         stage.recipes.go.set()
-        assert await _outcome(stays) is None
+        assert await outcome(stays) is None
         await stage.clock.advance(100.0)
         assert stage.instance.phase is Phase.READY, "a load that left took the other's pin with it"
 
 
-async def test_an_unload_has_the_last_word_over_a_load_that_is_under_way() -> None:
-    async with _living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
-        stage.recipes.go.clear()
-        load = asyncio.create_task(stage.instance.load())
-        await stage.settle()
-        unload = asyncio.create_task(stage.instance.unload())
-        await stage.settle()
-        stage.recipes.go.set()
-        assert [await _outcome(load), await _outcome(unload)] == [None, None]
-        await stage.instance.wake()
-        await stage.clock.advance(10.0)
-        await stage.settle()
-        assert stage.state == ASLEEP
-
-
 async def test_an_unload_lets_running_requests_end_but_not_for_ever() -> None:
-    async with _living(drain_seconds=30.0) as stage:
+    async with living(drain_seconds=30.0) as stage:
         request = await stage.request()
         unload = asyncio.create_task(stage.instance.unload())
         await stage.settle()
@@ -275,7 +237,7 @@ async def test_an_unload_lets_running_requests_end_but_not_for_ever() -> None:
         assert not request.done()
         assert stage.backend.stops == 0
         await stage.clock.advance(1.1)
-        assert await _outcome(unload) is None
+        assert await outcome(unload) is None
         ended = await request
         assert ended is not None
         assert ended.reason is Reason.WORKER_RESTARTED
@@ -299,9 +261,9 @@ async def test_an_unload_ends_a_load_and_a_crash_loop_too() -> None:
 
 
 async def test_an_unload_whose_sleep_action_fails_says_so() -> None:
-    async with _living(attached=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
+    async with living(attached=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0, action=SLEEP)) as stage:
         stage.recipes.error = WeftError(Reason.WAKE_FAILED, "status 500")
-        error = await _outcome(asyncio.create_task(stage.instance.unload()))
+        error = await outcome(asyncio.create_task(stage.instance.unload()))
         assert error is not None
         assert error.reason is Reason.BACKEND_ERROR
         assert "status 500" in error.message
@@ -310,7 +272,7 @@ async def test_an_unload_whose_sleep_action_fails_says_so() -> None:
 
 @pytest.mark.parametrize("sleep", [None, SleepSettings(after_seconds=10.0)])
 async def test_a_server_of_somebody_else_without_a_sleep_action_cannot_be_unloaded(sleep: SleepSettings | None) -> None:
-    async with _living(attached=True, sleep=sleep) as stage:
+    async with living(attached=True, sleep=sleep) as stage:
         with pytest.raises(WeftError) as refused:
             await stage.instance.unload()
         assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
@@ -319,7 +281,7 @@ async def test_a_server_of_somebody_else_without_a_sleep_action_cannot_be_unload
 
 
 async def test_an_attached_server_that_goes_away_and_can_be_woken_sleeps_and_did_not_crash() -> None:
-    async with _living(attached=True, recipe=WAKE) as stage:
+    async with living(attached=True, recipe=WAKE) as stage:
         stage.backend.deaths.put_nowait("the server stopped answering")
         await stage.settle()
         assert stage.state == (Phase.HIBERNATING, "the server stopped answering")
@@ -338,7 +300,7 @@ async def test_an_attached_server_that_is_not_there_at_the_start_sleeps_if_it_ca
     await stage.clock.advance(3.0)
     stage.backend.load_error = None
     await stage.clock.advance(0.5)
-    assert await _outcome(wake) is None
+    assert await outcome(wake) is None
     assert stage.recipes.done == [WAKE]
     await stage.instance.stop()
 
@@ -352,7 +314,7 @@ async def test_an_attached_server_that_comes_up_too_late_is_a_failed_wake() -> N
     wake = asyncio.create_task(stage.instance.wake())
     await stage.settle()
     await stage.clock.advance(10.0)
-    error = await _outcome(wake)
+    error = await outcome(wake)
     assert error is not None
     assert error.message == "it was not up within 10 s: the server does not answer"
     assert stage.instance.phase is Phase.HIBERNATING
@@ -380,9 +342,9 @@ async def test_an_attached_server_that_we_cannot_wake_is_looked_for_until_it_is_
 
 
 async def test_an_error_that_nobody_foresaw_fails_the_wake_and_not_the_next_one() -> None:
-    async with _living(attached=True, start_asleep=True, recipe=WAKE) as stage:
+    async with living(attached=True, start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.error = ValueError("s3cret")
-        error = await _outcome(asyncio.create_task(stage.instance.wake()))
+        error = await outcome(asyncio.create_task(stage.instance.wake()))
         assert error is not None
         assert error.reason is Reason.WAKE_FAILED
         assert "s3cret" not in error.message
@@ -409,18 +371,18 @@ async def test_an_error_that_nobody_foresaw_while_loading_counts_as_a_death() ->
 
 
 async def test_a_stop_ends_a_wake_and_tells_the_waiters() -> None:
-    async with _living(start_asleep=True, recipe=WAKE) as stage:
+    async with living(start_asleep=True, recipe=WAKE) as stage:
         stage.recipes.go.clear()
         wake = asyncio.create_task(stage.instance.wake())
         await stage.settle()
         await stage.instance.stop()
-        error = await _outcome(wake)
+        error = await outcome(wake)
         assert error is not None
         assert error.reason is Reason.SHUTTING_DOWN
 
 
 async def test_a_runner_that_drains_wakes_nothing_and_lets_nothing_fall_asleep() -> None:
-    async with _living(sleep=SleepSettings(after_seconds=10.0)) as stage:
+    async with living(sleep=SleepSettings(after_seconds=10.0)) as stage:
         stage.instance.drain()
         await stage.clock.advance(100.0)
         assert stage.instance.phase is Phase.DRAINING

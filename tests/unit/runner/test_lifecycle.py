@@ -256,3 +256,10 @@ def test_however_fast_it_dies_it_is_not_started_more_often_than_the_limit_allows
             recent = [at for at in transition.state.history.deaths if now - at < OURS.limits.window_seconds]
             assert len(recent) < OURS.limits.max_deaths
         state = transition.state
+
+
+def test_a_server_that_we_cannot_wake_is_looked_for_again_when_it_was_let_go_of_while_it_loaded() -> None:
+    for woken_by_mesh, phase in ((True, Phase.HIBERNATING), (False, Phase.FAILED)):
+        rules = replace(ATTACHED, woken_by_mesh=woken_by_mesh)
+        state = _after(on.Begun(), on.SleepAsked(), rules=rules)
+        assert (state.doing, state.phase) == (Command.SEEK, phase)

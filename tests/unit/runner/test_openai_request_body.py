@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from gateway.translate.json_value import to_json_object
 from runner_svc.backends.openai_request import chat_body, completion_body
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import to_json_object
 
 ATTACHED = ParameterProfile(kind=EngineKind.OPENAI_HTTP)
 
@@ -44,13 +44,44 @@ def test_a_completion_takes_extras_as_well() -> None:
     assert [event.warning.field for event in prepared.warnings] == ["id_slot"]
 
 
+def test_arguments_of_a_template_are_a_warning_where_no_template_is_used() -> None:
+    extra = to_json_object({"chat_template_kwargs": {"a": 1}}, "extra_parameters")
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")], extra_parameters=extra)
+    prepared = completion_body(payload)
+    assert "chat_template_kwargs" not in prepared.body
+    assert [event.warning.field for event in prepared.warnings] == ["chat_template_kwargs"]
+    assert completion_body(payload, "m", ParameterProfile(passthrough=True)).body["chat_template_kwargs"] == {"a": 1}
+
+
 def test_an_extra_never_replaces_what_the_contract_asked_for() -> None:
     profile = ParameterProfile(passthrough=True)
-    payload = _chat({"temperature": 2, "stream": False, "seed": 1}, sampling=sampling_pb2.SamplingParams(temperature=0))
+    extra = {"temperature": 2, "Temperature": 2, "stream": False, "seed": 1}
+    payload = _chat(extra, sampling=sampling_pb2.SamplingParams(temperature=0))
     body = chat_body(payload, "m", profile).body
+    assert "Temperature" not in body
     assert body["temperature"] == 0
     assert body["stream"] is True
     assert body["seed"] == 1
+
+
+def _with_tools(*names: str, forced: str) -> chat_pb2.ChatPayload:
+    tools = [chat_pb2.Tool(function=chat_pb2.FunctionTool(name=name)) for name in names]
+    return _chat(tools=tools, tool_choice=chat_pb2.ToolChoice(function_name=forced))
+
+
+def test_llama_server_is_told_of_a_forced_function_in_words_that_it_knows() -> None:
+    """It takes a choice by name for auto, and says so in its log alone."""
+    body = chat_body(_with_tools("a", "b", forced="b")).body
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["b"]
+    assert body["tool_choice"] == "required"
+    with pytest.raises(FieldError, match="not among the tools"):
+        chat_body(_with_tools("a", forced="c"))
+
+
+def test_an_attached_server_is_told_of_a_forced_function_by_its_name() -> None:
+    body = chat_body(_with_tools("a", "b", forced="b"), profile=ATTACHED).body
+    assert len(body["tools"]) == 2
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "b"}}
 
 
 @pytest.mark.parametrize("asked", [True, False])

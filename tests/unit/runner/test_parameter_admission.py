@@ -101,6 +101,15 @@ def test_what_the_mesh_controls_is_never_sent(profile: ParameterProfile, name: s
     assert [warning.field for warning in admitted.warnings] == [name]
 
 
+@pytest.mark.parametrize("name", ["Stream", "MESSAGES", " model", "max_tokens ", "\u017ftream", "\u212aeep_alive"])
+def test_another_spelling_of_what_the_mesh_controls_is_not_sent_either(name: str) -> None:
+    """Servers written in Go match the names of fields without case, and the last one wins."""
+    admitted = admit({name: 1}, EVERYTHING)
+    assert not admitted.send
+    assert [warning.field for warning in admitted.warnings] == [name]
+    assert admit({"Temperature": 1, "Mirostat": 1}, LLAMA).send == {}
+
+
 def test_passthrough_sends_whatever_the_operator_vouches_for_unchecked() -> None:
     extra = {"frobnicate": {"deep": [1]}, "mirostat": "yes"}
     assert admit(extra, EVERYTHING).send == extra

@@ -96,6 +96,12 @@ def test_code_tables_and_figures_may_repeat_more_than_prose() -> None:
     assert _feed("[\n" + '  {"name": "", "count": 0},\n' * 45 + "]\n" + _prose(600)) is None
 
 
+def test_data_without_spaces_and_words_that_stand_for_numbers_count_as_figures() -> None:
+    for row in ("CAG" * 20 + "\n", "[null, null, null, null],\n", "None, None, NaN, true, false\n"):
+        assert _feed(row * 60 + _prose(600)) is None
+        assert _feed(row * 600) is not None
+
+
 def test_a_short_piece_stays_short_when_several_are_taken_together() -> None:
     assert _feed("ha " * 900 + _prose(600)) is None
     assert _feed("hahaha" * 1200 + _prose(600)) is None

@@ -42,3 +42,12 @@ def test_a_sign_is_of_the_last_read_only() -> None:
     reader.read([msgspec.json.encode(_token(content="a"))])
     reader.read([DONE])
     assert not reader.took_token
+
+
+def test_a_token_that_cannot_be_shown_is_a_sign_once_the_answer_has_begun() -> None:
+    reader = StreamReader(1, 1)
+    reader.read([msgspec.json.encode(_token(content="a"))])
+    assert reader.read([msgspec.json.encode(_token(content=""))]) == []
+    assert reader.took_token
+    reader.read([msgspec.json.encode(USAGE)])
+    assert not reader.took_token

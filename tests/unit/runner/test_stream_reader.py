@@ -48,6 +48,51 @@ def test_prefill_progress_before_the_content_comes_first_in_a_frame_of_its_own()
     assert frames[0][0].progress.processed_tokens == 60
 
 
+def test_the_report_that_a_prompt_is_done_costs_no_frame_of_its_own() -> None:
+    done = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 100})
+    begun = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 10})
+    reader = StreamReader(1, 1)
+    assert reader.read([begun]) == []
+    assert reader.read([done]) == []
+    assert reader.took_prefill, "it is a sign of life at once"
+    (first, last) = reader.read([_text("a"), _end(), DONE])
+    assert [event.WhichOneof("event") for event in first] == ["progress", "progress", "delta"]
+    assert [event.progress.processed_tokens for event in first[:2]] == [10, 100]
+    assert last[-1].HasField("finished")
+
+
+def test_no_report_on_the_prompt_is_lost_and_few_wait() -> None:
+    reader, told = StreamReader(1, 1), []
+    for processed in (0, 0, 0, 0, 40, 80, 100):
+        frames = reader.read([_chunk(choices=[], prompt_progress={"total": 100, "processed": processed})])
+        told.append([event.progress.processed_tokens for frame in frames for event in frame])
+    assert told == [[], [], [0, 0, 0], [], [0, 40], [80], []]
+
+
+def test_the_report_that_a_prompt_is_done_is_told_where_no_content_follows() -> None:
+    done = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 100})
+    (frame,) = StreamReader(1, 1).read([done, _end(), _usage(100, 0), DONE])
+    assert [event.WhichOneof("event") for event in frame] == ["delta", "progress", "usage", "finished"]
+
+
+def test_what_done_ends_goes_with_what_came_before_it() -> None:
+    reader = StreamReader(1, 1)
+    frames = reader.read([_text("a"), _text("b"), _end(), _usage(3, 2), DONE])
+    kinds = [[event.WhichOneof("event") for event in frame] for frame in frames]
+    assert kinds == [["delta"], ["delta", "delta", "usage", "finished"]]
+    assert reader.ended
+
+
+def test_content_before_an_end_without_a_finish_reason_is_not_lost() -> None:
+    reader = StreamReader(1, 1)
+    frames = reader.read([_text("a"), _text("b"), DONE])
+    assert [event.delta.text for frame in frames for event in frame] == ["a", "b"]
+    assert reader.done
+    assert not reader.ended
+    with pytest.raises(WeftError):
+        reader.finish()
+
+
 def test_tool_calls_reasoning_and_logprobs_are_carried() -> None:
     delta = {
         "reasoning_content": "hm",
@@ -92,6 +137,53 @@ def test_usage_of_several_prompts_adds_up() -> None:
         reader.read([_chunk(choices=[choice], usage={"prompt_tokens": tokens, "completion_tokens": 2})])
     usage = reader.finish()[-1].finished.receipt.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (7, 4)
+
+
+def test_usage_that_runs_along_with_the_pieces_is_not_added_up() -> None:
+    """Some servers say with every piece what the choice has cost so far."""
+    reader = StreamReader(2, 2)
+    for index in (0, 1):
+        for tokens, finish in ((1, None), (2, None), (3, "stop")):
+            choice = {"index": index, "delta": {"content": "x"}, "finish_reason": finish}
+            reader.read([_chunk(choices=[choice], usage={"prompt_tokens": 9, "completion_tokens": tokens})])
+    usage = reader.finish()[-1].finished.receipt.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (9, 6)
+    reader.read([_usage(9, 6)])
+    usage = reader.finish()[-1].finished.receipt.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (9, 6), "and once more for all"
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": [{"index": 1, "delta": {"content": "a"}}]},
+        {"choices": [{"index": -1, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [{"index": 2**60, "delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"tool_calls": [{"index": -1, "id": "a"}]}}]},
+        {"choices": [{"delta": {}, "logprobs": {"content": [{"token": "a", "logprob": 0, "bytes": [256]}]}}]},
+        {"choices": [], "prompt_progress": {"total": -1, "processed": 2**62}},
+    ],
+)
+def test_a_number_that_cannot_be_is_a_protocol_error(chunk: dict[str, Any]) -> None:
+    with pytest.raises(WeftError) as refused:
+        StreamReader(1, 1).read([_chunk(**chunk)])
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"usage": {"prompt_tokens": -1}},
+        {"usage": {"prompt_tokens": 2**62}},
+        {"timings": {"prompt_ms": 1e308}},
+        {"timings": {"prompt_ms": -1e300}},
+    ],
+)
+def test_figures_that_cannot_be_are_a_protocol_error(chunk: dict[str, Any]) -> None:
+    reader = StreamReader(1, 1)
+    with pytest.raises(WeftError) as refused:
+        reader.read([_end(), _chunk(**chunk), DONE])
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(

@@ -167,11 +167,42 @@ async def test_what_a_tool_raises_is_told_without_a_trace_and_bounded() -> None:
     assert "Traceback" not in outcome.content
 
 
+async def test_an_exception_that_cannot_say_what_it_is_about_is_told_by_its_type() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    async def fail() -> str:
+        raise MuteError
+
+    assert (await run(fail)).content == "The tool failed: MuteError: its message cannot be read"
+
+
 async def test_a_tool_that_cancels_itself_has_failed() -> None:
     async def cancel() -> str:
         raise asyncio.CancelledError
 
     assert (await run(cancel)).content == "The tool failed: it cancelled itself"
+
+
+async def test_a_tool_that_raises_what_ends_generators_has_failed() -> None:
+    async def leave() -> str:
+        raise GeneratorExit
+
+    assert (await run(leave)).content == "The tool failed: GeneratorExit: "
+
+
+async def test_a_text_with_a_method_of_its_own_is_a_text() -> None:
+    class Text(str):
+        __slots__ = ()
+
+        def encode(self, *_: object) -> bytes:
+            raise RuntimeError("not so")
+
+    async def answer() -> str:
+        return Text("found")
+
+    assert (await run(answer)).content == "found"
 
 
 async def test_cancelling_the_run_cancels_the_tool() -> None:

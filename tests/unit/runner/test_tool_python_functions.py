@@ -1,9 +1,11 @@
 import asyncio
 import dataclasses
+import itertools
 import json
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
@@ -114,6 +116,26 @@ def strange(lock: threading.Lock) -> None:
     """Take a lock."""
 
 
+def piecemeal() -> Iterator[int]:
+    """Count for ever."""
+    yield from itertools.count()
+
+
+async def softly_piecemeal() -> AsyncIterator[int]:
+    """Say one thing."""
+    yield 1
+
+
+class MuteExit(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def leave_mute() -> str:
+    """Leave."""
+    raise MuteExit
+
+
 def dangling(a: "Missing") -> None:  # type: ignore[name-defined]  # noqa: F821
     """Take what is not there."""
 
@@ -186,6 +208,7 @@ async def test_results_that_are_no_text_become_json() -> None:
     [
         ("leave", "SystemExit: bye"),
         ("leave_softly", "SystemExit: bye"),
+        ("leave_mute", "MuteExit: its message cannot be read"),
         ("stop_iteration", "StopIteration: odd"),
         ("circular", "ValueError: Circular reference"),
     ],
@@ -244,6 +267,8 @@ async def test_a_hanging_thread_does_not_keep_the_process_from_ending() -> None:
         ("double_starred", r"takes \*numbers"),
         ("strange", "annotation cannot become a schema|cannot be offered"),
         ("dangling", "annotation cannot become a schema"),
+        ("piecemeal", "piecemeal yields"),
+        ("softly_piecemeal", "softly_piecemeal yields"),
     ],
 )
 def test_a_function_that_cannot_be_offered_is_refused_naming_the_field(function: str, says: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner_svc.chat.json_objects import MAX_SENT_DEPTH
 from runner_svc.tools import schemas
 from runner_svc.tools.schemas import MAX_ARGUMENT_BYTES, ArgumentCheck, object_schema
 from weft.kernel.errors import WeftError
@@ -115,6 +116,38 @@ def test_a_schema_that_goes_round_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(WeftError, match="too many steps") as caught:
         parse('{"a": 1}', {"allOf": [{"$ref": "#"}]})
     assert caught.value.reason is Reason.TOOL_CALL_INVALID
+
+
+@pytest.mark.parametrize("frames_below", range(12))
+def test_deep_arguments_for_a_schema_that_refers_to_itself_end_in_an_error_and_not_in_a_panic(
+    frames_below: int,
+) -> None:
+    # Where Python's limit on depth is met inside the library's Rust parts, they raise what no `except Exception` holds.
+    # Which part it is depends on how deep the stack was before.
+    nested = {"type": "array", "items": {"$ref": "#/$defs/nested"}}
+    schema = {"$defs": {"nested": nested}, "properties": {"a": {"$ref": "#/$defs/nested"}}}
+
+    def parse_below(frames: int) -> None:
+        if frames:
+            parse_below(frames - 1)
+        else:
+            parse(f'{{"a": {"[" * 900}{"]" * 900}}}', schema)
+
+    with pytest.raises(WeftError, match="too many steps") as caught:
+        parse_below(frames_below)
+    assert caught.value.reason is Reason.TOOL_CALL_INVALID
+
+
+def test_the_deepest_arguments_that_can_be_sent_can_be_checked_against_a_schema_that_refers_to_itself() -> None:
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
+    text = '{"next": ' * MAX_SENT_DEPTH + "null" + "}" * MAX_SENT_DEPTH
+    assert parse(text, {"$defs": {"node": node}, **node})["next"]
+
+
+def test_half_a_surrogate_in_a_name_does_not_get_into_the_error() -> None:
+    with pytest.raises(WeftError) as caught:
+        parse('{"\\ud800": 1}', {"additionalProperties": {"type": "string"}})
+    assert caught.value.message.encode()
 
 
 @pytest.mark.parametrize(

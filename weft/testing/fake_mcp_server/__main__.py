@@ -23,6 +23,9 @@ def main() -> None:
         "--child", action="store_true", help="start a child in a session of its own that holds the output open"
     )
     parser.add_argument("--modern-only", action="store_true", help="refuse the handshake (not with --bare)")
+    parser.add_argument(
+        "--restless", action="store_true", help="say after every list of tools that they have changed (with --bare)"
+    )
     options = parser.parse_args()
     if options.fail_first is not None and not options.fail_first.exists():
         options.fail_first.touch()
@@ -32,7 +35,7 @@ def main() -> None:
     if options.bare:
         from weft.testing.fake_mcp_server.bare import serve_bare  # noqa: PLC0415 - without the SDK
 
-        serve_bare(leave_child=options.child)
+        serve_bare(leave_child=options.child, restless=options.restless)
     else:
         from weft.testing.fake_mcp_server.scripted import serve  # noqa: PLC0415 - takes half a second
 

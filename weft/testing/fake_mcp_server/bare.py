@@ -1,5 +1,6 @@
 """The server without the SDK: a few tools, and ways to misbehave."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,33 +8,38 @@ import sys
 import time
 from typing import Any
 
-# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` says nonsense before its answer, and
-# `endless` says a line without an end.
-TOOLS = ("echo", "crash", "hang", "garbage", "environment", "pid", "deaf", "endless")
+# `hang` never answers, `deaf` stops reading, `crash` ends the process, `garbage` says nonsense before its answer,
+# `endless` says a line without an end, `asks` asks for ever and reads no answers, `lists` says how often the tools were
+# listed.
+TOOLS = ("echo", "crash", "hang", "garbage", "environment", "pid", "deaf", "endless", "asks", "lists")
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 
 
-def serve_bare(*, leave_child: bool) -> None:
+def serve_bare(*, leave_child: bool, restless: bool) -> None:
     """Answer line by line until the input ends."""
     child = subprocess.Popen(["sleep", "600"], start_new_session=True) if leave_child else None  # noqa: S607
+    lists = 0
     for line in sys.stdin:
         message = json.loads(line)
+        lists += message["method"] == "tools/list"
         if "id" in message:
-            _answer(message, 0 if child is None else child.pid)
+            _answer(message, 0 if child is None else child.pid, lists)
+        if restless and message["method"] == "tools/list":
+            _say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
 
 
-def _answer(message: dict[str, Any], child: int) -> None:
+def _answer(message: dict[str, Any], child: int, lists: int) -> None:
     method = message["method"]
     if method == "initialize":
         result: dict[str, Any] = {
             "protocolVersion": message["params"]["protocolVersion"],
-            "capabilities": {"tools": {}},
+            "capabilities": {"tools": {"listChanged": True}},
             "serverInfo": {"name": "bare", "version": "1"},
         }
     elif method == "tools/list":
         result = {"tools": [{"name": name, "description": f"The {name}.", "inputSchema": _SCHEMA} for name in TOOLS]}
     elif method == "tools/call":
-        text = _call(message["params"]["name"], message["params"].get("arguments") or {}, child)
+        text = _call(message["params"]["name"], message["params"].get("arguments") or {}, child, lists)
         if text is None:
             return
         result = {"content": [{"type": "text", "text": text}]}
@@ -43,7 +49,7 @@ def _answer(message: dict[str, Any], child: int) -> None:
     _say({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
 
-def _call(name: str, arguments: dict[str, Any], child: int) -> str | None:
+def _call(name: str, arguments: dict[str, Any], child: int, lists: int) -> str | None:
     text = str(arguments.get("text", ""))
     match name:
         case "crash":
@@ -54,14 +60,23 @@ def _call(name: str, arguments: dict[str, Any], child: int) -> str | None:
             time.sleep(600)
         case "garbage":
             sys.stdout.write("this is not JSON\n\n")
-        case "endless":
-            while True:
-                sys.stdout.write("x" * 65_536)
+        case "endless" | "asks":
+            _go_on(asks=name == "asks")
         case "environment":
             return json.dumps(dict(os.environ))
         case "pid":
             return json.dumps([os.getpid(), child])
+        case "lists":
+            return str(lists)
     return text
+
+
+def _go_on(*, asks: bool) -> None:
+    for number in itertools.count():
+        if asks:
+            _say({"jsonrpc": "2.0", "id": f"ask-{number}", "method": "ping"})
+        else:
+            sys.stdout.write("x" * 65_536)
 
 
 def _say(message: dict[str, Any]) -> None:

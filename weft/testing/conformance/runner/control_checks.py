@@ -5,12 +5,12 @@ import socket
 
 import psutil
 
-from weft.api.registry.v1 import runner_pb2
+from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.conformance.runner.requests import chat, text_of, until
 from weft.testing.conformance.runner.subject import RunnerUnderTest
-from weft.testing.conformance.runner.verdict import Check, NotCheckedError, require
+from weft.testing.conformance.runner.verdict import BrokenPromiseError, Check, NotCheckedError, require
 
 LOG_LINES = 20
 LOAD_HEAD_START_SECONDS = 0.05
@@ -18,7 +18,7 @@ UNLOAD_SECONDS = 60.0
 GONE_SECONDS = 2.0
 """Nothing of an engine may be left so long after its end."""
 
-_ASLEEP = frozenset({runner_pb2.InstanceState.PHASE_HIBERNATING, runner_pb2.InstanceState.PHASE_IDLE})
+ASLEEP = frozenset({runner_pb2.InstanceState.PHASE_HIBERNATING, runner_pb2.InstanceState.PHASE_IDLE})
 
 
 async def description(runner: RunnerUnderTest) -> str:
@@ -46,18 +46,22 @@ async def load_then_unload(runner: RunnerUnderTest) -> str:
     """A load whose caller leaves, then an unload: asleep, without a process, and loadable again."""
     await _unload(runner)
     loading = asyncio.create_task(runner.load())
-    await asyncio.sleep(LOAD_HEAD_START_SECONDS)
+    await asyncio.wait({loading}, timeout=LOAD_HEAD_START_SECONDS)
     loading.cancel()
     await asyncio.wait({loading})
+    if not loading.cancelled():
+        loading.result()
     await _unload(runner)
 
     async def asleep() -> bool:
-        return (await runner.state()).phase in _ASLEEP and not (await runner.describe()).process_id
+        return (await runner.state()).phase in ASLEEP and not (await runner.describe()).process_id
 
     await until(asleep, GONE_SECONDS, "after the unload the model is not asleep, or has a process")
-    await runner.load()
+    await runner.wake()
+    if model_pb2.MODEL_OPERATION_CHAT not in runner.operations:
+        return "asleep after the unload, ready after the next wake"
     require(bool(text_of(await runner.run(chat("Hello")))), "loaded again, it gave no text")
-    return "asleep after the unload, answering after the next load"
+    return "asleep after the unload, answering after the next wake"
 
 
 async def group_teardown(runner: RunnerUnderTest) -> str:
@@ -76,11 +80,18 @@ async def group_teardown(runner: RunnerUnderTest) -> str:
     await _unload(runner)
 
     async def gone() -> bool:
-        return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+        return not any(map(_is_alive, family))
 
     await until(gone, GONE_SECONDS, "processes of the engine are left")
-    await runner.load()
-    return f"{len(family)} processes ended"
+    await runner.wake()
+    return f"processes that ended: {len(family)}"
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def _unload(runner: RunnerUnderTest) -> None:
@@ -91,6 +102,8 @@ async def _unload(runner: RunnerUnderTest) -> None:
         if error.reason is Reason.UNSUPPORTED_OPERATION:
             raise NotCheckedError("it cannot unload this model") from None
         raise
+    except TimeoutError:
+        raise BrokenPromiseError(f"the unload took longer than {UNLOAD_SECONDS:g} s") from None
 
 
 CONTROL_CHECKS = (

@@ -15,10 +15,13 @@ SHORT_ANSWER_TOKENS = 8
 ENDLESS_ANSWER_TOKENS = 100_000
 """More than any check waits for."""
 FIRST_CONTENT_SECONDS = 120.0
+MAX_FILLED_TOKENS = 1_000_000
+"""Of larger contexts no prompt is made: the message would come near its own limit."""
 NOTICE_SECONDS = 2.0
 """How long a runner may take to notice that its caller has left."""
 CONTEXT_GUESS_TOKENS = 2048
 """Taken where the runner does not say what context a slot has."""
+ENDED_EARLY = "the model ended its answer before the check was made"
 
 
 def chat(text: str, max_tokens: int = SHORT_ANSWER_TOKENS) -> chat_pb2.ChatPayload:
@@ -38,6 +41,8 @@ def endless() -> chat_pb2.ChatPayload:
 async def long_prompt(runner: RunnerUnderTest, share_of_context: float) -> chat_pb2.ChatPayload:
     """A prompt that fills about this share of a slot's context."""
     context = (await runner.state()).context_tokens or CONTEXT_GUESS_TOKENS
+    if context > MAX_FILLED_TOKENS:
+        raise NotCheckedError(f"a slot has a context of {context} tokens; at most {MAX_FILLED_TOKENS} are filled")
     return chat("stone river " * int(context * share_of_context / 2), max_tokens=1)
 
 
@@ -58,6 +63,9 @@ async def refusal(action: Awaitable[object], expected: Reason) -> str:
         await action
     except WeftError as error:
         if error.reason is not expected:
+            if error.reason is Reason.NO_SLOT_AVAILABLE:
+                # Perhaps because of others; who made the check can tell.
+                raise
             told = f"{error.reason.name}: {error.message}"
             raise BrokenPromiseError(f"expected {expected.name}, was told {told}") from None
         return expected.name
@@ -98,6 +106,11 @@ class Generation:
         if self.task.done():
             self.task.result()
         raise NotCheckedError(f"no content came within {FIRST_CONTENT_SECONDS:g} s")
+
+    def require_running(self) -> None:
+        """Raise NotCheckedError when the answer is over: a check that needs it to go on saw nothing."""
+        if self.task.done():
+            raise NotCheckedError(ENDED_EARLY)
 
     async def leave(self) -> None:
         """Go away, as a caller that hangs up."""

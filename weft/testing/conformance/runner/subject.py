@@ -66,6 +66,8 @@ class RunnerUnderTest:
         self.model = model
         self.operations = operations
         """Numbers of registry.v1.ModelOperation."""
+        self.own_requests: set[str] = set()
+        """Ids of the requests made here: the rest of what the runner works on is somebody else's."""
         self._metadata = metadata_of(runner.address)
         self._generation = cast(
             "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
@@ -76,6 +78,7 @@ class RunnerUnderTest:
 
     def ticket(self, request_id: str, changes: TicketChanges = GOOD_TICKET) -> ticket_pb2.Ticket:
         """A ticket as a router would sign it."""
+        self.own_requests.add(request_id)
         claims = ticket_pb2.TicketClaims(
             request_id=request_id,
             tenant=TENANT,
@@ -156,6 +159,12 @@ class RunnerUnderTest:
         with _errors_of_the_runner():
             await self._control.Load(request, metadata=self._metadata)
 
+    async def wake(self) -> None:
+        """Wake the model. Unlike `load` it leaves it to the model when to sleep. Raises WeftError."""
+        request = runner_service_pb2.WakeRequest(model=self.model)
+        with _errors_of_the_runner():
+            await self._control.Wake(request, metadata=self._metadata)
+
     async def unload(self) -> None:
         """Unload the model. Raises WeftError."""
         request = runner_service_pb2.UnloadRequest(model=self.model)
@@ -179,9 +188,10 @@ class RunnerUnderTest:
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         raise AssertionError
 
-    async def holds_slot(self, request_id: str) -> bool:
-        """Whether a request still holds a slot."""
-        return request_id in (await self.describe()).active_request_ids
+    async def slot_holders(self) -> frozenset[str]:
+        """Ids of the requests that hold a slot, of any model of the runner: all of them may share one limit."""
+        described = await self.describe_runner()
+        return frozenset(name for instance in described.instances for name in instance.active_request_ids)
 
 
 @contextlib.contextmanager

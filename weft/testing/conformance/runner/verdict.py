@@ -34,6 +34,8 @@ class Check:
     """Makes the check and returns what it saw. Raises BrokenPromiseError or NotCheckedError."""
     unloads: bool = False
     """Whether it unloads the model."""
+    chats: bool = False
+    """Whether the model must be one that chats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

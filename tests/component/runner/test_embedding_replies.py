@@ -1,0 +1,63 @@
+"""What a server may say about embeddings, and what it may not."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.openai_http import Endpoint, OpenAiHttp
+from runner_svc.backends.port import CallInfo
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.api.common.v1 import completion_pb2, embedding_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PAYLOAD = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text=text) for text in ("a", "b")])
+CALL = CallInfo(request_id="r1", traceparent="")
+
+
+async def _unexplained(_: Reason) -> None:
+    return None
+
+
+@asynccontextmanager
+async def _answering(reply: dict[str, Any]) -> AsyncGenerator[OpenAiHttp]:
+    body = json.dumps(reply).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    http = OpenAiHttp(Endpoint(base_url=f"http://127.0.0.1:{port}"), TimeoutProfile(), _unexplained)
+    try:
+        yield http
+    finally:
+        await http.close()
+        server.close()
+
+
+def _reply(*places: int, tokens: int = 2) -> dict[str, Any]:
+    data = [{"index": place, "embedding": [float(place)]} for place in places]
+    return {"data": data, "usage": {"prompt_tokens": tokens}}
+
+
+async def test_vectors_come_in_the_order_of_their_inputs() -> None:
+    async with _answering(_reply(1, 0)) as http:
+        result = await http.embed(PAYLOAD, CALL)
+    assert [list(vector.values) for vector in result.embeddings] == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize("reply", [_reply(0, -1), _reply(0, 2**40), _reply(0, 1, tokens=-5), _reply(0)])
+async def test_a_number_that_cannot_be_is_a_protocol_error(reply: dict[str, Any]) -> None:
+    async with _answering(reply) as http:
+        with pytest.raises(WeftError) as refused:
+            await http.embed(PAYLOAD, CALL)
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR

@@ -1,0 +1,129 @@
+"""Engines that never become ready, and servers of others that refuse, break or are not there."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+from own_children import own_children
+from repaving_stage import living
+from runner_harness import free_port
+
+from runner_svc.backends import attached_server
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import CallInfo
+from runner_svc.config import InstanceConfig
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.restart import RestartLimits
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.fake_backend.process import fake_backend_command, run_fake_backend
+
+STALL_SECONDS = 0.5
+
+
+async def test_an_engine_that_never_becomes_ready_is_given_up_and_nothing_of_it_is_left() -> None:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(never_healthy=True, fork_grandchild=True, grandchild_setsid=True)),
+        model_path=Path(__file__),
+        alias="m",
+        load_stall_seconds=STALL_SECONDS,
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    limits = RestartLimits(max_deaths=2, first_pause_seconds=60.0)
+    async with living(InstanceConfig(model="m", slots=1, restart=limits), LlamaServerBackend(config)) as stage:
+        await stage.until_phase(Phase.CRASH_LOOP)
+        assert [restart.reason for restart in stage.instance.restarts] == [Reason.LOAD_STALLED] * 2
+        assert "loading made no progress" in stage.instance.detail
+        assert not own_children()
+        with pytest.raises(WeftError) as told:
+            await stage.instance.wake()
+        assert told.value.reason is Reason.WAKE_FAILED
+
+
+def _server_at(url: str) -> AttachedServer:
+    return AttachedServer(AttachedServerConfig(url=url, upstream_model="m", load_stall_seconds=1.0))
+
+
+@asynccontextmanager
+async def _upstream(**switches: Any) -> AsyncIterator[AttachedServer]:
+    async with run_fake_backend(**switches) as fake:
+        server = _server_at(fake.base_url)
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+
+async def _failure(server: AttachedServer) -> WeftError:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+    call = CallInfo(request_id="r", traceparent=new_traceparent())
+    with pytest.raises(WeftError) as failed:
+        async for _ in server.generate(chat_pb2.ChatPayload(messages=[message]), call):
+            pass
+    return failed.value
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_upstream_says_when_to_come_back_and_is_believed(status: int) -> None:
+    async with _upstream(status=status, retry_after_seconds=17) as server:
+        error = await _failure(server)
+    assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
+
+
+@pytest.mark.parametrize(
+    "place", ["http://no-such-host.invalid:{free}", "https://127.0.0.1:{plain}", "http://127.0.0.1:{free}"]
+)
+async def test_an_upstream_without_name_certificate_or_port_is_not_there_and_its_address_is_not_told(
+    place: str,
+) -> None:
+    async with run_fake_backend() as fake:
+        plain, free = fake.base_url.rpartition(":")[2], free_port()
+        server = _server_at(place.format(free=free, plain=plain))
+        async with asyncio.timeout(15.0):
+            with pytest.raises(WeftError) as failed:
+                await server.start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    for secret in ("no-such-host", plain, str(free)):
+        assert secret not in failed.value.message
+
+
+async def test_an_upstream_that_is_asked_too_often_is_there() -> None:
+    async def too_often(request: web.BaseRequest) -> web.Response:
+        del request
+        return web.Response(status=429)
+
+    async with RawTestServer(too_often) as listening:
+        config = AttachedServerConfig(
+            url=str(listening.make_url("")), upstream_model="m", probe_interval_seconds=0.01, probe_failures=2
+        )
+        server = AttachedServer(config)
+        await server.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await server.wait_exit()
+        await server.stop()
+
+
+async def test_an_upstream_that_takes_connections_and_says_nothing_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attached_server, "PROBE_TIMEOUT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = _server_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with asyncio.timeout(20.0):
+            with pytest.raises(WeftError) as failed:
+                await server.start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    assert not psutil.Process().net_connections(kind="tcp")

@@ -1,0 +1,181 @@
+"""`weft conformance` finds each promise that alone is broken, and blames no runner for what is not its doing."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhenFull
+from runner_harness import TICKET_KEY, RunningRunner, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.process import StopGraces
+from weft.api.registry.v1 import model_pb2
+from weft.dispatch.fleet import RunnerView
+from weft.kernel.rpc import open_channel
+from weft.testing.conformance.runner import suite
+from weft.testing.conformance.runner.subject import RunnerUnderTest
+from weft.testing.conformance.runner.suite import CHECKS, examine
+from weft.testing.conformance.runner.verdict import BrokenPromiseError, Check, Finding, Verdict
+from weft.testing.fake_backend.process import fake_backend_command
+
+BY_NAME = {check.name: check for check in CHECKS}
+ALL_OPERATIONS = frozenset({int(model_pb2.MODEL_OPERATION_CHAT), int(model_pb2.MODEL_OPERATION_EMBEDDING)})
+
+
+def _model(**switches: Any) -> ServedModel:
+    ours: dict[str, Any] = {"answer_tokens": 0, "tokens_per_second": 200, "prefill_seconds": 0.1}
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**(ours | switches))),
+        model_path=Path(__file__),
+        alias="m",
+        slots=2,
+        embeddings=True,
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config), slots=2)
+
+
+@asynccontextmanager
+async def running(folder: Path, **switches: Any) -> AsyncIterator[tuple[RunningRunner, str]]:
+    async with running_runner(folder, [_model(**switches)]) as runner:
+        await runner.until(Phase.READY)
+        yield runner, f"unix:{folder}/runner.sock"
+
+
+@asynccontextmanager
+async def subject(
+    runner: RunningRunner,
+    address: str,
+    kind: type[RunnerUnderTest] = RunnerUnderTest,
+    operations: frozenset[int] = ALL_OPERATIONS,
+    max_requests: int = 0,
+) -> AsyncIterator[RunnerUnderTest]:
+    view = RunnerView(
+        name="r1",
+        incarnation=runner.registry.opened[-1].runner.incarnation,
+        address=address,
+        host=socket.gethostname(),
+        runtime="fake",
+        active=True,
+        draining=False,
+        ticket_key=TICKET_KEY,
+        instances={},
+        max_requests=max_requests,
+    )
+    async with open_channel(address) as channel:
+        yield kind(view, "m", operations, channel)
+
+
+async def findings_of(runner: RunnerUnderTest, checks: tuple[Check, ...] = CHECKS) -> dict[str, Finding]:
+    return {finding.check: finding async for finding in examine(runner, checks)}
+
+
+async def test_each_check_finds_the_one_promise_that_is_broken_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.testing.conformance.runner.data_checks.NOTICE_SECONDS", 0.3)
+    monkeypatch.setattr("weft.testing.conformance.runner.control_checks.GONE_SECONDS", 0.3)
+    told: dict[str, str] = {}
+    expected: dict[str, str] = {}
+    async with running(tmp_path) as (runner, address):
+        for saboteur in SABOTEURS:
+            async with subject(runner, address, saboteur.kind) as broken:
+                finding = (await findings_of(broken, (BY_NAME[saboteur.check],)))[saboteur.check]
+            told[saboteur.name] = f"{finding.verdict}: {finding.detail}"
+            expected[saboteur.name] = f"{Verdict.BROKEN}: {saboteur.words}"
+    wrong = {name: words for name, words in told.items() if not words.startswith(expected[name])}
+    assert wrong == {}
+    assert {saboteur.check for saboteur in SABOTEURS} == set(BY_NAME), "every check has a saboteur"
+
+
+async def test_a_runner_that_never_answers_is_found_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "CHECK_SECONDS", 0.2)
+    async with running(tmp_path) as (runner, address), subject(runner, address, HangingRunner) as hanging:
+        finding = (await findings_of(hanging, (BY_NAME["event-order"],)))["event-order"]
+    assert (finding.verdict, finding.detail) == (Verdict.BROKEN, "it did not come to an end within 0.2 s")
+
+
+async def test_requests_of_others_are_not_held_against_a_runner(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runner, address), subject(runner, address) as tested:
+        others = [runner.generate(max_tokens=100_000) for _ in range(2)]
+        for other in others:
+            while not any(event.HasField("delta") for event in (await other.read()).events):
+                pass
+        found = await findings_of(tested, tuple(BY_NAME[name] for name in ("tickets", "typed-errors", "slots")))
+        for other in others:
+            other.cancel()
+    assert {finding.detail for finding in found.values()} == {"it is busy with 2 requests of others"}
+    assert {finding.verdict for finding in found.values()} == {Verdict.NOT_CHECKED}
+
+
+async def test_a_runner_that_only_says_that_it_is_full_is_broken(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runner, address), subject(runner, address, BusyRunner) as full:
+        finding = (await findings_of(full, (BY_NAME["event-order"],)))["event-order"]
+    assert finding.verdict is Verdict.BROKEN
+    assert finding.detail.startswith("NO_SLOT_AVAILABLE")
+
+
+async def test_an_answer_that_ends_too_early_for_a_check_is_no_failure(tmp_path: Path) -> None:
+    async with running(tmp_path, answer_tokens=1) as (runner, address), subject(runner, address) as terse:
+        finding = (await findings_of(terse, (BY_NAME["request-record"],)))["request-record"]
+    assert finding.detail == "the model ended its answer before the check was made"
+    assert finding.verdict is Verdict.NOT_CHECKED
+
+
+async def test_a_model_that_gives_embeddings_only_is_not_asked_to_chat(tmp_path: Path) -> None:
+    embeds = frozenset({int(model_pb2.MODEL_OPERATION_EMBEDDING)})
+    async with running(tmp_path) as (runner, address), subject(runner, address, operations=embeds) as tested:
+        found = await findings_of(tested, CHECKS[1:])
+    honoured = {name for name, finding in found.items() if finding.verdict is Verdict.HONOURED}
+    assert honoured >= {"embeddings", "load-then-unload", "teardown"}
+    assert [finding.detail for finding in found.values() if finding.verdict is Verdict.BROKEN] == []
+    assert found["tickets"].detail == "the model does not chat"
+
+
+async def test_the_limit_over_all_models_counts_as_slots(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runner, address), subject(runner, address, max_requests=1) as tested:
+        finding = (await findings_of(tested, (BY_NAME["slots"],)))["slots"]
+    assert finding.detail == "expected NO_SLOT_AVAILABLE, but it was done", (
+        "the runner has no such limit: one more fits"
+    )
+
+
+async def test_a_model_that_slept_sleeps_again_afterwards(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runner, address), subject(runner, address) as tested:
+        await runner.unload()
+        found = await findings_of(tested, (BY_NAME["event-order"], BY_NAME["load-then-unload"]))
+        assert {finding.verdict for finding in found.values()} == {Verdict.HONOURED}
+        await runner.until(Phase.HIBERNATING)
+
+
+async def test_a_check_that_is_interrupted_leaves_no_request_and_the_model_awake(tmp_path: Path) -> None:
+    async def unload_and_hang(subject: RunnerUnderTest) -> str:
+        await subject.unload()
+        await asyncio.Event().wait()
+        raise BrokenPromiseError
+
+    hanging = Check(name="hang", promise="hangs", run=unload_and_hang, unloads=True)
+    async with running(tmp_path) as (runner, address), subject(runner, address, HangsWhenFull) as tested:
+        for check in (hanging, BY_NAME["slots"], BY_NAME["load-then-unload"]):
+            examining = asyncio.create_task(findings_of(tested, (check,)))
+            await asyncio.sleep(0.2)
+            examining.cancel()
+            await asyncio.wait({examining})
+            assert examining.cancelled()
+            assert (await tested.state()).phase == Phase.READY.value
+        await runner.until_idle("m")
+
+
+async def test_the_model_is_put_back_where_the_one_who_reads_the_findings_leaves(tmp_path: Path) -> None:
+    async with running(tmp_path) as (runner, address), subject(runner, address) as tested:
+        await runner.unload()
+        findings: AsyncGenerator[Finding] = examine(tested, (BY_NAME["description"],))
+        await anext(findings)
+        await findings.aclose()
+        await runner.until(Phase.HIBERNATING)

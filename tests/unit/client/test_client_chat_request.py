@@ -1,0 +1,41 @@
+"""What the Python client makes of a chat's options."""
+
+import pytest
+
+from weft.client._messages import ChatOptions, chat_request
+from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.reasons import Reason
+
+
+def test_every_option_reaches_the_payload() -> None:
+    options: ChatOptions = {
+        "max_tokens": 5,
+        "stop": ["a", "b"],
+        "thinking": False,
+        "extra_parameters": {"mirostat": 2, "dry": {"base": 1.5, "breakers": ["\n"]}},
+    }
+    payload = chat_request("m", "hi", options).payload
+    assert payload.sampling.max_tokens == 5
+    assert list(payload.sampling.stop) == ["a", "b"]
+    assert payload.HasField("thinking")
+    assert not payload.thinking
+    assert plain_object(payload.extra_parameters) == {"mirostat": 2, "dry": {"base": 1.5, "breakers": ["\n"]}}
+
+
+def test_what_is_left_out_is_not_sent() -> None:
+    payload = chat_request("m", "hi", {}).payload
+    assert not payload.HasField("thinking")
+    assert not payload.HasField("extra_parameters")
+    assert not payload.sampling.ListFields()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"extra_parameters": {"x": object()}}, "extra_parameters"), ({"max_tokens": 2**40}, "max_tokens")],
+)
+def test_what_cannot_be_sent_is_refused_by_name(options: ChatOptions, field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        chat_request("m", "hi", options)
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+    assert refused.value.field == field

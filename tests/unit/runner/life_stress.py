@@ -1,0 +1,260 @@
+"""A model's life under random orders, faults and ends, and what must hold at every moment of it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.config import InstanceConfig
+from runner_svc.hibernation import HibernationSettings, SleepSettings
+from runner_svc.instance import Instance
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.logs import LogRing
+from weft.api.common.v1 import chat_pb2, embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.testing.fake_clock import FakeClock
+from weft.wake.recipes import CommandRecipe, Recipe
+
+RECIPE = CommandRecipe(argv=("wake",))
+ACTION = CommandRecipe(argv=("suspend",))
+KINDS = (
+    HibernationSettings(),
+    HibernationSettings(start_asleep=True, sleep=SleepSettings(after_seconds=20.0)),
+    HibernationSettings(recipe=RECIPE, sleep=SleepSettings(after_seconds=5.0, action=ACTION)),
+    HibernationSettings(attached=True),
+    HibernationSettings(attached=True, woken_by_mesh=True),
+    HibernationSettings(attached=True, sleep=SleepSettings(after_seconds=9.0, action=ACTION)),
+    HibernationSettings(attached=True, recipe=RECIPE, sleep=SleepSettings(after_seconds=9.0, action=ACTION)),
+)
+LOAD_FAILURES = (Reason.SERVER_DIED, Reason.OUT_OF_MEMORY, Reason.LOAD_STALLED, Reason.CONNECT_FAILED)
+REQUEST_FAILURES = (Reason.CONNECT_FAILED, Reason.HEADERS_TIMEOUT, Reason.BACKEND_ERROR)
+SAFETY_SECONDS = 1000.0
+"""Longer than every pause and every wait of a life."""
+STEP_SECONDS = 5.0
+TURNS = 60
+"""Of the event loop, in which everything that does not wait for time gets as far as it can."""
+
+
+class RandomBackend:
+    """Takes a random time over everything and fails at random; counts its processes."""
+
+    containment = ""
+
+    def __init__(self, random: Random, clock: FakeClock, *, attached: bool) -> None:
+        self._random = random
+        self._clock = clock
+        self._attached = attached
+        self.log = LogRing()
+        self.processes = 0
+        self.most_processes = 0
+        self.ready = False
+        self.failing = 0.4
+        """Share of starts, sleeps and wakes that go wrong."""
+        self._death: asyncio.Future[ExitReport] | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        return 7 if self.processes and not self._attached else None
+
+    async def dawdle(self) -> None:
+        """Some turns of the event loop, or some seconds."""
+        if self._random.random() < 0.5:
+            await self._clock.sleep(self._random.choice((0.01, 1.0, 8.0)))
+        for _ in range(self._random.randrange(6)):
+            await asyncio.sleep(0)
+
+    def fails(self) -> bool:
+        return self._random.random() < self.failing
+
+    async def start(self) -> BackendFacts:
+        self.processes += 1
+        self.most_processes = max(self.processes, self.most_processes)
+        try:
+            self._death = asyncio.get_running_loop().create_future()
+            self.log.feed(b"loading\n")
+            await self.dawdle()
+            self._load()
+            await self.dawdle()
+        except BaseException:
+            await self.stop()
+            raise
+        self.ready = True
+        return BackendFacts(operations=frozenset({Operation.CHAT}), context_tokens=512)
+
+    def _load(self) -> None:
+        if self.fails():
+            if self._random.random() < 0.1:
+                raise RuntimeError("nobody foresaw this")
+            raise WeftError(self._random.choice(LOAD_FAILURES), "it did not load")
+
+    def die(self) -> None:
+        """Now, if it is there."""
+        if self._death is not None and not self._death.done():
+            reason = self._random.choice((Reason.SERVER_DIED, Reason.OUT_OF_MEMORY))
+            self._death.set_result(ExitReport(reason=reason, how="signal SIGKILL"))
+
+    async def wait_exit(self) -> ExitReport:
+        assert self._death is not None, "wait_exit before start"
+        return await asyncio.shield(self._death)
+
+    async def stop(self) -> None:
+        self.ready = False
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.processes = 0  # a stop that is cancelled kills at once
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        while True:
+            await self.dawdle()
+            if self.fails():
+                raise WeftError(self._random.choice(REQUEST_FAILURES), "it broke")
+            call.on_token()
+            yield []
+            if self._random.random() < 0.3:
+                return
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        raise AssertionError("not in these tests")
+
+    def load_progress(self) -> float | None:
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        return None if self._attached else ProcessSigns(cpu_seconds=self._clock.monotonic())
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        return self._random.random() < 0.7
+
+    def log_lines(self, count: int) -> list[str]:
+        return self.log.last(count)
+
+
+@dataclass
+class Stress:
+    """One life, everybody who asked something of it, and what went wrong."""
+
+    seed: int
+    broken: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        self.clock = FakeClock()
+        settings = KINDS[self.seed % len(KINDS)]
+        self.backend = RandomBackend(self.random, self.clock, attached=settings.attached)
+        config = InstanceConfig(model="m", slots=2, hibernation=settings)
+        self.instance = Instance(config, self.backend, self.clock, self.check, self._run_recipe)
+        self.asked: list[asyncio.Task[None]] = []
+        self.moves: list[Callable[[], object]] = [
+            lambda: self._ask("wake", self.instance.wake()),
+            lambda: self._ask("load", self.instance.load()),
+            lambda: self._ask("unload", self.instance.unload()),
+            lambda: self._ask("request", self._request()),
+            lambda: self._ask("request", self._request()),
+            self.backend.die,
+            lambda: self.random.choice(self.asked).cancel() if self.asked else None,
+        ]
+
+    async def run(self, moves: int = 40) -> None:
+        """A life with so many random events, at the end of which nobody waits and nothing is left."""
+        await self.instance.start()
+        for _ in range(moves):
+            self.random.choice(self.moves)()
+            if self.random.random() < 0.3:
+                await self._pass(self.random.choice((0.01, 1.0, 3.0, 30.0)))
+            for _ in range(self.random.randrange(8)):
+                self.check()
+                await asyncio.sleep(0)
+        if self.random.random() < 0.5:
+            await self._calm_down()
+        if self.random.random() < 0.5:
+            self.instance.drain()
+            await self.clock.advance(self.random.choice((0.0, 1.0, 30.0)))
+        await self._end()
+        for task in self.asked:
+            task.cancel()
+        await asyncio.gather(*self.asked, return_exceptions=True)
+
+    async def _pass(self, seconds: float) -> None:
+        """In steps, so that what somebody begins in one of them can be over in the next."""
+        while seconds > 0.0:
+            step = min(seconds, STEP_SECONDS)
+            await self.clock.advance(step)
+            seconds -= step
+            for _ in range(TURNS if seconds > 0.0 else 0):
+                await asyncio.sleep(0)
+
+    def check(self) -> None:
+        """What holds at every moment."""
+        if self.instance.phase in (Phase.READY, Phase.DRAINING) and not self.backend.ready:
+            self._note(f"{self.instance.phase.name} without a backend")
+        if self.backend.most_processes > 1:
+            self._note("two processes at once")
+
+    async def _calm_down(self) -> None:
+        """From here on nothing fails: everybody must get an answer, and the model must be able to serve."""
+        self.backend.failing = 0.0
+        await self._pass(SAFETY_SECONDS)
+        self._note_unanswered("in calm weather")
+        waking = asyncio.create_task(self.instance.wake())
+        self.asked.append(waking)
+        await self._pass(SAFETY_SECONDS)
+        if not waking.done() or waking.exception() is not None:
+            self._note(f"it cannot be woken any more: {self.instance.phase.name} {waking}")
+
+    async def _end(self) -> None:
+        stopping = asyncio.create_task(self.instance.stop())
+        await self._pass(60.0)
+        if not stopping.done():
+            self._note(f"it does not stop: {self.instance.phase.name}")
+            return
+        self._note_unanswered("after the end")
+        if self.backend.processes or self.instance.phase is not Phase.IDLE:
+            self._note(f"left: {self.backend.processes} processes, {self.instance.phase.name}")
+        if self.instance.slots.holders or self.instance.records.running:
+            self._note("left: requests")
+
+    def _note_unanswered(self, when: str) -> None:
+        for task in self.asked:
+            if not task.done():
+                self._note(f"{when} nobody answered {task.get_name()}")
+            elif not task.cancelled() and (error := task.exception()) is not None:
+                if not isinstance(error, WeftError):
+                    self._note(f"{task.get_name()} ended with {error!r}")
+                elif "is still" in error.message and "loading" not in error.message:
+                    # A model that fails to load again and again may take longer than anybody waits.
+                    self._note(f"{task.get_name()} gave up: {error.message}")
+
+    def _note(self, what: str) -> None:
+        if what not in self.broken:
+            self.broken.append(what)
+
+    def _ask(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        self.asked.append(asyncio.create_task(work, name=f"{what} {len(self.asked)}"))
+
+    async def _request(self) -> None:
+        with self.instance.admit(f"r{len(self.asked)}") as work:
+            async for _ in work.generate(chat_pb2.ChatPayload(), CallInfo(request_id="r", traceparent="")):
+                await self.backend.dawdle()
+
+    async def _run_recipe(self, recipe: Recipe, timeout_seconds: float) -> None:
+        del recipe, timeout_seconds
+        await self.backend.dawdle()
+        if self.backend.fails():
+            raise WeftError(Reason.WAKE_FAILED, "exit code 1")
+
+
+async def broken_seeds(seeds: range, run: Callable[[Stress], Awaitable[None]] = Stress.run) -> dict[int, list[str]]:
+    """What went wrong, by seed."""
+    found = {}
+    for seed in seeds:
+        stress = Stress(seed)
+        await run(stress)
+        if stress.broken:
+            found[seed] = stress.broken
+    return found

@@ -1,0 +1,39 @@
+"""docs/faults.md names tests: they exist, and no fault is without one."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "faults.md"
+NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
+ROW = re.compile(r"^\| (F\d+(?:, F\d+)*) \|.*\|(.*)\|$", re.MULTILINE)
+FAULTS = (
+    *(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15, 30, 33, 34, 35, 42, 43, 45, 47, 48, 49, 52, 54, 60, 61, 63, 64),
+)
+
+
+def _missing(text: str) -> list[str]:
+    """Tests that `text` names and that do not exist."""
+    files = {file.name: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
+    return [
+        f"{file}::{name}"
+        for file, name in NAMED.findall(text)
+        if not re.search(rf"^(async )?def {name}\(", files.get(file, ""), re.MULTILINE)
+    ]
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    assert _missing(PAGE.read_text()) == []
+
+
+def test_every_fault_has_a_row_and_every_row_a_test() -> None:
+    rows = ROW.findall(PAGE.read_text())
+    assert sorted(int(number) for ids, _ in rows for number in re.findall(r"\d+", ids)) == list(FAULTS)
+    assert [ids for ids, tests in rows if not NAMED.search(tests)] == []
+
+
+@pytest.mark.parametrize("named", ["test_fault_page.py::test_nothing", "test_no_such_file.py::test_nothing"])
+def test_a_test_that_does_not_exist_is_found(named: str) -> None:
+    assert _missing(f"| `{named}` |") == [named]

@@ -1,0 +1,139 @@
+"""Loads, unloads, wakes and stops that meet in one moment."""
+
+import asyncio
+
+import pytest
+from instance_stage import Stage, living, outcome
+
+from runner_svc.hibernation import SleepSettings
+from runner_svc.policy.phase import Phase
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.wake.recipes import HttpRecipe
+
+WAKE = HttpRecipe(url="http://controller/wake")
+ASLEEP = (Phase.HIBERNATING, "")
+
+
+async def test_an_unload_has_the_last_word_over_a_load_that_is_under_way() -> None:
+    async with living(start_asleep=True, recipe=WAKE, sleep=SleepSettings(after_seconds=10.0)) as stage:
+        stage.recipes.go.clear()
+        load = asyncio.create_task(stage.instance.load())
+        await stage.settle()
+        unload = asyncio.create_task(stage.instance.unload())
+        await stage.settle()
+        stage.recipes.go.set()
+        assert [await outcome(load), await outcome(unload)] == [None, None]
+        await stage.instance.wake()
+        await stage.clock.advance(10.0)
+        await stage.settle()
+        assert stage.state == ASLEEP
+
+
+async def test_an_unload_in_the_moment_a_load_ends_still_has_the_last_word() -> None:
+    for turns in range(15):
+        async with living(start_asleep=True, sleep=SleepSettings(after_seconds=10.0)) as stage:
+            stage.backend.loaded.clear()
+            load = asyncio.create_task(stage.instance.load())
+            await stage.settle()
+            stage.backend.loaded.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.gather(load, stage.instance.unload())
+            assert stage.state == ASLEEP
+            await stage.instance.wake()
+            await stage.clock.advance(10.0)
+            await stage.settle()
+            assert stage.state == ASLEEP, f"it stayed awake, unloaded {turns} turns after it was ready"
+
+
+async def test_a_stop_that_is_cancelled_still_ends_the_backend() -> None:
+    for turns in range(30):
+        stage = Stage()
+        stage.backend.loaded.set()
+        await stage.instance.start()
+        await stage.settle()
+        stage.instance.records.idle.clear()  # as if a request held on to its backend
+        stopping = asyncio.create_task(stage.instance.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        again = asyncio.create_task(stage.instance.stop())
+        await stage.settle()
+        await stage.clock.advance(1.0)
+        await asyncio.gather(stopping, again, return_exceptions=True)
+        assert stage.backend.stops == 1, f"cancelled after {turns} turns"
+
+
+async def test_what_a_backend_said_before_it_died_in_a_wake_is_kept() -> None:
+    async with living(start_asleep=True) as stage:
+        stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
+        with pytest.raises(WeftError):
+            await stage.instance.wake()
+        assert stage.instance.crash_lines == ("start 1", "last words")
+        assert stage.instance.restarts == ()
+
+
+async def test_a_wake_that_never_started_a_process_is_no_crash_of_the_one_before() -> None:
+    async with living(start_asleep=True, recipe=WAKE) as stage:
+        await stage.instance.wake()
+        await stage.instance.unload()
+        stage.recipes.error = WeftError(Reason.WAKE_FAILED, "exit code 3: no power")
+        with pytest.raises(WeftError):
+            await stage.instance.wake()
+        assert stage.instance.crash_lines == ()
+
+
+async def test_a_load_that_somebody_waits_for_may_take_longer_than_they_wait() -> None:
+    async with living(start_asleep=True, max_wait_seconds=60.0) as stage:
+        stage.backend.loaded.clear()
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        await stage.clock.advance(600.0)
+        error = await outcome(wake)
+        assert error is not None
+        assert "still loading" in error.message
+        assert (stage.instance.phase, stage.backend.starts, stage.backend.stops) == (Phase.LOADING, 1, 0)
+        stage.backend.loaded.set()
+        await stage.settle()
+        assert stage.instance.phase is Phase.READY
+
+
+async def test_an_unload_ends_a_load_that_somebody_wanted_and_it_does_not_begin_anew() -> None:
+    for start_asleep in (False, True):
+        async with living(start_asleep=start_asleep) as stage:
+            stage.backend.loaded.clear()
+            if not start_asleep:
+                stage.backend.deaths.put_nowait("exit code 1")
+                await stage.settle()
+            waits, left = (asyncio.create_task(stage.instance.load()) for _ in range(2))
+            await stage.settle()
+            left.cancel()
+            starts = stage.backend.starts
+            await stage.instance.unload()
+            await stage.settle()
+            assert (stage.state, stage.backend.starts) == (ASLEEP, starts)
+            error = await outcome(waits)
+            assert error is not None
+            assert (error.reason, error.message) == (Reason.WAKE_FAILED, "it was unloaded meanwhile")
+
+
+async def test_a_waiter_that_asks_in_the_moment_of_the_answer_gets_it() -> None:
+    for turns in range(25):
+        async with living(start_asleep=True) as stage:
+            stage.backend.loaded.clear()
+            first = asyncio.create_task(stage.instance.wake())
+            await stage.settle()
+            stage.backend.loaded.set()
+            waiters = [first]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiters.append(asyncio.create_task(stage.instance.wake()))
+            await stage.settle()
+            unload = asyncio.create_task(stage.instance.unload())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiters.append(asyncio.create_task(stage.instance.unload()))
+            await stage.settle()
+            assert all(waiter.done() for waiter in (*waiters, unload)), f"{turns} turns"
+            assert [await outcome(waiter) for waiter in (*waiters, unload)] == [None] * 4

@@ -1,0 +1,29 @@
+"""Schemas that would fill the memory when they become a grammar are refused before."""
+
+import json
+from typing import Any
+
+import pytest
+
+from runner_svc.engines.schema_size import MAX_REPETITIONS, MAX_SCHEMA_CHARS, what_is_too_large
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"minItems": 10**9},
+        {"properties": {"a": [{"maxLength": 1e12}]}},
+        {"pattern": "^a{1000000000}$"},
+        {"pattern": "^a{1,99999999999999999999999999}$"},
+        {"pattern": "^a{2001,}$"},
+        {"description": "x" * MAX_SCHEMA_CHARS},
+    ],
+)
+def test_a_schema_that_would_be_written_out_endlessly_is_refused(schema: dict[str, Any]) -> None:
+    assert what_is_too_large(json.dumps(schema))
+
+
+def test_an_ordinary_schema_and_one_at_the_limit_pass() -> None:
+    ordinary = {"properties": {"minItems": {"type": "integer", "minimum": 5000}}, "pattern": "^\\d{5}(-\\d{4})?$"}
+    for schema in (ordinary, {"minItems": MAX_REPETITIONS}, {"minItems": "many", "pattern": 3}, True):
+        assert what_is_too_large(json.dumps(schema)) == ""
