@@ -20,16 +20,18 @@ def plain_object(document: json_value_pb2.JsonObject) -> dict[str, Any]:
     return {member.name: _plain(member.value) for member in document.fields}
 
 
-def to_json_object(value: Mapping[str, object], field: str) -> json_value_pb2.JsonObject:
+def to_json_object(
+    value: Mapping[str, object], field: str, max_nested: int = MAX_NESTED_MESSAGES
+) -> json_value_pb2.JsonObject:
     """A JSON object as a message. Raises INVALID_ARGUMENT naming `field` if it is too deep or holds a wild number."""
     target = json_value_pb2.JsonObject()
-    _fill_object(target, value, field, _OBJECT_COST)
+    _fill_object(target, value, field, max_nested)
     return target
 
 
 def add_member(target: json_value_pb2.JsonObject, name: str, value: object, field: str) -> None:
     """Add one member to an object. Raises INVALID_ARGUMENT naming `field`, as `to_json_object` does."""
-    _fill_value(target.fields.add(name=name).value, value, field, _OBJECT_COST)
+    _fill_value(target.fields.add(name=name).value, value, field, MAX_NESTED_MESSAGES - _OBJECT_COST)
 
 
 def _plain(value: json_value_pb2.JsonValue) -> Any:
@@ -45,15 +47,15 @@ def _plain(value: json_value_pb2.JsonValue) -> Any:
             return getattr(value, kind)
 
 
-def _fill_object(target: json_value_pb2.JsonObject, value: Mapping[str, object], field: str, depth: int) -> None:
-    if depth > MAX_NESTED_MESSAGES:
-        raise invalid_field(field, f"is nested too deeply: at most {MAX_NESTED_MESSAGES // _OBJECT_COST} objects")
+def _fill_object(target: json_value_pb2.JsonObject, value: Mapping[str, object], field: str, room: int) -> None:
+    """`room`: how many messages may still be nested."""
+    if room < _OBJECT_COST:
+        raise invalid_field(field, "is nested too deeply")
     for name, member in value.items():
-        entry = target.fields.add(name=name)
-        _fill_value(entry.value, member, field, depth)
+        _fill_value(target.fields.add(name=name).value, member, field, room - _OBJECT_COST)
 
 
-def _fill_value(target: json_value_pb2.JsonValue, value: object, field: str, depth: int) -> None:
+def _fill_value(target: json_value_pb2.JsonValue, value: object, field: str, room: int) -> None:
     match value:
         case None:
             target.null_value = True
@@ -65,15 +67,15 @@ def _fill_value(target: json_value_pb2.JsonValue, value: object, field: str, dep
             target.number_value = _finite(value, field)
         case str():
             target.string_value = value
-        case list():
+        case list() | tuple():
             target.array_value.SetInParent()
-            if depth + _ARRAY_COST > MAX_NESTED_MESSAGES:
+            if room < _ARRAY_COST:
                 raise invalid_field(field, "is nested too deeply")
             for element in value:
-                _fill_value(target.array_value.values.add(), element, field, depth + _ARRAY_COST)
-        case dict():
+                _fill_value(target.array_value.values.add(), element, field, room - _ARRAY_COST)
+        case Mapping():
             target.object_value.SetInParent()
-            _fill_object(target.object_value, value, field, depth + _OBJECT_COST)
+            _fill_object(target.object_value, value, field, room)
         case _:
             raise invalid_field(field, "holds something that is not JSON")
 

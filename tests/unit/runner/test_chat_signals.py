@@ -188,3 +188,17 @@ def test_the_deepest_arguments_that_are_taken_can_be_sent() -> None:
     assert generation_service_pb2.GenerateResponse.FromString(sent.SerializeToString()) == sent
     with pytest.raises(ValueError, match="nested too deeply"):
         json_object({"a": deep})
+
+
+def test_the_deepest_lists_that_are_taken_can_be_sent() -> None:
+    deep: list[object] = []
+    while True:
+        try:
+            arguments = json_object({"a": deep})
+        except ValueError:
+            break
+        signal = signal_pb2.Signal(name="A", arguments=arguments)
+        finished = event_pb2.Finished(receipt=receipt_pb2.Receipt(signals=[signal]))
+        sent = generation_service_pb2.GenerateResponse(events=[Event(finished=finished)])
+        assert generation_service_pb2.GenerateResponse.FromString(sent.SerializeToString()) == sent
+        deep = [deep]

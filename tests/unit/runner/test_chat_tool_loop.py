@@ -424,7 +424,7 @@ async def test_the_first_content_comes_alone_even_where_text_was_held_back() -> 
 
 
 async def test_arguments_that_no_event_can_carry_are_an_error() -> None:
-    deep = '{"q": "x", "more": ' + "[" * 40 + "]" * 40 + "}"
+    deep = '{"q": "x", "more": ' + "[" * 60 + "]" * 60 + "}"
     with pytest.raises(WeftError, match="nested too deeply") as raised:
         await events_of(ScriptedWork([*call("search", deep), *end(TOOL_CALLS)]), request(tools=["search"]))
     assert raised.value.reason is Reason.TOOL_CALL_INVALID
