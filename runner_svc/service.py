@@ -120,7 +120,11 @@ class RunnerService:
             self._digests = None
         if self._session is not None:
             await self._session.stop()
-        await asyncio.gather(*(instance.stop() for instance in self._instances.values()))
+        ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
+        for instance, end in zip(self._instances.values(), ends, strict=True):
+            if isinstance(end, Exception):
+                # One that cannot be ended must not keep the others, the tools and the connection.
+                log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
         await self._tools.stop()
         if self._registry is not None:
             await self._registry.close(grace=None)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_children import own_children
 from runner_harness import ending, events_of, refusal, running_runner
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
@@ -118,3 +119,21 @@ async def test_the_session_can_be_opened_anew_from_outside(tmp_path: Path) -> No
         runner.service.reopen_session()
         await runner.until_opened(2)
         assert runner.registry.opened[1].session_id == "session-1"
+
+
+class StubbornBackend(LlamaServerBackend):
+    """Ends as it should, and raises all the same."""
+
+    async def stop(self) -> None:
+        await super().stop()
+        raise RuntimeError("I do not want to")
+
+
+async def test_a_model_that_does_not_stop_cleanly_keeps_nothing_else_from_stopping(tmp_path: Path) -> None:
+    config = LlamaServerConfig(command=tuple(fake_backend_command()), model_path=Path(__file__), alias="stubborn")
+    stubborn = ServedModel(name="stubborn", make_backend=lambda: StubbornBackend(config))
+    async with running_runner(tmp_path, [stubborn, _model()]) as runner:
+        await runner.until(Phase.READY, "stubborn")
+        await runner.until(Phase.READY)
+        await runner.service.stop(0.0)
+        assert not own_children(recursive=True)
