@@ -35,7 +35,7 @@ async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
 
 async def _stream(mesh: MeshProcess, **body: Any) -> list[str]:
     """The lines of a streamed answer that hold something."""
-    chat = {"model": "m-a", "stream": True, "messages": [{"role": "user", "content": "hi"}], **body}
+    chat = {"model": "m-a", "stream": True, "messages": [{"role": "user", "content": "a long prompt " * 200}], **body}
     async with (
         aiohttp.ClientSession() as http,
         http.post(f"{mesh.url}/v1/chat/completions", json=chat, timeout=aiohttp.ClientTimeout(total=20.0)) as answer,

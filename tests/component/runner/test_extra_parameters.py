@@ -10,6 +10,7 @@ import pytest
 
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.openai_http import MIN_REPORTED_BYTES
 from runner_svc.backends.port import Backend, CallInfo
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.supervise.process import StopGraces
@@ -21,6 +22,7 @@ from weft.kernel.telemetry import new_traceparent
 from weft.testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
+LONG_PROMPT = "word " * (MIN_REPORTED_BYTES // 4)
 
 
 @asynccontextmanager
@@ -43,8 +45,8 @@ async def _running(profile: ParameterProfile) -> AsyncGenerator[tuple[LlamaServe
         await backend.stop()
 
 
-async def _frames(backend: Backend, extra: dict[str, Any]) -> list[Frame]:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+async def _frames(backend: Backend, extra: dict[str, Any], text: str = "hi") -> list[Frame]:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     payload = chat_pb2.ChatPayload(messages=[message], extra_parameters=to_json_object(extra, "extra"))
     return [frame async for frame in backend.generate(payload, CALL)]
 
@@ -90,14 +92,16 @@ async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() 
 async def test_only_a_server_of_our_own_is_asked_to_report_on_its_prefill() -> None:
     """Strict servers refuse fields that they do not know, and `return_progress` is llama.cpp's."""
     async with _running(ParameterProfile()) as (backend, control):
-        await _frames(backend, {})
+        await _frames(backend, {}, LONG_PROMPT)
         assert (await control.state()).last_request_body["return_progress"] is True
+        await _frames(backend, {})
+        assert "return_progress" not in (await control.state()).last_request_body, "one batch has nothing to report"
     async with run_fake_backend() as server:
         profile = ParameterProfile(kind=EngineKind.OPENAI_HTTP, passthrough=True)
         attached = AttachedServer(AttachedServerConfig(url=server.base_url, upstream_model="fake", parameters=profile))
         await attached.start()
         try:
-            await _frames(attached, {"return_progress": True})
+            await _frames(attached, {"return_progress": True}, LONG_PROMPT)
             assert "return_progress" not in (await server.state()).last_request_body
         finally:
             await attached.stop()

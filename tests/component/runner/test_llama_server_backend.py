@@ -52,8 +52,8 @@ def _control(backend: LlamaServerBackend) -> FakeControl:
     return FakeControl(found[-1])
 
 
-def _chat(**fields: Any) -> chat_pb2.ChatPayload:
-    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
+def _chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     return chat_pb2.ChatPayload(messages=[message], **fields)
 
 
@@ -141,7 +141,7 @@ async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() 
         "stall_after_tokens": 2,
     }
     async with _running(**switches) as backend:
-        stream = backend.generate(_chat(), call)
+        stream = backend.generate(_chat("long " * 500), call)
         with suppress(TimeoutError):
             async with asyncio.timeout(0.8):
                 async for _ in stream:
