@@ -290,7 +290,7 @@ SABOTEURS = (
     Saboteur(check="typed-errors", kind=LoadsWhatIsNotThere, words="expected MODEL_NOT_FOUND, but it was done"),
     Saboteur(check="typed-errors", kind=CutsLongPrompts, words="expected CONTEXT_LENGTH_EXCEEDED, but it was done"),
     Saboteur(check="event-order", kind=EndsTwice, words="the last event must be the only `finished`"),
-    Saboteur(check="event-order", kind=DoesNotStart, words="the first event was ['progress']"),
+    Saboteur(check="event-order", kind=DoesNotStart, words="the first event was ['delta']"),
     Saboteur(check="event-order", kind=CrowdsFirstContent, words="the first content came together with 1 more"),
     Saboteur(check="event-order", kind=NeverFinishesItsChoice, words="0 finish reasons for one choice"),
     Saboteur(check="usage-counts", kind=NeverFinishesItsChoice, words="an answer cut by its limit must end with"),
