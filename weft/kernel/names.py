@@ -7,6 +7,7 @@ from weft.kernel.errors import invalid_field
 MAX_NAME_CHARS = 128
 MAX_REQUEST_ID_CHARS = 128
 MAX_TENANT_CHARS = 64
+MAX_CACHE_TAG_CHARS = 64
 
 DEFAULT_TENANT = "default"
 

@@ -38,6 +38,9 @@ class Reason(IntEnum):
     SESSION_UNKNOWN = 42
     STALE_HEARTBEAT = 43
     WATCH_LAGGED = 44
+    LEASE_LOST = 45
+    PERMIT_INVALID = 46
+    OPERATION_REFUSED = 47
     BACKEND_NOT_READY = 60
     CONNECT_FAILED = 61
     HEADERS_TIMEOUT = 62
@@ -55,6 +58,7 @@ class Reason(IntEnum):
     TOOL_CALL_INVALID = 74
     TOOL_UNAVAILABLE = 75
     TEMPLATE_FAILED = 76
+    INSUFFICIENT_MEMORY = 77
     INTERNAL = 90
     SERVICE_UNAVAILABLE = 91
 
@@ -116,6 +120,9 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.SESSION_UNKNOWN: _caller("NOT_FOUND", 404),
     Reason.STALE_HEARTBEAT: _caller("FAILED_PRECONDITION", 409),
     Reason.WATCH_LAGGED: _busy(503),
+    Reason.LEASE_LOST: _caller("FAILED_PRECONDITION", 409),
+    Reason.PERMIT_INVALID: _caller("UNAUTHENTICATED", 401),
+    Reason.OPERATION_REFUSED: _caller("PERMISSION_DENIED", 403),
     Reason.BACKEND_NOT_READY: _not_begun(503),
     Reason.CONNECT_FAILED: _not_begun(502),
     Reason.HEADERS_TIMEOUT: _broken(504),
@@ -133,6 +140,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.TOOL_CALL_INVALID: ReasonTraits("ABORTED", 502, retryable=True, safe_to_retry=False),
     Reason.TOOL_UNAVAILABLE: _not_begun(503),
     Reason.TEMPLATE_FAILED: ReasonTraits("ABORTED", 502, retryable=False, safe_to_retry=True),
+    Reason.INSUFFICIENT_MEMORY: _busy(503),
     Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
 }

@@ -76,6 +76,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A heartbeat is older than one already seen, or from an earlier incarnation."""
     ERROR_REASON_WATCH_LAGGED: _ErrorReason.ValueType  # 44
     """A watcher fell behind its buffer: watch again for a fresh snapshot."""
+    ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 45
+    """The lease is not the caller's any more: what runs under it must be ended at once."""
+    ERROR_REASON_PERMIT_INVALID: _ErrorReason.ValueType  # 46
+    """The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
+    ERROR_REASON_OPERATION_REFUSED: _ErrorReason.ValueType  # 47
+    """The operation was refused; why is in the audit log, and only there."""
     ERROR_REASON_BACKEND_NOT_READY: _ErrorReason.ValueType  # 60
     """The runner's backend is starting, restarting or stopping."""
     ERROR_REASON_CONNECT_FAILED: _ErrorReason.ValueType  # 61
@@ -112,6 +118,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The agent or the model lists a tool that this runner does not have."""
     ERROR_REASON_TEMPLATE_FAILED: _ErrorReason.ValueType  # 76
     """The model's chat template failed, ran for too long or wanted too much memory."""
+    ERROR_REASON_INSUFFICIENT_MEMORY: _ErrorReason.ValueType  # 77
+    """The accelerator memory that a model needs is not there, or was not given up in time; the message says who holds it."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
     """A fault in weft itself."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
@@ -180,6 +188,12 @@ ERROR_REASON_STALE_HEARTBEAT: ErrorReason.ValueType  # 43
 """A heartbeat is older than one already seen, or from an earlier incarnation."""
 ERROR_REASON_WATCH_LAGGED: ErrorReason.ValueType  # 44
 """A watcher fell behind its buffer: watch again for a fresh snapshot."""
+ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 45
+"""The lease is not the caller's any more: what runs under it must be ended at once."""
+ERROR_REASON_PERMIT_INVALID: ErrorReason.ValueType  # 46
+"""The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
+ERROR_REASON_OPERATION_REFUSED: ErrorReason.ValueType  # 47
+"""The operation was refused; why is in the audit log, and only there."""
 ERROR_REASON_BACKEND_NOT_READY: ErrorReason.ValueType  # 60
 """The runner's backend is starting, restarting or stopping."""
 ERROR_REASON_CONNECT_FAILED: ErrorReason.ValueType  # 61
@@ -216,6 +230,8 @@ ERROR_REASON_TOOL_UNAVAILABLE: ErrorReason.ValueType  # 75
 """The agent or the model lists a tool that this runner does not have."""
 ERROR_REASON_TEMPLATE_FAILED: ErrorReason.ValueType  # 76
 """The model's chat template failed, ran for too long or wanted too much memory."""
+ERROR_REASON_INSUFFICIENT_MEMORY: ErrorReason.ValueType  # 77
+"""The accelerator memory that a model needs is not there, or was not given up in time; the message says who holds it."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """A fault in weft itself."""
 ERROR_REASON_SERVICE_UNAVAILABLE: ErrorReason.ValueType  # 91

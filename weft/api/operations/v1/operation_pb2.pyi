@@ -4,13 +4,18 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
 import weft.api.common.v1.error_reason_pb2
+import weft.api.runner.v1.load_pb2
+import weft.api.runner.v1.runner_service_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -67,6 +72,15 @@ class Operation(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     END_TIME_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    ETA_FIELD_NUMBER: builtins.int
+    RUNNER_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
+    SIGNERS_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name, "operations/<id>"."""
     state: global___Operation.State.ValueType
@@ -77,6 +91,14 @@ class Operation(google.protobuf.message.Message):
     """Why it failed."""
     detail: builtins.str
     """What is happening or went wrong, in words."""
+    stage: builtins.str
+    """What is being done, such as "waiting for memory", "loading"."""
+    runner: builtins.str
+    """The runner that carries it out, by name; empty until it is chosen, and for work on several."""
+    requested_by: builtins.str
+    """Who asked for it, in the caller's own words."""
+    request_id: builtins.str
+    """The caller's id of the request that created it."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -84,6 +106,26 @@ class Operation(google.protobuf.message.Message):
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it ended."""
+
+    @property
+    def action(self) -> global___OperationAction:
+        """What is to be done."""
+
+    @property
+    def eta(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it will still take, from earlier ones. Absent: unknown."""
+
+    @property
+    def signers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Who signed it, by key id; empty where nobody had to."""
+
+    @property
+    def result(self) -> global___OperationResult:
+        """What came of it; set once it has succeeded."""
+
+    @property
+    def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was begun."""
 
     def __init__(
         self,
@@ -95,9 +137,196 @@ class Operation(google.protobuf.message.Message):
         detail: builtins.str = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        action: global___OperationAction | None = ...,
+        stage: builtins.str = ...,
+        eta: google.protobuf.duration_pb2.Duration | None = ...,
+        runner: builtins.str = ...,
+        requested_by: builtins.str = ...,
+        signers: collections.abc.Iterable[builtins.str] | None = ...,
+        request_id: builtins.str = ...,
+        result: global___OperationResult | None = ...,
+        start_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_progress", b"_progress", "create_time", b"create_time", "end_time", b"end_time", "progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_progress", b"_progress", "create_time", b"create_time", "detail", b"detail", "end_time", b"end_time", "name", b"name", "progress", b"progress", "reason", b"reason", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_progress", b"_progress", "action", b"action", "create_time", b"create_time", "end_time", b"end_time", "eta", b"eta", "progress", b"progress", "result", b"result", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_progress", b"_progress", "action", b"action", "create_time", b"create_time", "detail", b"detail", "end_time", b"end_time", "eta", b"eta", "name", b"name", "progress", b"progress", "reason", b"reason", "request_id", b"request_id", "requested_by", b"requested_by", "result", b"result", "runner", b"runner", "signers", b"signers", "stage", b"stage", "start_time", b"start_time", "state", b"state"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_progress", b"_progress"]) -> typing.Literal["progress"] | None: ...
 
 global___Operation = Operation
+
+@typing.final
+class OperationAction(google.protobuf.message.Message):
+    """OperationAction is what an operation does. The same bytes of it are what signers sign."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOAD_MODEL_FIELD_NUMBER: builtins.int
+    UNLOAD_MODEL_FIELD_NUMBER: builtins.int
+    FLUSH_CACHE_FIELD_NUMBER: builtins.int
+    @property
+    def load_model(self) -> global___LoadModel:
+        """Load a model."""
+
+    @property
+    def unload_model(self) -> global___UnloadModel:
+        """Unload a model."""
+
+    @property
+    def flush_cache(self) -> global___FlushCache:
+        """Forget cached prefixes."""
+
+    def __init__(
+        self,
+        *,
+        load_model: global___LoadModel | None = ...,
+        unload_model: global___UnloadModel | None = ...,
+        flush_cache: global___FlushCache | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["flush_cache", b"flush_cache", "kind", b"kind", "load_model", b"load_model", "unload_model", b"unload_model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flush_cache", b"flush_cache", "kind", b"kind", "load_model", b"load_model", "unload_model", b"unload_model"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["load_model", "unload_model", "flush_cache"] | None: ...
+
+global___OperationAction = OperationAction
+
+@typing.final
+class LoadModel(google.protobuf.message.Message):
+    """LoadModel loads a model, or loads it again with other options."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    EVICT_MODEL_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model, by its name in the mesh; or a pool, of which then the members that it takes are loaded."""
+    evict_model: builtins.str
+    """A model that is unloaded first to make room; empty: none."""
+    replicas: builtins.int
+    """Of a pool: how many members are to be loaded afterwards; 0: one. More are unloaded again, idle ones first."""
+    @property
+    def options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
+        """How to load it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        options: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
+        evict_model: builtins.str = ...,
+        replicas: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evict_model", b"evict_model", "model", b"model", "options", b"options", "replicas", b"replicas"]) -> None: ...
+
+global___LoadModel = LoadModel
+
+@typing.final
+class UnloadModel(google.protobuf.message.Message):
+    """UnloadModel unloads a model, or every member of a pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name."""
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+
+global___UnloadModel = UnloadModel
+
+@typing.final
+class FlushCache(google.protobuf.message.Message):
+    """FlushCache forgets cached prefixes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    TAG_FIELD_NUMBER: builtins.int
+    RUNNER_FIELD_NUMBER: builtins.int
+    scope: weft.api.runner.v1.runner_service_pb2.FlushCacheRequest.Scope.ValueType
+    """What is forgotten."""
+    model: builtins.str
+    """A model, by name; empty: every model of `runner`, or of every runner."""
+    tenant: builtins.str
+    """The tenant."""
+    tag: builtins.str
+    """The tag."""
+    runner: builtins.str
+    """One runner, by name; empty: every one."""
+    def __init__(
+        self,
+        *,
+        scope: weft.api.runner.v1.runner_service_pb2.FlushCacheRequest.Scope.ValueType = ...,
+        model: builtins.str = ...,
+        tenant: builtins.str = ...,
+        tag: builtins.str = ...,
+        runner: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "runner", b"runner", "scope", b"scope", "tag", b"tag", "tenant", b"tenant"]) -> None: ...
+
+global___FlushCache = FlushCache
+
+@typing.final
+class OperationResult(google.protobuf.message.Message):
+    """OperationResult is what came of an operation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_MEASURED_FIELD_NUMBER: builtins.int
+    LOAD_TIME_FIELD_NUMBER: builtins.int
+    MEMORY_FREED_BYTES_FIELD_NUMBER: builtins.int
+    CACHE_FLUSHED_FIELD_NUMBER: builtins.int
+    ENTRY_COUNT_FIELD_NUMBER: builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    REUSABLE_BYTES_FIELD_NUMBER: builtins.int
+    MODELS_FIELD_NUMBER: builtins.int
+    memory_bytes: builtins.int
+    """Accelerator memory that what was loaded holds now."""
+    memory_measured: builtins.bool
+    """Whether that was measured."""
+    memory_freed_bytes: builtins.int
+    """Accelerator memory that was given up."""
+    cache_flushed: builtins.bool
+    """Whether caches went with it."""
+    entry_count: builtins.int
+    """Cached prefixes that were forgotten."""
+    token_count: builtins.int
+    """Tokens that they held. Absent: unknown."""
+    reusable_bytes: builtins.int
+    """Memory of the KV cache that other prefixes can use now. Absent: unknown."""
+    @property
+    def load_time(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the load took."""
+
+    @property
+    def models(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The models that it concerned, by name."""
+
+    def __init__(
+        self,
+        *,
+        memory_bytes: builtins.int = ...,
+        memory_measured: builtins.bool = ...,
+        load_time: google.protobuf.duration_pb2.Duration | None = ...,
+        memory_freed_bytes: builtins.int = ...,
+        cache_flushed: builtins.bool = ...,
+        entry_count: builtins.int = ...,
+        token_count: builtins.int | None = ...,
+        reusable_bytes: builtins.int | None = ...,
+        models: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "load_time", b"load_time", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "cache_flushed", b"cache_flushed", "entry_count", b"entry_count", "load_time", b"load_time", "memory_bytes", b"memory_bytes", "memory_freed_bytes", b"memory_freed_bytes", "memory_measured", b"memory_measured", "models", b"models", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reusable_bytes", b"_reusable_bytes"]) -> typing.Literal["reusable_bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_token_count", b"_token_count"]) -> typing.Literal["token_count"] | None: ...
+
+global___OperationResult = OperationResult

@@ -6,6 +6,7 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -198,6 +199,10 @@ class InstanceState(google.protobuf.message.Message):
     LOAD_PROGRESS_FIELD_NUMBER: builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    MEMORY_FIELD_NUMBER: builtins.int
+    UNLOAD_TIME_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
+    LOAD_ETA_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -212,6 +217,20 @@ class InstanceState(google.protobuf.message.Message):
     """Context of one slot, prompt and answer together. 0: unknown."""
     detail: builtins.str
     """Why it is in this phase, in words, when that needs saying."""
+    pinned: builtins.bool
+    """Whether it is never evicted for another model."""
+    @property
+    def memory(self) -> global___InstanceMemory:
+        """Accelerator memory: what it holds, what it would take."""
+
+    @property
+    def unload_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it will be unloaded if nothing is asked of it until then. Not set: not by itself."""
+
+    @property
+    def load_eta(self) -> google.protobuf.duration_pb2.Duration:
+        """How long loading will still take, from earlier loads. Absent: unknown, or it does not load."""
+
     def __init__(
         self,
         *,
@@ -222,9 +241,51 @@ class InstanceState(google.protobuf.message.Message):
         load_progress: builtins.float | None = ...,
         context_tokens: builtins.int = ...,
         detail: builtins.str = ...,
+        memory: global___InstanceMemory | None = ...,
+        unload_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        pinned: builtins.bool = ...,
+        load_eta: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "load_progress", b"load_progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "load_progress", b"load_progress", "model", b"model", "phase", b"phase", "slots_total", b"slots_total", "slots_used", b"slots_used"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
+
+@typing.final
+class InstanceMemory(google.protobuf.message.Message):
+    """InstanceMemory is the accelerator memory of one model on one runner."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASED_BYTES_FIELD_NUMBER: builtins.int
+    MEASURED_BYTES_FIELD_NUMBER: builtins.int
+    ESTIMATED_BYTES_FIELD_NUMBER: builtins.int
+    ESTIMATE_SOURCE_FIELD_NUMBER: builtins.int
+    DEVICE_INDEXES_FIELD_NUMBER: builtins.int
+    leased_bytes: builtins.int
+    """What its lease says; 0: it holds none."""
+    measured_bytes: builtins.int
+    """What its processes were seen to hold. Absent: unknown."""
+    estimated_bytes: builtins.int
+    """What loading it takes, or would take. 0: unknown."""
+    estimate_source: builtins.str
+    """Where the estimate comes from: "learned", "manifest", "header", "file_size" or "name"; empty: there is none."""
+    @property
+    def device_indexes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The devices of its lease."""
+
+    def __init__(
+        self,
+        *,
+        leased_bytes: builtins.int = ...,
+        measured_bytes: builtins.int | None = ...,
+        estimated_bytes: builtins.int = ...,
+        estimate_source: builtins.str = ...,
+        device_indexes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_measured_bytes", b"_measured_bytes", "measured_bytes", b"measured_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_measured_bytes", b"_measured_bytes", "device_indexes", b"device_indexes", "estimate_source", b"estimate_source", "estimated_bytes", b"estimated_bytes", "leased_bytes", b"leased_bytes", "measured_bytes", b"measured_bytes"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_measured_bytes", b"_measured_bytes"]) -> typing.Literal["measured_bytes"] | None: ...
+
+global___InstanceMemory = InstanceMemory

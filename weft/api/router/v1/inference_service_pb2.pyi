@@ -6,15 +6,17 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.common.v1.cache_mode_pb2
 import weft.api.common.v1.chat_pb2
 import weft.api.common.v1.completion_pb2
 import weft.api.common.v1.embedding_pb2
 import weft.api.common.v1.event_pb2
+import weft.api.common.v1.priority_pb2
 import weft.api.common.v1.receipt_pb2
-import weft.api.router.v1.priority_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -26,17 +28,34 @@ class RequestOptions(google.protobuf.message.Message):
 
     PRIORITY_FIELD_NUMBER: builtins.int
     ALLOW_REMOTE_FIELD_NUMBER: builtins.int
-    priority: weft.api.router.v1.priority_pb2.Priority.ValueType
+    CACHE_MODE_FIELD_NUMBER: builtins.int
+    CACHE_TAG_FIELD_NUMBER: builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The band to wait in. Unspecified: normal."""
     allow_remote: builtins.bool
     """Whether the request may leave the premises. Default no."""
+    cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
+    """Whether the prefix cache is used."""
+    cache_tag: builtins.str
+    """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
+    @property
+    def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when nobody
+        else uses it. Not set: as the model is configured.
+        """
+
     def __init__(
         self,
         *,
-        priority: weft.api.router.v1.priority_pb2.Priority.ValueType = ...,
+        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         allow_remote: builtins.bool = ...,
+        cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType = ...,
+        cache_tag: builtins.str = ...,
+        keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "priority", b"priority"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "keep_alive", b"keep_alive", "priority", b"priority"]) -> None: ...
 
 global___RequestOptions = RequestOptions
 

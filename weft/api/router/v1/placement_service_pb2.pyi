@@ -4,17 +4,81 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.event_pb2
+import weft.api.common.v1.priority_pb2
 import weft.api.registry.v1.model_pb2
-import weft.api.router.v1.priority_pb2
 import weft.api.runner.v1.ticket_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+@typing.final
+class ListQueuesRequest(google.protobuf.message.Message):
+    """ListQueuesRequest asks for all of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListQueuesRequest = ListQueuesRequest
+
+@typing.final
+class ListQueuesResponse(google.protobuf.message.Message):
+    """ListQueuesResponse is the queues of this router."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: builtins.int
+    @property
+    def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolQueue]:
+        """By pool, in order of their names."""
+
+    def __init__(
+        self,
+        *,
+        queues: collections.abc.Iterable[global___PoolQueue] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["queues", b"queues"]) -> None: ...
+
+global___ListQueuesResponse = ListQueuesResponse
+
+@typing.final
+class PoolQueue(google.protobuf.message.Message):
+    """PoolQueue is how much is asked of one pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    WAITING_COUNT_FIELD_NUMBER: builtins.int
+    MAX_WAITING_FIELD_NUMBER: builtins.int
+    RUNNING_COUNT_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """The pool; a model without one is a pool of its own."""
+    waiting_count: builtins.int
+    """Requests that wait for one of its models."""
+    max_waiting: builtins.int
+    """How many may."""
+    running_count: builtins.int
+    """Requests that this router has running on its models."""
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+        waiting_count: builtins.int = ...,
+        max_waiting: builtins.int = ...,
+        running_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_waiting", b"max_waiting", "pool", b"pool", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> None: ...
+
+global___PoolQueue = PoolQueue
 
 @typing.final
 class PlaceRequest(google.protobuf.message.Message):
@@ -79,7 +143,7 @@ class PlaceOpen(google.protobuf.message.Message):
     """A model or a pool, by name."""
     operation: weft.api.registry.v1.model_pb2.ModelOperation.ValueType
     """What is asked of the model."""
-    priority: weft.api.router.v1.priority_pb2.Priority.ValueType
+    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The band to wait in."""
     allow_remote: builtins.bool
     """Whether it may leave the premises."""
@@ -100,7 +164,7 @@ class PlaceOpen(google.protobuf.message.Message):
         tenant: builtins.str = ...,
         model: builtins.str = ...,
         operation: weft.api.registry.v1.model_pb2.ModelOperation.ValueType = ...,
-        priority: weft.api.router.v1.priority_pb2.Priority.ValueType = ...,
+        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         allow_remote: builtins.bool = ...,
         age: google.protobuf.duration_pb2.Duration | None = ...,
         time_left: google.protobuf.duration_pb2.Duration | None = ...,

@@ -40,6 +40,11 @@ class PlacementServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceResponse.FromString,
                 _registered_method=True)
+        self.ListQueues = channel.unary_unary(
+                '/weft.api.router.v1.PlacementService/ListQueues',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesResponse.FromString,
+                _registered_method=True)
 
 
 class PlacementServiceServicer(object):
@@ -59,6 +64,13 @@ class PlacementServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQueues(self, request, context):
+        """ListQueues returns how many requests wait and run, by pool; pools without a member are left out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlacementServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -66,6 +78,11 @@ def add_PlacementServiceServicer_to_server(servicer, server):
                     servicer.Place,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceResponse.SerializeToString,
+            ),
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -96,6 +113,33 @@ class PlacementService(object):
             '/weft.api.router.v1.PlacementService/Place',
             weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.PlaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.PlacementService/ListQueues',
+            weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_placement__service__pb2.ListQueuesResponse.FromString,
             options,
             channel_credentials,
             insecure,

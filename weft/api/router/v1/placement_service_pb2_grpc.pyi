@@ -34,6 +34,12 @@ class PlacementServiceStub:
     whatever it held.
     """
 
+    ListQueues: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
+        weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
+    ]
+    """ListQueues returns how many requests wait and run, by pool; pools without a member are left out."""
+
 class PlacementServiceAsyncStub:
     """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
 
@@ -49,6 +55,12 @@ class PlacementServiceAsyncStub:
     non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). Closing the stream releases
     whatever it held.
     """
+
+    ListQueues: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
+        weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
+    ]
+    """ListQueues returns how many requests wait and run, by pool; pools without a member are left out."""
 
 class PlacementServiceServicer(metaclass=abc.ABCMeta):
     """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
@@ -67,5 +79,13 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         non-OK status and one ErrorInfo (QUEUE_FULL and QUEUE_TIMEOUT with a RetryInfo). Closing the stream releases
         whatever it held.
         """
+
+    @abc.abstractmethod
+    def ListQueues(
+        self,
+        request: weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.placement_service_pb2.ListQueuesResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.ListQueuesResponse]]:
+        """ListQueues returns how many requests wait and run, by pool; pools without a member are left out."""
 
 def add_PlacementServiceServicer_to_server(servicer: PlacementServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

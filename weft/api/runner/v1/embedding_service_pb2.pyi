@@ -11,6 +11,7 @@ import google.protobuf.message
 import typing
 import weft.api.common.v1.embedding_pb2
 import weft.api.common.v1.receipt_pb2
+import weft.api.runner.v1.serve_options_pb2
 import weft.api.runner.v1.ticket_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -23,6 +24,7 @@ class EmbedRequest(google.protobuf.message.Message):
 
     TICKET_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The router's permit."""
@@ -31,14 +33,19 @@ class EmbedRequest(google.protobuf.message.Message):
     def payload(self) -> weft.api.common.v1.embedding_pb2.EmbeddingPayload:
         """What to embed."""
 
+    @property
+    def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
+        """How the runner handles it."""
+
     def __init__(
         self,
         *,
         ticket: weft.api.runner.v1.ticket_pb2.Ticket | None = ...,
         payload: weft.api.common.v1.embedding_pb2.EmbeddingPayload | None = ...,
+        options: weft.api.runner.v1.serve_options_pb2.ServeOptions | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["payload", b"payload", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
 
 global___EmbedRequest = EmbedRequest
 

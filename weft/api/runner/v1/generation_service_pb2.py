@@ -26,20 +26,21 @@ from weft.api.common.v1 import agent_behaviour_pb2 as weft_dot_api_dot_common_do
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
 from weft.api.common.v1 import completion_pb2 as weft_dot_api_dot_common_dot_v1_dot_completion__pb2
 from weft.api.common.v1 import event_pb2 as weft_dot_api_dot_common_dot_v1_dot_event__pb2
+from weft.api.runner.v1 import serve_options_pb2 as weft_dot_api_dot_runner_dot_v1_dot_serve__options__pb2
 from weft.api.runner.v1 import ticket_pb2 as weft_dot_api_dot_runner_dot_v1_dot_ticket__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/generation_service.proto\x12\x12weft.api.runner.v1\x1a(weft/api/common/v1/agent_behaviour.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xfc\x01\n\x0fGenerateRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x35\n\tbehaviour\x18\x04 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviour\x12\r\n\x05\x61gent\x18\x05 \x01(\tB\t\n\x07payload\"F\n\x10GenerateResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent2l\n\x11GenerationService\x12W\n\x08Generate\x12#.weft.api.runner.v1.GenerateRequest\x1a$.weft.api.runner.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/runner/v1/generation_service.proto\x12\x12weft.api.runner.v1\x1a(weft/api/common/v1/agent_behaviour.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\x1eweft/api/common/v1/event.proto\x1a&weft/api/runner/v1/serve_options.proto\x1a\x1fweft/api/runner/v1/ticket.proto\"\xaf\x02\n\x0fGenerateRequest\x12*\n\x06ticket\x18\x01 \x01(\x0b\x32\x1a.weft.api.runner.v1.Ticket\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12;\n\ncompletion\x18\x03 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayloadH\x00\x12\x35\n\tbehaviour\x18\x04 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviour\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x31\n\x07options\x18\x06 \x01(\x0b\x32 .weft.api.runner.v1.ServeOptionsB\t\n\x07payload\"F\n\x10GenerateResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent2l\n\x11GenerationService\x12W\n\x08Generate\x12#.weft.api.runner.v1.GenerateRequest\x1a$.weft.api.runner.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.runner.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=243
-  _globals['_GENERATEREQUEST']._serialized_end=495
-  _globals['_GENERATERESPONSE']._serialized_start=497
-  _globals['_GENERATERESPONSE']._serialized_end=567
-  _globals['_GENERATIONSERVICE']._serialized_start=569
-  _globals['_GENERATIONSERVICE']._serialized_end=677
+  _globals['_GENERATEREQUEST']._serialized_start=283
+  _globals['_GENERATEREQUEST']._serialized_end=586
+  _globals['_GENERATERESPONSE']._serialized_start=588
+  _globals['_GENERATERESPONSE']._serialized_end=658
+  _globals['_GENERATIONSERVICE']._serialized_start=660
+  _globals['_GENERATIONSERVICE']._serialized_end=768
 # @@protoc_insertion_point(module_scope)

@@ -13,6 +13,7 @@ import weft.api.common.v1.agent_behaviour_pb2
 import weft.api.common.v1.chat_pb2
 import weft.api.common.v1.completion_pb2
 import weft.api.common.v1.event_pb2
+import weft.api.runner.v1.serve_options_pb2
 import weft.api.runner.v1.ticket_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -28,6 +29,7 @@ class GenerateRequest(google.protobuf.message.Message):
     COMPLETION_FIELD_NUMBER: builtins.int
     BEHAVIOUR_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
     agent: builtins.str
     """The agent that was asked for, by name; empty: none."""
     @property
@@ -46,6 +48,10 @@ class GenerateRequest(google.protobuf.message.Message):
     def behaviour(self) -> weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour:
         """What the mesh does around the chat, where an agent was asked for; not set: nothing. For chat only."""
 
+    @property
+    def options(self) -> weft.api.runner.v1.serve_options_pb2.ServeOptions:
+        """How the runner handles it."""
+
     def __init__(
         self,
         *,
@@ -54,9 +60,10 @@ class GenerateRequest(google.protobuf.message.Message):
         completion: weft.api.common.v1.completion_pb2.CompletionPayload | None = ...,
         behaviour: weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour | None = ...,
         agent: builtins.str = ...,
+        options: weft.api.runner.v1.serve_options_pb2.ServeOptions | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "chat", b"chat", "completion", b"completion", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "behaviour", b"behaviour", "chat", b"chat", "completion", b"completion", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "chat", b"chat", "completion", b"completion", "options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "behaviour", b"behaviour", "chat", b"chat", "completion", b"completion", "options", b"options", "payload", b"payload", "ticket", b"ticket"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion"] | None: ...
 
 global___GenerateRequest = GenerateRequest

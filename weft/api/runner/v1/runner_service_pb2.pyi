@@ -14,8 +14,11 @@ import google.protobuf.timestamp_pb2
 import sys
 import typing
 import weft.api.common.v1.error_reason_pb2
+import weft.api.common.v1.priority_pb2
 import weft.api.common.v1.signal_pb2
 import weft.api.registry.v1.runner_pb2
+import weft.api.runner.v1.load_pb2
+import weft.api.runner.v1.permit_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -23,6 +26,38 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _CacheIsolation:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CacheIsolationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CacheIsolation.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CACHE_ISOLATION_UNSPECIFIED: _CacheIsolation.ValueType  # 0
+    """Not set."""
+    CACHE_ISOLATION_SLOTS: _CacheIsolation.ValueType  # 1
+    """Each slot belongs to one tenant and tag at a time, and is emptied before another one gets it."""
+    CACHE_ISOLATION_WHOLE: _CacheIsolation.ValueType  # 2
+    """The whole cache belongs to one tenant and tag at a time."""
+    CACHE_ISOLATION_SALT: _CacheIsolation.ValueType  # 3
+    """The server is given a salt per tenant and tag."""
+    CACHE_ISOLATION_NONE: _CacheIsolation.ValueType  # 4
+    """Not at all: the server shares what it has among everybody."""
+
+class CacheIsolation(_CacheIsolation, metaclass=_CacheIsolationEnumTypeWrapper):
+    """CacheIsolation is how prefixes of different tenants are kept apart."""
+
+CACHE_ISOLATION_UNSPECIFIED: CacheIsolation.ValueType  # 0
+"""Not set."""
+CACHE_ISOLATION_SLOTS: CacheIsolation.ValueType  # 1
+"""Each slot belongs to one tenant and tag at a time, and is emptied before another one gets it."""
+CACHE_ISOLATION_WHOLE: CacheIsolation.ValueType  # 2
+"""The whole cache belongs to one tenant and tag at a time."""
+CACHE_ISOLATION_SALT: CacheIsolation.ValueType  # 3
+"""The server is given a salt per tenant and tag."""
+CACHE_ISOLATION_NONE: CacheIsolation.ValueType  # 4
+"""Not at all: the server shares what it has among everybody."""
+global___CacheIsolation = CacheIsolation
 
 @typing.final
 class WakeRequest(google.protobuf.message.Message):
@@ -61,28 +96,124 @@ class LoadRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
+    @property
+    def options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
+        """How to load it."""
+
     def __init__(
         self,
         *,
         model: builtins.str = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
+        options: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "permit", b"permit"]) -> None: ...
 
 global___LoadRequest = LoadRequest
 
 @typing.final
 class LoadResponse(google.protobuf.message.Message):
-    """LoadResponse says that it is loaded."""
+    """LoadResponse is one word about a load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PROGRESS_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    @property
+    def progress(self) -> global___LoadProgress:
+        """It is under way."""
+
+    @property
+    def result(self) -> global___LoadResult:
+        """It takes requests. Always last."""
+
     def __init__(
         self,
+        *,
+        progress: global___LoadProgress | None = ...,
+        result: global___LoadResult | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["kind", b"kind", "progress", b"progress", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "progress", b"progress", "result", b"result"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["progress", "result"] | None: ...
 
 global___LoadResponse = LoadResponse
+
+@typing.final
+class LoadProgress(google.protobuf.message.Message):
+    """LoadProgress says how far a load is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    ETA_FIELD_NUMBER: builtins.int
+    stage: builtins.str
+    """What is being done, such as "waiting for memory", "starting", "loading"."""
+    detail: builtins.str
+    """The same in more words; may be empty."""
+    progress: builtins.float
+    """Share done, 0 to 1. Absent: unknown."""
+    @property
+    def eta(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it will still take, from earlier loads. Absent: unknown."""
+
+    def __init__(
+        self,
+        *,
+        stage: builtins.str = ...,
+        detail: builtins.str = ...,
+        progress: builtins.float | None = ...,
+        eta: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_progress", b"_progress", "eta", b"eta", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_progress", b"_progress", "detail", b"detail", "eta", b"eta", "progress", b"progress", "stage", b"stage"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_progress", b"_progress"]) -> typing.Literal["progress"] | None: ...
+
+global___LoadProgress = LoadProgress
+
+@typing.final
+class LoadResult(google.protobuf.message.Message):
+    """LoadResult says what was loaded."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_MEASURED_FIELD_NUMBER: builtins.int
+    LOAD_TIME_FIELD_NUMBER: builtins.int
+    WAS_LOADED_FIELD_NUMBER: builtins.int
+    memory_bytes: builtins.int
+    """Accelerator memory that it holds; the lease's where nobody can measure it. 0: none."""
+    memory_measured: builtins.bool
+    """Whether `memory_bytes` was measured."""
+    was_loaded: builtins.bool
+    """Whether it was loaded so already, and nothing was done."""
+    @property
+    def load_time(self) -> google.protobuf.duration_pb2.Duration:
+        """From the start of the load until it took requests, waiting for memory included."""
+
+    def __init__(
+        self,
+        *,
+        memory_bytes: builtins.int = ...,
+        memory_measured: builtins.bool = ...,
+        load_time: google.protobuf.duration_pb2.Duration | None = ...,
+        was_loaded: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["load_time", b"load_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["load_time", b"load_time", "memory_bytes", b"memory_bytes", "memory_measured", b"memory_measured", "was_loaded", b"was_loaded"]) -> None: ...
+
+global___LoadResult = LoadResult
 
 @typing.final
 class UnloadRequest(google.protobuf.message.Message):
@@ -91,14 +222,21 @@ class UnloadRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
     def __init__(
         self,
         *,
         model: builtins.str = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "permit", b"permit"]) -> None: ...
 
 global___UnloadRequest = UnloadRequest
 
@@ -108,11 +246,171 @@ class UnloadResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    MEMORY_FREED_BYTES_FIELD_NUMBER: builtins.int
+    CACHE_FLUSHED_FIELD_NUMBER: builtins.int
+    memory_freed_bytes: builtins.int
+    """Accelerator memory that it held, and that has been given up."""
+    cache_flushed: builtins.bool
+    """Whether its caches are gone with it; not so for a server that only sleeps."""
+    def __init__(
+        self,
+        *,
+        memory_freed_bytes: builtins.int = ...,
+        cache_flushed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_flushed", b"cache_flushed", "memory_freed_bytes", b"memory_freed_bytes"]) -> None: ...
+
+global___UnloadResponse = UnloadResponse
+
+@typing.final
+class YieldMemoryRequest(google.protobuf.message.Message):
+    """YieldMemoryRequest names a model."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PERMIT_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    WANTED_BY_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """The model, by its name in the mesh."""
+    lease_id: builtins.str
+    """The lease that is to be given up."""
+    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
+    """The priority of whoever needs the memory."""
+    wanted_by: builtins.str
+    """Who needs it, for the log."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
+        lease_id: builtins.str = ...,
+        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
+        wanted_by: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "model", b"model", "permit", b"permit", "priority", b"priority", "wanted_by", b"wanted_by"]) -> None: ...
+
+global___YieldMemoryRequest = YieldMemoryRequest
+
+@typing.final
+class YieldMemoryResponse(google.protobuf.message.Message):
+    """YieldMemoryResponse says that it sleeps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
     def __init__(
         self,
     ) -> None: ...
 
-global___UnloadResponse = UnloadResponse
+global___YieldMemoryResponse = YieldMemoryResponse
+
+@typing.final
+class FlushCacheRequest(google.protobuf.message.Message):
+    """FlushCacheRequest says what to forget."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Scope:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _ScopeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[FlushCacheRequest._Scope.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        SCOPE_UNSPECIFIED: FlushCacheRequest._Scope.ValueType  # 0
+        """Not set."""
+        SCOPE_ALL: FlushCacheRequest._Scope.ValueType  # 1
+        """Everything of every model, or of `model` where it is set."""
+        SCOPE_MODEL: FlushCacheRequest._Scope.ValueType  # 2
+        """Everything of one model."""
+        SCOPE_TENANT: FlushCacheRequest._Scope.ValueType  # 3
+        """Everything of one tenant."""
+        SCOPE_TAG: FlushCacheRequest._Scope.ValueType  # 4
+        """What was cached under one tag, of `tenant` where it is set."""
+
+    class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper):
+        """Scope is what is forgotten."""
+
+    SCOPE_UNSPECIFIED: FlushCacheRequest.Scope.ValueType  # 0
+    """Not set."""
+    SCOPE_ALL: FlushCacheRequest.Scope.ValueType  # 1
+    """Everything of every model, or of `model` where it is set."""
+    SCOPE_MODEL: FlushCacheRequest.Scope.ValueType  # 2
+    """Everything of one model."""
+    SCOPE_TENANT: FlushCacheRequest.Scope.ValueType  # 3
+    """Everything of one tenant."""
+    SCOPE_TAG: FlushCacheRequest.Scope.ValueType  # 4
+    """What was cached under one tag, of `tenant` where it is set."""
+
+    PERMIT_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    TAG_FIELD_NUMBER: builtins.int
+    scope: global___FlushCacheRequest.Scope.ValueType
+    """What is forgotten."""
+    model: builtins.str
+    """The model, by its name in the mesh; empty: all of the runner."""
+    tenant: builtins.str
+    """The tenant."""
+    tag: builtins.str
+    """The tag."""
+    @property
+    def permit(self) -> weft.api.runner.v1.permit_pb2.OperationPermit:
+        """The registry's permit."""
+
+    def __init__(
+        self,
+        *,
+        permit: weft.api.runner.v1.permit_pb2.OperationPermit | None = ...,
+        scope: global___FlushCacheRequest.Scope.ValueType = ...,
+        model: builtins.str = ...,
+        tenant: builtins.str = ...,
+        tag: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["permit", b"permit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "permit", b"permit", "scope", b"scope", "tag", b"tag", "tenant", b"tenant"]) -> None: ...
+
+global___FlushCacheRequest = FlushCacheRequest
+
+@typing.final
+class FlushCacheResponse(google.protobuf.message.Message):
+    """FlushCacheResponse says what was forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRY_COUNT_FIELD_NUMBER: builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    REUSABLE_BYTES_FIELD_NUMBER: builtins.int
+    entry_count: builtins.int
+    """How many cached prefixes (slots of a server) were forgotten."""
+    token_count: builtins.int
+    """Tokens that they held. Absent: unknown."""
+    reusable_bytes: builtins.int
+    """Memory of the KV cache that is free for other prefixes now, from the model's bytes per token. Absent: unknown. A
+    KV cache is reserved as a whole, so this gives no memory back to the device.
+    """
+    def __init__(
+        self,
+        *,
+        entry_count: builtins.int = ...,
+        token_count: builtins.int | None = ...,
+        reusable_bytes: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reusable_bytes", b"_reusable_bytes", "_token_count", b"_token_count", "entry_count", b"entry_count", "reusable_bytes", b"reusable_bytes", "token_count", b"token_count"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reusable_bytes", b"_reusable_bytes"]) -> typing.Literal["reusable_bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_token_count", b"_token_count"]) -> typing.Literal["token_count"] | None: ...
+
+global___FlushCacheResponse = FlushCacheResponse
 
 @typing.final
 class TailLogsRequest(google.protobuf.message.Message):
@@ -227,6 +525,13 @@ class InstanceDescription(google.protobuf.message.Message):
     LAST_READY_TIME_FIELD_NUMBER: builtins.int
     CONTAINMENT_FIELD_NUMBER: builtins.int
     TIMEOUTS_FIELD_NUMBER: builtins.int
+    LOAD_PARAMETERS_FIELD_NUMBER: builtins.int
+    QUANTIZATIONS_FIELD_NUMBER: builtins.int
+    LOAD_OPTIONS_FIELD_NUMBER: builtins.int
+    CACHE_ISOLATION_FIELD_NUMBER: builtins.int
+    CACHE_FIELD_NUMBER: builtins.int
+    MODEL_PATH_FIELD_NUMBER: builtins.int
+    VISION_INPUT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
     process_id: builtins.int
@@ -237,6 +542,12 @@ class InstanceDescription(google.protobuf.message.Message):
     """Why it was last restarted, in words; empty when never."""
     containment: builtins.str
     """How its processes are held together, in words, such as "cgroup" or "process group, sub-reaper"."""
+    cache_isolation: global___CacheIsolation.ValueType
+    """How prefixes of different tenants are kept apart."""
+    model_path: builtins.str
+    """The model's file, as configured; empty: none."""
+    vision_input: builtins.bool
+    """Whether it takes images."""
     @property
     def log_lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The last lines of the backend's output, oldest first."""
@@ -265,6 +576,22 @@ class InstanceDescription(google.protobuf.message.Message):
     def timeouts(self) -> global___TimeoutProfile:
         """The limits of time it works under."""
 
+    @property
+    def load_parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.runner.v1.load_pb2.LoadParameter]:
+        """What may be set for one load."""
+
+    @property
+    def quantizations(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The variants that may be loaded, by quantization; empty: only the one configured."""
+
+    @property
+    def load_options(self) -> weft.api.runner.v1.load_pb2.LoadOptions:
+        """The options of the present or next load."""
+
+    @property
+    def cache(self) -> global___CacheFigures:
+        """Prefix-cache figures since the runner started."""
+
     def __init__(
         self,
         *,
@@ -280,11 +607,48 @@ class InstanceDescription(google.protobuf.message.Message):
         last_ready_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         containment: builtins.str = ...,
         timeouts: global___TimeoutProfile | None = ...,
+        load_parameters: collections.abc.Iterable[weft.api.runner.v1.load_pb2.LoadParameter] | None = ...,
+        quantizations: collections.abc.Iterable[builtins.str] | None = ...,
+        load_options: weft.api.runner.v1.load_pb2.LoadOptions | None = ...,
+        cache_isolation: global___CacheIsolation.ValueType = ...,
+        cache: global___CacheFigures | None = ...,
+        model_path: builtins.str = ...,
+        vision_input: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["last_ready_time", b"last_ready_time", "timeouts", b"timeouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "containment", b"containment", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "log_lines", b"log_lines", "model", b"model", "process_id", b"process_id", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cache", b"cache", "last_ready_time", b"last_ready_time", "load_options", b"load_options", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["active_request_ids", b"active_request_ids", "cache", b"cache", "cache_isolation", b"cache_isolation", "containment", b"containment", "last_crash_lines", b"last_crash_lines", "last_ready_time", b"last_ready_time", "last_restart_reason", b"last_restart_reason", "load_options", b"load_options", "load_parameters", b"load_parameters", "log_lines", b"log_lines", "model", b"model", "model_path", b"model_path", "process_id", b"process_id", "quantizations", b"quantizations", "requests", b"requests", "restart_count", b"restart_count", "restarts", b"restarts", "timeouts", b"timeouts", "vision_input", b"vision_input"]) -> None: ...
 
 global___InstanceDescription = InstanceDescription
+
+@typing.final
+class CacheFigures(google.protobuf.message.Message):
+    """CacheFigures counts what the prefix cache did, as the engine reported it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HIT_COUNT_FIELD_NUMBER: builtins.int
+    MISS_COUNT_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    CACHED_TOKEN_COUNT_FIELD_NUMBER: builtins.int
+    hit_count: builtins.int
+    """Requests that found some of their prompt cached."""
+    miss_count: builtins.int
+    """Requests that found nothing."""
+    prompt_token_count: builtins.int
+    """Prompt tokens, cached ones included."""
+    cached_token_count: builtins.int
+    """Prompt tokens that were cached."""
+    def __init__(
+        self,
+        *,
+        hit_count: builtins.int = ...,
+        miss_count: builtins.int = ...,
+        prompt_token_count: builtins.int = ...,
+        cached_token_count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "miss_count", b"miss_count", "prompt_token_count", b"prompt_token_count"]) -> None: ...
+
+global___CacheFigures = CacheFigures
 
 @typing.final
 class Restart(google.protobuf.message.Message):

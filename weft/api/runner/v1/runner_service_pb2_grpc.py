@@ -45,7 +45,7 @@ class RunnerServiceStub(object):
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeResponse.FromString,
                 _registered_method=True)
-        self.Load = channel.unary_unary(
+        self.Load = channel.unary_stream(
                 '/weft.api.runner.v1.RunnerService/Load',
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadResponse.FromString,
@@ -54,6 +54,16 @@ class RunnerServiceStub(object):
                 '/weft.api.runner.v1.RunnerService/Unload',
                 request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
+                _registered_method=True)
+        self.YieldMemory = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/YieldMemory',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryResponse.FromString,
+                _registered_method=True)
+        self.FlushCache = channel.unary_unary(
+                '/weft.api.runner.v1.RunnerService/FlushCache',
+                request_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FlushCacheRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
         self.GetRequest = channel.unary_unary(
                 '/weft.api.runner.v1.RunnerService/GetRequest',
@@ -89,7 +99,12 @@ class RunnerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time.
+        """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
+        it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
+        of it is unloaded.
+
+        Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
+        option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,9 +112,26 @@ class RunnerServiceServicer(object):
 
     def Unload(self, request, context):
         """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-        wakes it.
+        wakes it. Needs a permit as Load does.
 
         UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def YieldMemory(self, request, context):
+        """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
+        decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FlushCache(self, request, context):
+        """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,7 +166,7 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.WakeResponse.SerializeToString,
             ),
-            'Load': grpc.unary_unary_rpc_method_handler(
+            'Load': grpc.unary_stream_rpc_method_handler(
                     servicer.Load,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.LoadResponse.SerializeToString,
@@ -143,6 +175,16 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.FromString,
                     response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.SerializeToString,
+            ),
+            'YieldMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.YieldMemory,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryResponse.SerializeToString,
+            ),
+            'FlushCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushCache,
+                    request_deserializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FlushCacheRequest.FromString,
+                    response_serializer=weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FlushCacheResponse.SerializeToString,
             ),
             'GetRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequest,
@@ -231,7 +273,7 @@ class RunnerService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/weft.api.runner.v1.RunnerService/Load',
@@ -264,6 +306,60 @@ class RunnerService(object):
             '/weft.api.runner.v1.RunnerService/Unload',
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadRequest.SerializeToString,
             weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.UnloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def YieldMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/YieldMemory',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.YieldMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.runner.v1.RunnerService/FlushCache',
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FlushCacheRequest.SerializeToString,
+            weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2.FlushCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,20 +37,43 @@ class RunnerServiceStub:
     UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
     """
 
-    Load: grpc.UnaryUnaryMultiCallable[
+    Load: grpc.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.LoadRequest,
         weft.api.runner.v1.runner_service_pb2.LoadResponse,
     ]
-    """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time."""
+    """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
+    it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
+    of it is unloaded.
+
+    Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
+    option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+    """
 
     Unload: grpc.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         weft.api.runner.v1.runner_service_pb2.UnloadResponse,
     ]
     """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-    wakes it.
+    wakes it. Needs a permit as Load does.
 
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    """
+
+    YieldMemory: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
+        weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse,
+    ]
+    """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
+    decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+    """
+
+    FlushCache: grpc.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.FlushCacheRequest,
+        weft.api.runner.v1.runner_service_pb2.FlushCacheResponse,
+    ]
+    """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
     """
 
     GetRequest: grpc.UnaryUnaryMultiCallable[
@@ -87,20 +110,43 @@ class RunnerServiceAsyncStub:
     UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
     """
 
-    Load: grpc.aio.UnaryUnaryMultiCallable[
+    Load: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.runner_service_pb2.LoadRequest,
         weft.api.runner.v1.runner_service_pb2.LoadResponse,
     ]
-    """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time."""
+    """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
+    it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
+    of it is unloaded.
+
+    Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
+    option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+    """
 
     Unload: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.runner_service_pb2.UnloadRequest,
         weft.api.runner.v1.runner_service_pb2.UnloadResponse,
     ]
     """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-    wakes it.
+    wakes it. Needs a permit as Load does.
 
     UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+    """
+
+    YieldMemory: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
+        weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse,
+    ]
+    """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
+    decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+    """
+
+    FlushCache: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.runner.v1.runner_service_pb2.FlushCacheRequest,
+        weft.api.runner.v1.runner_service_pb2.FlushCacheResponse,
+    ]
+    """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+
+    UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
     """
 
     GetRequest: grpc.aio.UnaryUnaryMultiCallable[
@@ -146,8 +192,14 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: weft.api.runner.v1.runner_service_pb2.LoadRequest,
         context: _ServicerContext,
-    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.LoadResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.LoadResponse]]:
-        """Load starts a model's backend as Wake does; it stays loaded until it is unloaded, whatever its idle time."""
+    ) -> typing.Union[collections.abc.Iterator[weft.api.runner.v1.runner_service_pb2.LoadResponse], collections.abc.AsyncIterator[weft.api.runner.v1.runner_service_pb2.LoadResponse]]:
+        """Load starts a model's backend with the given options, or starts it again if it runs with others, and streams how far
+        it is, then the result. Calls for one model share one load. Cancelling the call cancels the load, and what was loaded
+        of it is unloaded.
+
+        Needs a permit of the registry: UNAUTHENTICATED / PERMIT_INVALID without a good one. INVALID_ARGUMENT names the
+        option that cannot be; INSUFFICIENT_MEMORY says what is needed and who holds it.
+        """
 
     @abc.abstractmethod
     def Unload(
@@ -156,9 +208,30 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.UnloadResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.UnloadResponse]]:
         """Unload lets running requests end for at most the runner's drain time, then puts a model to sleep; the next request
-        wakes it.
+        wakes it. Needs a permit as Load does.
 
         UNIMPLEMENTED / UNSUPPORTED_OPERATION for a backend that weft neither started nor can put to sleep.
+        """
+
+    @abc.abstractmethod
+    def YieldMemory(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.YieldMemoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.YieldMemoryResponse]]:
+        """YieldMemory has an idle model put to sleep so that another one can have its memory. It is the model's runner who
+        decides: RESOURCE_IN_USE when it works on a request, is pinned, or has a higher priority. Needs a permit.
+        """
+
+    @abc.abstractmethod
+    def FlushCache(
+        self,
+        request: weft.api.runner.v1.runner_service_pb2.FlushCacheRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.runner.v1.runner_service_pb2.FlushCacheResponse, collections.abc.Awaitable[weft.api.runner.v1.runner_service_pb2.FlushCacheResponse]]:
+        """FlushCache forgets cached prefixes. Requests under way keep theirs, which is forgotten when they end. Needs a permit.
+
+        UNIMPLEMENTED / UNSUPPORTED_OPERATION where a backend cannot do that.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,56 @@
+"""Lengths of time as people write them."""
+
+import pytest
+
+from weft.kernel.durations import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds
+from weft.kernel.errors import FieldError
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        (300, 300.0),
+        (0.5, 0.5),
+        ("300", 300.0),
+        ("5m", 300.0),
+        ("90s", 90.0),
+        ("2h", 7200.0),
+        ("1h30m", 5400.0),
+        ("1.5m", 90.0),
+        ("250ms", 0.25),
+        ("1d", 86_400.0),
+        (0, 0.0),
+        ("0", 0.0),
+        (-0.0, 0.0),
+        ("0s", 0.0),
+        (-1, FOR_EVER),
+        ("-1", FOR_EVER),
+        (-300, FOR_EVER),
+        ("-5m", FOR_EVER),
+        (-(10**400), FOR_EVER),
+        (float("-inf"), FOR_EVER),
+        (int(MAX_DURATION_SECONDS), MAX_DURATION_SECONDS),
+    ],
+)
+def test_usual_spellings_are_understood(written: object, seconds: float) -> None:
+    assert keep_alive_seconds(written, "keep_alive") == seconds
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("", " 5m", "5 m", "5m ", "m", "5x", "1e3", "five", "--5", "+5", "5m-3s", "\u0665m", "nan", "inf", "5" * 40),
+        *(float("nan"), True, None, [], {}, b"5m"),
+    ],
+    ids=repr,
+)
+def test_anything_else_is_refused_by_the_name_of_its_field(written: object) -> None:
+    with pytest.raises(FieldError, match="5m") as refused:
+        keep_alive_seconds(written, "keep_alive")
+    assert refused.value.field == "keep_alive"
+
+
+@pytest.mark.parametrize("written", [MAX_DURATION_SECONDS + 1, float("inf"), "367d", "9999999999999999h", 10**400])
+def test_more_than_a_year_is_refused(written: object) -> None:
+    with pytest.raises(FieldError, match="at most"):
+        keep_alive_seconds(written, "keep_alive")

@@ -1,0 +1,46 @@
+"""Amounts of memory."""
+
+import pytest
+
+from weft.kernel.errors import FieldError
+from weft.kernel.sizes import parse_size, size_words
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("8GiB", 8 * 1024**3),
+        ("8g", 8 * 1024**3),
+        ("8GB", 8_000_000_000),
+        ("1.5 GiB", 3 * 1024**3 // 2),
+        ("512MiB", 512 * 1024**2),
+        ("64k", 65_536),
+        ("123", 123),
+        ("9007199254740993", 9_007_199_254_740_993),
+    ],
+)
+def test_an_amount_is_read_as_it_is_written(text: str, amount: int) -> None:
+    assert parse_size(text, "--memory") == amount
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "0.0001b", "8 XiB", "8GiB8", "nan", "1e9", "9" * 40, "٣GiB"])
+def test_what_is_no_amount_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(FieldError) as refusal:
+        parse_size(text, "--memory")
+    assert refusal.value.field == "--memory"
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (12 * 1024, "12 KiB"),
+        (512 * 1024**2, "512 MiB"),
+        (5_476_083_302, "5.1 GiB"),
+        (24 * 1024**3, "24 GiB"),
+        (160 * 1024**3 + 5, "160 GiB"),
+    ],
+)
+def test_an_amount_is_said_with_as_many_digits_as_help(amount: int, words: str) -> None:
+    assert size_words(amount) == words
