@@ -1,50 +1,37 @@
 """GPU time of processes, from NVIDIA's management library (NVML).
 
-Not proven on hardware: it is tested with a stand-in for the `pynvml` module. NVML samples how much of each GPU every
-process has used, in percent of its multiprocessors; the samples are added up to seconds. It names processes by the
-machine's own ids: in a container with ids of its own nothing is found and the time stays 0. Whether NVML is missing,
-fails or hangs, the answer is None, "unknown", and nobody waits for it.
+Not proven on hardware: it is tested with stand-ins for the `pynvml` module and for the library behind it. NVML samples
+how much of each GPU every process has used, in percent of its multiprocessors; the samples are added up to seconds. It
+names processes by the machine's own ids: in a container with ids of its own nothing is found and the time stays 0.
+Whether NVML is missing, fails or hangs, the answer is None, "unknown", and nobody waits for it.
 """
 
-import ctypes
-import importlib
-import sys
-import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-HANG_SECONDS = 10.0
-"""A question to NVML that is not answered for so long makes the GPU time unknown until it is."""
-_LIBRARY = "libnvidia-ml.so.1"
+from weft.gpu.lone_thread import HANG_SECONDS, LoneThread
+from weft.gpu.nvml import load_pynvml
 
-
-def load_pynvml() -> Any:
-    """The module, initialised. Raises OSError, ImportError or NVMLError where there is no such GPU or driver."""
-    if sys.platform == "linux":
-        ctypes.CDLL(_LIBRARY)  # a cheap no where there is no driver; the module costs some megabytes
-    module = importlib.import_module("pynvml")
-    module.nvmlInit()
-    return module
+__all__ = ["HANG_SECONDS", "GpuTime"]
 
 
 class GpuTime:
     """Adds up the GPU time of a changing set of processes. Never blocks and never raises.
 
-    Every reading happens in a thread of its own, which may hang for ever; there is never more than one.
+    Every reading happens in a thread of its own, which may hang for ever; there is never more than one. A reading that
+    takes HANG_SECONDS makes the GPU time unknown until it ends.
     """
 
     def __init__(
         self, load: Callable[[], Any] = load_pynvml, monotonic_seconds: Callable[[], float] = time.monotonic
     ) -> None:
         self._load = load
-        self._now = monotonic_seconds
         self._module: Any = None
         self._absent = False
         self._seconds: float | None = None
         self._last_seen: dict[int, int] = {}
-        self._reading_since = 0.0
-        self._reader: threading.Thread | None = None
+        self._reader = LoneThread("gpu-time", monotonic_seconds)
 
     def seconds(self, process_ids: Collection[int]) -> float | None:
         """GPU time of these processes as of the last reading, all GPUs together; asks for another one.
@@ -53,12 +40,11 @@ class GpuTime:
         """
         if self._absent:
             return None
-        if self._reader is not None and self._reader.is_alive():
-            return None if self._now() - self._reading_since >= HANG_SECONDS else self._seconds
+        if self._reader.is_alive():
+            return None if self._reader.is_hung() else self._seconds
         known = self._seconds
-        self._reading_since = self._now()
-        self._reader = threading.Thread(target=self._read, args=(frozenset(process_ids),), name="gpu-time", daemon=True)
-        self._reader.start()
+        asked = frozenset(process_ids)
+        self._reader.start_or_join(lambda: self._read(asked))
         return known
 
     def _read(self, process_ids: frozenset[int]) -> None:

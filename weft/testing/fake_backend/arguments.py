@@ -33,7 +33,13 @@ class ServerSettings:
     """Shared by all slots."""
     model_path: str = "fake.gguf"
     embeddings: bool = False
+    slot_save_path: str = ""
+    """Empty: slots cannot be erased."""
     die_with_parent: bool = False
+    take_device_memory: int = 0
+    """Bytes of fake cards (see `device_memory`); 0: none."""
+    tensor_split: tuple[float, ...] = ()
+    """In what proportions; empty: alike."""
 
     @property
     def slot_context_tokens(self) -> int:
@@ -66,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
     parser.add_argument("--threads", "-t", type=int, default=1, help="not used")
     parser.add_argument("--embeddings", "--embedding", action="store_true")
+    parser.add_argument("--slot-save-path", default="", help="not used, but without it slots cannot be erased")
     parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
+    parser.add_argument("--take-device-memory", type=int, default=0, help="bytes of weft.testing.fake_nvml's cards")
+    parser.add_argument("--tensor-split", "-ts", type=_proportions, default=(), help="of that memory")
     for field in msgspec.structs.fields(Behaviour):
         flag = "--" + field.name.replace("_", "-")
         if field.type is bool:
@@ -86,7 +95,10 @@ def _settings(values: argparse.Namespace) -> ServerSettings:
         context_tokens=values.ctx_size or DEFAULT_CONTEXT_TOKENS,
         model_path=values.model,
         embeddings=values.embeddings,
+        slot_save_path=values.slot_save_path,
         die_with_parent=values.die_with_parent,
+        take_device_memory=values.take_device_memory,
+        tensor_split=values.tensor_split,
     )
 
 
@@ -96,6 +108,10 @@ def _switches(values: argparse.Namespace) -> dict[str, Any]:
         if switches[name] is not None:
             switches[name] = msgspec.json.decode(switches[name])
     return {name: value for name, value in switches.items() if value is not None}
+
+
+def _proportions(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.replace("/", ",").split(","))
 
 
 def _between(low: int, high: int) -> Callable[[str], int]:

@@ -46,6 +46,8 @@ class GenerationRequest:
     include_usage: bool
     return_progress: bool
     use_cache: bool
+    slot: int | None
+    """The slot that is asked for; None: any."""
     max_tokens: int | None
     ignores_end: bool
     choices_per_prompt: int
@@ -152,6 +154,7 @@ def _request(fields: dict[str, Any], alias: str, **of_the_kind: Any) -> Generati
         include_usage=isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
         return_progress=fields.get("return_progress") is True,
         use_cache=fields.get("cache_prompt", True) is not False,
+        slot=_integer(fields, "id_slot", -1, MAX_TOKENS_PER_CHOICE),
         max_tokens=_max_tokens(fields),
         ignores_end=fields.get("ignore_eos") is True,
         choices_per_prompt=_integer(fields, "n", 1, MAX_CHOICES) or 1,

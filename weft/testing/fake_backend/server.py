@@ -22,6 +22,7 @@ from weft.testing.fake_backend.requests import (
     bad_request,
     parse_chat,
     parse_completion,
+    prompt_list,
     words,
 )
 from weft.testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
@@ -66,6 +67,7 @@ class FakeServer:
             app.router.add_get(path, self._guarded(self._models))
         app.router.add_get("/props", self._guarded(self._props))
         app.router.add_get("/slots", self._guarded(self._slots))
+        app.router.add_post("/slots/{number}", self._guarded(self._slot_action))
         app.router.add_get("/metrics", self._guarded(self._metrics))
         app.router.add_post("/tokenize", self._guarded(self._tokenize))
         app.router.add_post("/v1/chat/completions", self._guarded(self._counted(self._chat)))
@@ -140,7 +142,8 @@ class FakeServer:
         if count > MAX_CHOICES:
             raise bad_request(f"more than {MAX_CHOICES} choices")
         context = self._settings.slot_context_tokens
-        async with self._pool.hold(count, request.prompts[0], use_cache=request.use_cache) as slots:
+        holding = self._pool.hold(count, request.prompts[0], use_cache=request.use_cache, number=request.slot)
+        async with holding as slots:
             longest = max(map(len, request.prompts))
             if longest >= context:
                 raise too_long(longest, context)
@@ -157,7 +160,8 @@ class FakeServer:
             message = "This server does not support embeddings. Start it with `--embeddings`"
             raise RequestError(501, "not_supported_error", message)
         answer, tokens = embeddings_body(body, self._settings.alias, self._settings.slot_context_tokens)
-        async with self._pool.hold(1, [], use_cache=False):
+        # As llama-server does: the text stays in its slot, and a completion that begins with it finds it cached.
+        async with self._pool.hold(1, prompt_list(body.get("input"), "input")[-1], use_cache=False):
             self._ledger.state.prompt_tokens += tokens
         return json_response(answer)
 
@@ -178,6 +182,18 @@ class FakeServer:
     async def _slots(self, http: web.Request) -> web.StreamResponse:
         del http
         return json_response(shapes.encode(status_pages.slots(self._pool, self._settings)))
+
+    async def _slot_action(self, http: web.Request) -> web.StreamResponse:
+        if not self._settings.slot_save_path:
+            message = "This server does not support slots action. Start it with `--slot-save-path`"
+            raise RequestError(501, "not_supported_error", message)
+        number = http.match_info["number"]
+        if not number.isdecimal() or int(number) >= len(self._pool.slots):
+            raise bad_request("Invalid slot ID")
+        if http.query.get("action") != "erase":
+            raise bad_request("Invalid action")
+        erased = await self._pool.erase(int(number))
+        return json_response(shapes.encode({"id_slot": int(number), "n_erased": erased}))
 
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
         del http

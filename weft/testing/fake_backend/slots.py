@@ -23,13 +23,22 @@ class Slot:
     tokens_remaining: int = -1
 
 
+@dataclass(slots=True, eq=False)
+class _InLine:
+    """Somebody who waits for `count` slots, `number` among them unless it is None."""
+
+    count: int
+    number: int | None
+    turn: asyncio.Future[None]
+
+
 class SlotPool:
-    """Hands out slots in order of arrival."""
+    """Hands out slots in order of arrival; who waits for a certain slot lets others pass."""
 
     def __init__(self, count: int) -> None:
         self.slots = [Slot(id=number) for number in range(count)]
         self._free = list(self.slots)
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._line: deque[_InLine] = deque()
         self._tasks_begun = 0
 
     @property
@@ -43,11 +52,19 @@ class SlotPool:
         return len(self._line)
 
     @asynccontextmanager
-    async def hold(self, count: int, prompt: Sequence[Token], *, use_cache: bool) -> AsyncIterator[list[Slot]]:
-        """Wait for `count` slots (at most all there are) and keep them for the block; the best cached one is first."""
+    async def hold(
+        self, count: int, prompt: Sequence[Token], *, use_cache: bool, number: int | None = None
+    ) -> AsyncIterator[list[Slot]]:
+        """Wait for `count` slots (at most all there are) and keep them for the block; the best cached one is first.
+
+        `number`: the one that is to be first. As in llama-server, one that does not exist is any.
+        """
         count = min(count, len(self.slots))
-        await self._wait_for(count)
-        held = [self._take(prompt, use_cache=use_cache) for _ in range(count)]
+        if number is not None and not 0 <= number < len(self.slots):
+            number = None
+        await self._wait_for(count, number)
+        held = [self._take(prompt, use_cache=use_cache, number=number)]
+        held += [self._take(prompt, use_cache=use_cache) for _ in range(count - 1)]
         self._wake()
         try:
             yield held
@@ -58,14 +75,23 @@ class SlotPool:
             self._free.extend(held)
             self._wake()
 
-    async def _wait_for(self, count: int) -> None:
-        if not self._line and len(self._free) >= count:
+    async def erase(self, number: int) -> int:
+        """Forget what a slot holds, once it is free; how many tokens that were."""
+        await self._wait_for(1, number)
+        slot = self.slots[number]
+        count = len(slot.prompt) + slot.tokens_decoded
+        slot.prompt, slot.tokens_decoded = [], 0
+        self._wake()
+        return count
+
+    async def _wait_for(self, count: int, number: int | None) -> None:
+        entry = _InLine(count, number, asyncio.get_running_loop().create_future())
+        if not self._line and self._is_ready(entry):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (count, turn)
         self._line.append(entry)
+        self._wake()
         try:
-            await turn
+            await entry.turn
         except asyncio.CancelledError:
             self._line.remove(entry)
             self._wake()
@@ -74,11 +100,25 @@ class SlotPool:
 
     def _wake(self) -> None:
         # One at a time: who is woken stays in line until it takes its slots, then wakes the next.
-        if self._line and len(self._free) >= self._line[0][0] and not self._line[0][1].done():
-            self._line[0][1].set_result(None)
+        for entry in self._line:
+            if entry.turn.done():
+                return
+            if self._is_ready(entry):
+                entry.turn.set_result(None)
+                return
+            if entry.number is None:
+                return
 
-    def _take(self, prompt: Sequence[Token], *, use_cache: bool) -> Slot:
-        slot, cached = self._best(prompt) if use_cache else (self._free[0], 0)
+    def _is_ready(self, entry: _InLine) -> bool:
+        has_own = entry.number is None or self.slots[entry.number] in self._free
+        return has_own and len(self._free) >= entry.count
+
+    def _take(self, prompt: Sequence[Token], *, use_cache: bool, number: int | None = None) -> Slot:
+        if number is not None:
+            slot = self.slots[number]
+            cached = _common_prefix(slot.prompt, prompt) if use_cache else 0
+        else:
+            slot, cached = self._best(prompt) if use_cache else (self._free[0], 0)
         self._free.remove(slot)
         self._tasks_begun += 1
         slot.is_processing = True

@@ -1,0 +1,103 @@
+"""Engines that take memory of fake cards: a double booking is a death for want of memory."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fake_cards_stage import GIB, Stage, needs_the_fake
+
+from runner_svc.policy.out_of_memory import last_words
+from weft.testing.fake_backend.device_memory import split, visible_cards
+from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft.testing.fake_nvml.folder import FOLDER_VARIABLE
+
+pytestmark = [needs_the_fake]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    made = Stage(tmp_path, 8 * GIB, 8 * GIB, 16 * GIB)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(made.cards.folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+@asynccontextmanager
+async def _engine(amount: int, *flags: str) -> AsyncIterator[FakeBackendProcess]:
+    async with run_fake_backend("--take-device-memory", str(amount), *flags) as engine:
+        yield engine
+
+
+async def test_an_engine_takes_memory_of_all_cards_alike_and_gives_it_back_with_its_death(stage: Stage) -> None:
+    async with _engine(6 * GIB):
+        assert stage.cards.held_bytes() == [2 * GIB] * 3
+    assert stage.cards.held_bytes() == [0] * 3
+
+
+async def test_an_engine_takes_memory_of_visible_cards_only_in_the_order_of_the_bus(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.cards.write("buses", 3, 2, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    async with _engine(4 * GIB, "--tensor-split", "3,1"):
+        assert stage.cards.held_bytes() == [GIB, 0, 3 * GIB]
+
+
+async def test_an_engine_that_sees_no_card_takes_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    async with _engine(4 * GIB):
+        assert stage.cards.held_bytes() == [0] * 3
+
+
+async def test_an_engine_without_the_flag_needs_no_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    async with run_fake_backend() as engine:
+        assert engine.pid
+
+
+async def test_an_engine_dies_for_want_of_memory_in_words_that_the_runner_knows(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    async with _engine(5 * GIB):
+        with pytest.raises(ChildProcessError, match="CUDA error: out of memory") as died:
+            async with _engine(3 * GIB + 1):
+                pass
+        assert last_words(str(died.value).splitlines()) is not None
+        async with _engine(3 * GIB):
+            assert stage.cards.held_bytes() == [0, 8 * GIB, 0], "what fits is taken"
+
+
+async def test_of_many_engines_that_start_at_once_as_many_live_as_fit(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    async with AsyncExitStack() as running:
+        begun = await asyncio.gather(
+            *(running.enter_async_context(_engine(3 * GIB)) for _ in range(6)), return_exceptions=True
+        )
+        assert sum(isinstance(one, FakeBackendProcess) for one in begun) == 2
+        assert sum(isinstance(one, ChildProcessError) for one in begun) == 4
+        assert stage.cards.held_bytes() == [6 * GIB, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("amount", "proportions", "parts"),
+    [(10, [1.0], [10]), (10, [1.0, 1.0, 1.0], [3, 4, 3]), (100, [3.0, 1.0], [75, 25]), (7, [0.0, 1.0], [0, 7])],
+)
+def test_no_byte_is_lost_by_splitting(amount: int, proportions: list[float], parts: list[int]) -> None:
+    assert split(amount, proportions) == parts
+    assert sum(parts) == amount
+
+
+def test_visible_cards_are_read_as_cuda_reads_them() -> None:
+    assert visible_cards(2, {}) == [0, 1]
+    assert visible_cards(2, {"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert visible_cards(4, {"CUDA_VISIBLE_DEVICES": "3,1"}) == [3, 1]
+
+
+def test_the_tests_own_process_is_not_on_a_card(stage: Stage) -> None:
+    assert str(os.getpid()) not in {path.name.split(".")[0] for path in (stage.cards.folder / "held").iterdir()}

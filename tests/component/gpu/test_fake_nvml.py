@@ -1,0 +1,202 @@
+"""The real reader and the real `pynvml` over a library in C that tells what a folder says."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cards_stage import GIB, Stage, held, needs_the_fake, sleeper
+
+from weft.gpu.process import is_alive
+from weft.gpu.sighting import Source
+from weft.testing.fake_nvml import OutOfCardMemoryError
+from weft.testing.fake_nvml.folder import SWITCHES
+
+pytestmark = [needs_the_fake]
+
+_LOOK = """
+import json, sys
+from weft.gpu.observer import HostObserver
+from weft.gpu.sighting import ProcessId
+numbers = [int(text) for text in sys.argv[1:]]
+watched = [ProcessId(*numbers[at : at + 2]) for at in range(0, len(numbers), 2)]
+sight = HostObserver().look_blocking(watched)
+print(json.dumps({
+    "source": sight.source,
+    "devices": [[d.index, d.id, d.name, d.total_bytes, d.used_bytes, d.utilization] for d in sight.devices],
+    "processes": [[one.process.pid, one.alive, one.bytes_by_device, one.memory_unknown] for one in sight.processes],
+}))
+"""
+_HANG = """
+import json, sys, time
+import weft.gpu.lone_thread, weft.gpu.observer
+weft.gpu.lone_thread.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS = 0.3
+from pathlib import Path
+from weft.gpu.observer import HostObserver
+observer = HostObserver(poll_interval_seconds=0.0)
+said = [observer.look_blocking()]
+Path(sys.argv[1]).touch()
+began = time.monotonic()
+said += [observer.look_blocking(fresh=True), observer.look_blocking(fresh=True)]
+took = time.monotonic() - began
+Path(sys.argv[1]).unlink()
+deadline = time.monotonic() + 10.0
+while observer.look_blocking(fresh=True).source != 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
+said.append(observer.look_blocking(fresh=True))
+print(json.dumps([took, [[one.source, [[d.total_bytes, d.used_bytes] for d in one.devices]] for one in said]]))
+"""
+_GPU_TIME = """
+import json, sys, time
+from pathlib import Path
+from runner_svc.gpu_time import GpuTime
+gpu = GpuTime()
+def settled():
+    gpu.seconds([7])
+    while gpu._reader.is_alive():
+        time.sleep(0.001)
+    return gpu.seconds([7])
+samples = Path(sys.argv[1])
+samples.write_text("7 10000000 100\\n")
+first = settled()
+samples.write_text("7 10000000 100\\n7 11000000 50\\n8 11000000 100\\n7 12000000 100\\n")
+print(json.dumps([first, settled()]))
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, 8 * GIB, 16 * GIB)
+
+
+def _look(stage: Stage, *watched: object) -> Any:
+    return stage.ask(_LOOK, *watched)
+
+
+def test_cards_are_seen_with_their_sizes_in_the_order_of_the_bus(stage: Stage) -> None:
+    stage.cards.write("buses", 9, 4)
+    stage.cards.write("utilization", 25, 100)
+    stage.cards.write("reserved_bytes", 100)
+    assert _look(stage)["devices"] == [
+        [0, "GPU-fake-1", "Fake Card", 16 * GIB, 100, 1.0],
+        [1, "GPU-fake-0", "Fake Card", 8 * GIB, 100, 0.25],
+    ]
+
+
+def test_what_living_processes_hold_is_seen_and_what_dead_ones_held_is_back(stage: Stage) -> None:
+    with sleeper() as one, sleeper() as other:
+        stage.cards.hold(one, 0, GIB)
+        stage.cards.hold(one, 1, 2 * GIB)
+        stage.cards.hold(other, 1, 3 * GIB)
+        seen = _look(stage)
+        assert held(seen["processes"]) == {
+            one.pid: [True, [[0, GIB], [1, 2 * GIB]], False],
+            other.pid: [True, [[1, 3 * GIB]], False],
+        }
+        assert [device[4] for device in seen["devices"]] == [GIB, 5 * GIB]
+        os.kill(other.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        seen = _look(stage, other.pid, other.start_ticks)
+        assert held(seen["processes"])[other.pid] == [False, [], False], "dead, though nobody has reaped it"
+        assert [device[4] for device in seen["devices"]] == [GIB, 2 * GIB]
+        assert stage.cards.held_bytes() == [GIB, 2 * GIB], "the folder counts as the library does"
+
+
+def test_memory_of_a_number_that_was_used_again_is_nobodys(stage: Stage) -> None:
+    with sleeper() as one:
+        stage.cards.write(f"held/{one.pid}.0", f"{GIB} {one.start_ticks - 1}")
+        assert _look(stage)["processes"] == []
+
+
+def test_a_process_that_draws_too_is_counted_once(stage: Stage) -> None:
+    stage.cards.switch("graphics", on=True)
+    with sleeper() as one:
+        stage.cards.hold(one, 0, GIB)
+        assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, GIB]], False]}
+
+
+def test_the_parts_of_a_card_are_added_up(stage: Stage) -> None:
+    with sleeper() as one:
+        stage.cards.hold(one, 0, GIB, part=1)
+        stage.cards.hold(one, 0, 2 * GIB, part=2)
+        assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, 3 * GIB]], False]}
+
+
+def test_more_processes_than_the_library_has_room_for_at_first_are_all_listed(stage: Stage) -> None:
+    with sleeper() as one:
+        for part in range(300):
+            stage.cards.hold(one, 0, 1000, part=part)
+        assert held(_look(stage)["processes"]) == {one.pid: [True, [[0, 300_000]], False]}
+
+
+@pytest.mark.parametrize("switch", ["no_process_memory", "no_process_lists", "hidden_processes", "foreign_pids"])
+def test_where_the_driver_does_not_tell_what_processes_hold_it_is_unknown_and_never_zero(
+    stage: Stage, switch: str
+) -> None:
+    stage.cards.switch(switch, on=True)
+    with sleeper() as one:
+        stage.cards.hold(one, 0, GIB)
+        seen = _look(stage, one.pid, one.start_ticks)
+        assert held(seen["processes"]) == {one.pid: [True, [], True]}
+        assert seen["source"] == Source.NVML
+        assert seen["devices"][0][4] == GIB, "what is in use is known all the same"
+        stage.cards.switch(switch, on=False)
+        seen = _look(stage, one.pid, one.start_ticks)
+        assert held(seen["processes"]) == {one.pid: [True, [[0, GIB]], False]}, "the negative control"
+
+
+def test_a_driver_that_fails_is_unknown_and_one_that_is_not_loaded_is_no_devices(stage: Stage) -> None:
+    stage.cards.switch("fail", on=True)
+    assert _look(stage)["source"] == Source.UNKNOWN
+    stage.cards.switch("fail", on=False)
+    stage.cards.switch("no_driver", on=True)
+    seen = _look(stage)
+    assert (seen["source"], seen["devices"]) == (Source.NVML, [])
+
+
+def test_a_card_that_tells_nothing_of_its_memory_is_left_out(stage: Stage) -> None:
+    stage.cards.write("devices", "GPU-odd 0 Odd", f"GPU-even {GIB} Even")
+    assert [device[:3] for device in _look(stage)["devices"]] == [[1, "GPU-even", "Even"]]
+
+
+def test_a_driver_that_hangs_holds_nobody_up_and_is_known_again_when_it_answers(stage: Stage) -> None:
+    took, said = stage.ask(_HANG, stage.cards.folder / "hang")
+    well, unknown = [Source.NVML, [[8 * GIB, 0], [16 * GIB, 0]]], [Source.UNKNOWN, [[8 * GIB, None], [16 * GIB, None]]]
+    assert said == [well, unknown, unknown, well]
+    assert took < 5.0
+
+
+def test_gpu_time_is_added_up_from_the_librarys_samples(stage: Stage) -> None:
+    stage.cards.write("devices", f"GPU-one {GIB} One")
+    assert stage.ask(_GPU_TIME, stage.cards.folder / "samples") == [0.0, pytest.approx(1.5)]
+
+
+def test_without_the_fake_this_machine_is_what_it_is(stage: Stage) -> None:
+    """The negative control: the cards come from the library and from nowhere else."""
+    stage.environment.pop("LD_LIBRARY_PATH")
+    assert not [device for device in _look(stage)["devices"] if device[1].startswith("GPU-fake")]
+
+
+def test_the_cards_give_no_byte_to_two(stage: Stage) -> None:
+    with sleeper() as one, sleeper() as other:
+        stage.cards.take(one.pid, [(0, 5 * GIB)])
+        with pytest.raises(OutOfCardMemoryError):
+            stage.cards.take(other.pid, [(1, GIB), (0, 3 * GIB + 1)])
+        assert stage.cards.held_bytes() == [5 * GIB, 0], "all or nothing"
+        stage.cards.take(other.pid, [(0, 3 * GIB)])
+        assert stage.cards.free_bytes() == [0, 16 * GIB]
+
+
+def test_every_switch_is_one_that_the_library_knows() -> None:
+    source = Path(sys.modules["weft.testing.fake_nvml.folder"].__file__ or "").with_name("nvml.c").read_text()
+    assert all(f'is_there("{switch}")' in source for switch in SWITCHES)
+
+
+def test_a_sleeper_is_over_with_its_block() -> None:
+    with sleeper() as one:
+        assert is_alive(one)
+    assert not is_alive(one)
+    assert subprocess.run(["/bin/kill", "-0", str(one.pid)], capture_output=True, check=False).returncode

@@ -1,0 +1,241 @@
+"""`hold_memory` in a program's own process, over a scripted ledger and scripted devices."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from scripted_ledger import Script, scripted_ledger
+
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.client._lease_keeper import DEFAULT_RENEW_SECONDS
+from weft.client.leases import MAX_CALL_WAIT_SECONDS, MemoryLease, hold_memory, program_name
+from weft.gpu.nvml import Health, NvmlReading
+from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights
+from weft.gpu.process import process_id_of
+from weft.gpu.sighting import DeviceSight
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+GIB = 1024**3
+CARDS = tuple(DeviceSight(index=at, id=f"GPU-{at}", name="Card", total_bytes=8 * GIB, used_bytes=0) for at in range(2))
+
+
+class Cards:
+    """Two cards that nobody uses."""
+
+    def __init__(self, devices: tuple[DeviceSight, ...] = CARDS) -> None:
+        self._reading = NvmlReading(health=Health.WELL, devices=devices, names_processes=True)
+
+    def read(self) -> NvmlReading:
+        return self._reading
+
+
+@pytest.fixture
+def ledger() -> Iterator[Script]:
+    with scripted_ledger() as script:
+        yield script
+
+
+def _hold(ledger: Script, memory: str | int = "8GiB", **options: Any) -> Any:
+    return hold_memory(memory, target=ledger.target, **{"observer": HostObserver(reader=Cards()), **options})
+
+
+def _eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _pids(use: lease_service_pb2.LeaseUse) -> list[int]:
+    return [process.pid for process in use.processes]
+
+
+def test_a_lease_is_asked_for_renewed_with_what_is_seen_and_given_up(ledger: Script) -> None:
+    with _hold(ledger, purpose="training", devices=[1, 0], max_devices=2, priority="low", wait_seconds=30) as lease:
+        assert isinstance(lease, MemoryLease)
+        assert (lease.id, lease.fencing_number, lease.devices) == ("lease-1", 17, [0, 1])
+        assert lease.shares == {0: 8 * GIB, 1: 8 * GIB}
+        assert lease.environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0,1"}
+        lease.check()
+        assert ledger.uses(), "it was renewed before the block began"
+        count = len(ledger.uses())
+        _eventually(lambda: len(ledger.uses()) >= count + 3)
+        assert ledger.released == []
+    (asked,) = ledger.acquired
+    assert (asked.bytes, asked.purpose, list(asked.device_indexes), asked.max_devices) == (
+        8 * GIB,
+        "training",
+        [0, 1],
+        2,
+    )
+    assert asked.priority == priority_pb2.PRIORITY_LOW
+    assert asked.max_wait.seconds in (29, 30)
+    assert [device.id for device in asked.sighting.devices] == ["GPU-0", "GPU-1"]
+    assert asked.holder.kind == lease_pb2.LeaseHolder.KIND_PROGRAM
+    assert {(use.lease_id, use.fencing_number, use.filled) for use in ledger.uses()} == {("lease-1", 17, False)}
+    assert all(os.getpid() in _pids(use) for use in ledger.uses())
+    assert [(one.lease_id, one.fencing_number) for one in ledger.released] == [("lease-1", 17)]
+    assert ledger.released[0].holder == asked.holder
+    assert not ledger.renewed[-1].leases, "after the release it is told once more what is seen"
+
+
+def test_a_lease_is_renewed_at_its_own_pace_from_the_first_moment(ledger: Script) -> None:
+    """Regression: the first pause was that of a program without a lease, 5 s, whatever the time to live."""
+    with _hold(ledger):
+        begun, count = time.monotonic(), len(ledger.uses())
+        _eventually(lambda: len(ledger.uses()) >= count + 5)
+        assert time.monotonic() - begun < DEFAULT_RENEW_SECONDS
+
+
+def test_processes_that_were_started_in_the_block_are_named_and_waited_for(ledger: Script) -> None:
+    with _hold(ledger):
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1)"])
+        try:
+            _eventually(lambda: child.pid in _pids(ledger.uses()[-1]))
+            assert process_id_of(child.pid) is not None
+        except BaseException:
+            child.kill()
+            raise
+    assert process_id_of(child.pid) is None, "the block ended after the child"
+    assert child.wait() == 0
+    assert child.pid not in _pids(ledger.uses()[-1])
+
+
+def test_a_lost_lease_is_told_and_raised_at_the_next_check_and_is_not_released(ledger: Script) -> None:
+    told = threading.Event()
+    with _hold(ledger, on_lost=told.set) as lease:
+        lease.check()
+        ledger.is_lost = True
+        assert told.wait(10.0)
+        assert lease.is_lost
+        with pytest.raises(WeftError) as lost:
+            lease.check()
+        assert lost.value.reason is Reason.LEASE_LOST
+        with pytest.raises(WeftError):
+            lease.held_by(os.getpid())
+    assert ledger.released == []
+
+
+def test_a_ledger_that_is_away_loses_no_lease(ledger: Script) -> None:
+    with _hold(ledger) as lease:
+        ledger.is_away = True
+        time.sleep(0.5)
+        lease.check()
+        ledger.is_away = False
+        count = len(ledger.uses())
+        _eventually(lambda: len(ledger.uses()) > count)
+        ledger.is_away = True
+    # The end of the block is no error either: the ledger finds out by itself.
+
+
+def test_an_error_in_the_block_and_ctrl_c_release_and_go_on(ledger: Script) -> None:
+    for error in (ValueError("mine"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), _hold(ledger):
+            raise error
+    assert len(ledger.released) == 2
+
+
+def test_what_is_awaited_is_told_once_for_each_change(ledger: Script) -> None:
+    told: list[str] = []
+    ledger.waits = ["held by qwen (busy)", "held by qwen (busy)", "held by qwen (unloading)"]
+    with _hold(ledger, on_waiting=told.append):
+        assert told == ["held by qwen (busy)", "held by qwen (unloading)"]
+
+
+def test_a_wait_that_outlasts_the_ledgers_own_limit_takes_another_place_in_the_line(ledger: Script) -> None:
+    ledger.waits = ["held by qwen"]
+    ledger.refusals = [WeftError(Reason.INSUFFICIENT_MEMORY, "held by qwen")] * 2
+    with _hold(ledger, wait_seconds=1000):
+        assert len(ledger.acquired) == 3
+    assert len({asked.request_id for asked in ledger.acquired}) == 3
+    assert all(asked.max_wait.seconds <= MAX_CALL_WAIT_SECONDS for asked in ledger.acquired)
+
+
+def test_a_refusal_without_a_wait_is_final(ledger: Script) -> None:
+    ledger.refusals = [WeftError(Reason.INSUFFICIENT_MEMORY, "the host has 16 GiB")]
+    with pytest.raises(WeftError, match="the host has 16 GiB"), _hold(ledger, wait_seconds=1000):
+        pass
+    assert len(ledger.acquired) == 1
+
+
+def test_a_mesh_that_goes_away_while_one_waits_is_asked_again_for_the_same_lease(ledger: Script) -> None:
+    ledger.waits = ["held by qwen"]
+    ledger.refusals = [WeftError(Reason.SERVICE_UNAVAILABLE, "the registry restarts")]
+    told: list[str] = []
+    with _hold(ledger, on_waiting=told.append):
+        assert len({asked.request_id for asked in ledger.acquired}) == 1
+    assert "trying again" in told[1]
+
+
+def test_a_mesh_that_does_not_answer_at_all_is_said_at_once() -> None:
+    with pytest.raises(WeftError) as refused, hold_memory("1GiB", target="127.0.0.1:1", observer=HostObserver()):
+        pass
+    assert refused.value.reason in (Reason.SERVICE_UNAVAILABLE, Reason.NOT_FOUND)
+
+
+def test_a_host_without_devices_is_refused_with_what_to_do(ledger: Script) -> None:
+    with (
+        pytest.raises(WeftError, match=r"accelerators\.declared") as refused,
+        _hold(ledger, observer=HostObserver(reader=Cards(()))),
+    ):
+        pass
+    assert refused.value.reason is Reason.NOT_FOUND
+    assert ledger.acquired == []
+
+
+def test_declared_devices_are_learnt_from_the_ledger_and_hide_nothing(ledger: Script) -> None:
+    host = HostObserver().host
+    device = lease_pb2.Device(index=0, id="declared-0", name="Radeon", total_bytes=GIB)
+    ledger.known_hosts = [
+        lease_service_pb2.HostMemory(
+            host=host,
+            source=lease_pb2.HostSighting.SOURCE_DECLARED,
+            devices=[lease_service_pb2.DeviceMemory(device=device)],
+        )
+    ]
+    with hold_memory(GIB // 2, target=ledger.target) as lease:
+        assert lease.environment() == {}
+    (asked,) = ledger.acquired
+    assert asked.sighting.source == lease_pb2.HostSighting.SOURCE_DECLARED
+    assert [one.name for one in asked.sighting.devices] == ["Radeon"]
+    with _hold(ledger, observer=HostObserver(declared=declared_sights([DeclaredDevice(name="x", memory_bytes=5)]))):
+        assert ledger.acquired[-1].sighting.devices[0].total_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"priority": "urgent"}, "priority"),
+        ({"purpose": "p" * 257}, "purpose"),
+        ({"devices": [0, 0]}, "devices"),
+        ({"devices": [-1]}, "devices"),
+        ({"devices": [64]}, "devices"),
+        ({"max_devices": 65}, "max_devices"),
+        ({"wait_seconds": -1}, "wait_seconds"),
+        ({"wait_seconds": 1e9}, "wait_seconds"),
+        ({"wait_seconds": float("nan")}, "wait_seconds"),
+        ({"memory": "8 things"}, "memory"),
+        ({"memory": -8}, "memory"),
+        ({"memory": True}, "memory"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anybody_is_asked(ledger: Script, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as refused, _hold(ledger, **options):
+        pass
+    assert refused.value.field == field
+    assert ledger.acquired == []
+
+
+@pytest.mark.parametrize("program", ["train.py", "/usr/bin/python3", "", "--", "a b/ü ß", "x" * 300, "."])
+def test_any_program_gets_a_name_that_the_ledger_takes(program: str) -> None:
+    name = program_name(program)
+    assert 0 < len(name) <= 128
+    assert name[0].isalnum()
+    assert name.isascii()

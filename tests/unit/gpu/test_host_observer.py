@@ -1,0 +1,273 @@
+"""The observer over a scripted reader: what it keeps, when it looks anew, and what it says when nobody answers."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from weft.gpu.lone_thread import HANG_SECONDS, LoneThread
+from weft.gpu.messages import MAX_PROCESSES
+from weft.gpu.nvml import Health, Holder, NvmlReading
+from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights
+from weft.gpu.process import process_id_of
+from weft.gpu.sighting import DeviceSight, ProcessId, ProcessSight, Source
+
+GIB = 1024**3
+NOBODY = 2**22 + 5
+CARD = DeviceSight(index=0, id="GPU-0", name="Card", total_bytes=8 * GIB, used_bytes=GIB, utilization=0.5)
+SIZE_ONLY = DeviceSight(index=0, id="GPU-0", name="Card", total_bytes=8 * GIB)
+
+
+def _me() -> ProcessId:
+    found = process_id_of(os.getpid())
+    assert found is not None
+    return found
+
+
+ME = _me()
+DEAD = ProcessId(NOBODY, 7)
+MINE = Holder(process=ME, pid=ME.pid, bytes_by_device=((0, GIB),))
+
+
+class ScriptedReader:
+    """Says what it is told to; blocks while `gate` is closed."""
+
+    def __init__(self, *holders: Holder, names_processes: bool = True) -> None:
+        self.reading = NvmlReading(
+            health=Health.WELL, devices=(CARD,), holders=holders, names_processes=names_processes
+        )
+        self.count = 0
+        self.begun = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    async def has_begun(self) -> None:
+        """Return once a reading is under way that began after the gate was closed."""
+        assert await asyncio.to_thread(self.begun.wait, 10.0)
+
+    def close_gate(self) -> None:
+        self.begun.clear()
+        self.gate.clear()
+
+    def read(self) -> NvmlReading:
+        self.count += 1
+        reading = self.reading
+        self.begun.set()
+        self.gate.wait(30.0)
+        return reading
+
+
+@pytest.fixture
+def reader() -> Iterator[ScriptedReader]:
+    made = ScriptedReader(MINE)
+    yield made
+    made.gate.set()
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+async def test_what_is_seen_is_kept_for_the_poll_interval_unless_a_fresh_look_is_asked_for(
+    reader: ScriptedReader,
+) -> None:
+    clock = Time()
+    observer = HostObserver(reader=reader, host="box", poll_interval_seconds=1.0, monotonic_seconds=clock)
+    first = await observer.look()
+    assert (first.host, first.source, first.devices) == ("box", Source.NVML, (CARD,))
+    assert first.processes == (ProcessSight(process=ME, alive=True, bytes_by_device=((0, GIB),)),)
+    clock.now += 1.0
+    await observer.look()
+    assert reader.count == 1
+    clock.now += 0.01
+    await observer.look()
+    assert reader.count == 2
+    clock.now += 0.001
+    await observer.look(fresh=True)
+    assert reader.count == 3
+
+
+async def test_a_fresh_look_is_one_that_began_after_it_was_asked_for(reader: ScriptedReader) -> None:
+    clock = Time()
+    observer = HostObserver(reader=reader, monotonic_seconds=clock)
+    reader.close_gate()
+    early = asyncio.create_task(observer.look())
+    await reader.has_begun()
+    clock.now += 0.5
+    reader.reading = NvmlReading(health=Health.WELL, devices=(CARD,), names_processes=True)
+    late = [asyncio.create_task(observer.look(fresh=True)) for _ in range(5)]
+    await asyncio.sleep(0)
+    reader.gate.set()
+    assert (await early).processes
+    assert [sight.processes for sight in await asyncio.gather(*late)] == [()] * 5
+    assert reader.count == 2, "all of them share one reading"
+
+
+async def test_looking_does_not_stop_the_loop_and_a_cancelled_look_stops_nothing(reader: ScriptedReader) -> None:
+    observer = HostObserver(reader=reader)
+    reader.close_gate()
+    look = asyncio.create_task(observer.look())
+    await reader.has_begun()
+    look.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await look
+    reader.gate.set()
+    assert (await observer.look()).source is Source.NVML
+
+
+async def test_a_library_that_hangs_leaves_sizes_and_liveness_and_is_asked_by_one_thread_only(
+    reader: ScriptedReader,
+) -> None:
+    clock = Time()
+    observer = HostObserver(reader=reader, monotonic_seconds=clock)
+    await observer.look()
+    reader.close_gate()
+    clock.now += 2.0
+    stuck = asyncio.create_task(observer.look())
+    await reader.has_begun()
+    threads = threading.active_count()
+    clock.now += HANG_SECONDS
+    for _ in range(5):
+        sight = await observer.look([ME, DEAD], fresh=True)
+        assert (sight.source, sight.devices) == (Source.UNKNOWN, (SIZE_ONLY,))
+        assert sight.processes == (
+            ProcessSight(process=ME, alive=True, memory_unknown=True),
+            ProcessSight(process=DEAD, alive=False),
+        )
+    assert threading.active_count() == threads
+    reader.gate.set()
+    await stuck
+    assert (await observer.look(fresh=True)).source is Source.NVML, "known again"
+
+
+async def test_a_library_that_fails_leaves_the_sizes_that_were_seen_last(reader: ScriptedReader) -> None:
+    observer = HostObserver(reader=reader, poll_interval_seconds=0.0)
+    await observer.look()
+    for health in (Health.FAILED, Health.ABSENT):
+        reader.reading = NvmlReading(health=health)
+        sight = await observer.look([ME], fresh=True)
+        assert (sight.source, sight.devices) == (Source.UNKNOWN, (SIZE_ONLY,))
+        assert sight.processes[0].memory_unknown
+
+
+async def test_a_host_without_a_driver_has_no_devices_and_that_is_known(reader: ScriptedReader) -> None:
+    reader.reading = NvmlReading(health=Health.ABSENT)
+    sight = await HostObserver(reader=reader).look([DEAD])
+    assert (sight.source, sight.devices) == (Source.NVML, ())
+
+
+async def test_a_library_that_fails_from_the_start_is_unknown_and_not_no_devices(reader: ScriptedReader) -> None:
+    reader.reading = NvmlReading(health=Health.FAILED)
+    assert (await HostObserver(reader=reader).look()).source is Source.UNKNOWN
+
+
+async def test_watched_processes_are_told_of_whether_they_hold_anything_or_not() -> None:
+    later = ProcessId(ME.pid, ME.start_ticks + 1)
+    sight = await HostObserver(reader=ScriptedReader(MINE)).look([DEAD, later, ME])
+    assert {one.process: (one.alive, one.bytes_by_device) for one in sight.processes} == {
+        ME: (True, ((0, GIB),)),
+        later: (False, ()),
+        DEAD: (False, ()),
+    }, "a number that was used again is not the old process"
+
+
+async def test_memory_under_a_number_that_nobody_has_any_more_is_its_last_owners() -> None:
+    ghost = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
+    observer = HostObserver(reader=ScriptedReader(MINE, ghost))
+    told = {one.process: one for one in (await observer.look([DEAD])).processes}
+    assert told[DEAD] == ProcessSight(process=DEAD, alive=False, bytes_by_device=((0, 5),))
+    assert ProcessId(NOBODY, 0) not in told, "once is enough"
+    told = {one.process: one for one in (await observer.look()).processes}
+    assert told[ProcessId(NOBODY, 0)].bytes_by_device == ((0, 5),)
+
+
+async def test_numbers_of_another_namespace_make_memory_unknown_and_not_zero() -> None:
+    foreign = Holder(process=None, pid=NOBODY, bytes_by_device=((0, 5),))
+    reader = ScriptedReader(foreign, names_processes=False)
+    sight = await HostObserver(reader=reader).look([ME, DEAD])
+    assert sight.processes == (
+        ProcessSight(process=ME, alive=True, memory_unknown=True),
+        ProcessSight(process=DEAD, alive=False),
+    )
+    assert sight.devices[0].used_bytes == GIB
+
+
+async def test_more_processes_than_a_sighting_may_hold_lose_the_smallest_and_never_a_watched_one() -> None:
+    holders = [
+        Holder(process=ProcessId(pid, 1), pid=pid, bytes_by_device=((0, pid),)) for pid in range(1, MAX_PROCESSES + 10)
+    ]
+    sight = await HostObserver(reader=ScriptedReader(*holders)).look([DEAD])
+    assert len(sight.processes) == MAX_PROCESSES
+    told = {one.process.pid for one in sight.processes}
+    assert DEAD.pid in told
+    assert MAX_PROCESSES + 9 in told
+    assert 1 not in told
+
+
+async def test_declared_devices_are_what_the_operator_said_and_nothing_is_read(reader: ScriptedReader) -> None:
+    declared = declared_sights(
+        [DeclaredDevice(name="Radeon", memory_bytes=GIB), DeclaredDevice(name="RAM", memory_bytes=5)]
+    )
+    sight = await HostObserver(declared=declared, reader=reader).look([ME, DEAD], fresh=True)
+    assert sight.source is Source.DECLARED
+    assert [(one.index, one.id, one.total_bytes, one.used_bytes) for one in sight.devices] == [
+        (0, "declared-0", GIB, None),
+        (1, "declared-1", 5, None),
+    ]
+    assert [(one.alive, one.memory_unknown) for one in sight.processes] == [(True, True), (False, False)]
+    assert reader.count == 0
+
+
+def test_a_program_without_a_loop_may_look_too(reader: ScriptedReader) -> None:
+    observer = HostObserver(reader=reader)
+    assert observer.look_blocking([ME]).processes[0].bytes_by_device == ((0, GIB),)
+    observer.look_blocking(fresh=True)
+    assert reader.count == 2
+
+
+def test_many_threads_that_look_at_once_all_get_an_answer(reader: ScriptedReader) -> None:
+    observer = HostObserver(reader=reader, poll_interval_seconds=0.0)
+    sources: list[Source] = []
+
+    def look() -> None:
+        sources.extend(observer.look_blocking(fresh=True).source for _ in range(200))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert sources == [Source.NVML] * 1600
+
+
+def test_a_lone_thread_runs_one_job_at_a_time_and_tells_everybody_at_its_end() -> None:
+    lone, gate = LoneThread("lone"), threading.Event()
+    ran: list[str] = []
+    told: list[int] = []
+
+    def first() -> None:
+        gate.wait(10.0)
+        ran.append("first")
+
+    lone.start_or_join(first, lambda: told.append(1))
+    lone.start_or_join(lambda: ran.append("second"), lambda: told.append(2))
+    assert lone.is_alive()
+    gate.set()
+    _eventually(lambda: told == [1, 2])
+    assert ran == ["first"]
+    lone.start_or_join(lambda: ran.append("third"))
+    _eventually(lambda: ran == ["first", "third"] and not lone.is_alive())

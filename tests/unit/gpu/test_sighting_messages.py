@@ -1,0 +1,120 @@
+"""Sightings on the wire: nothing is lost on the way, and nothing beyond the limits comes in."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.api.registry.v1 import lease_pb2
+from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_PROCESSES, sight_from, sighting_message
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.kernel.errors import FieldError
+
+GIB = 1024**3
+_BYTES = st.integers(0, MAX_DEVICE_BYTES)
+_TEXT = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
+
+
+@st.composite
+def _sights(draw: st.DrawFn) -> HostSight:
+    indexes = sorted(draw(st.sets(st.integers(0, MAX_DEVICES - 1), max_size=8)))
+    devices = [
+        DeviceSight(
+            index=index,
+            id=draw(_TEXT),
+            name=draw(_TEXT),
+            total_bytes=draw(st.integers(1, MAX_DEVICE_BYTES)),
+            used_bytes=draw(st.none() | _BYTES),
+            utilization=draw(st.none() | st.floats(0, 1)),
+        )
+        for index in indexes
+    ]
+    ids = draw(st.sets(st.tuples(st.integers(1, 2**31 - 1), st.integers(0, 2**62)), max_size=8))
+    shares = st.dictionaries(st.sampled_from(indexes), _BYTES) if indexes else st.just({})
+    processes = [
+        ProcessSight(
+            process=ProcessId(*one),
+            alive=draw(st.booleans()),
+            bytes_by_device=tuple(sorted(draw(shares).items())),
+            memory_unknown=draw(st.booleans()),
+        )
+        for one in ids
+    ]
+    source = draw(st.sampled_from(Source))
+    return HostSight(host=draw(_TEXT), source=source, devices=tuple(devices), processes=tuple(processes))
+
+
+@given(_sights())
+def test_a_sighting_comes_back_as_it_was_sent(sight: HostSight) -> None:
+    assert sight_from(lease_pb2.HostSighting.FromString(sighting_message(sight).SerializeToString())) == sight
+
+
+def _good() -> lease_pb2.HostSighting:
+    device = DeviceSight(index=0, id="GPU-1", name="Card", total_bytes=8 * GIB, used_bytes=GIB, utilization=0.5)
+    process = ProcessSight(process=ProcessId(7, 70), alive=True, bytes_by_device=((0, GIB),))
+    return sighting_message(HostSight(host="box", source=Source.NVML, devices=(device,), processes=(process,)))
+
+
+Spoil = Callable[[lease_pb2.HostSighting], object]
+
+
+def _set(path: str, value: object) -> Spoil:
+    """Sets a member such as `devices[0].index`."""
+
+    def spoil(message: lease_pb2.HostSighting) -> None:
+        target: object = message
+        *parents, last = path.replace("[0]", "").split(".")
+        for parent in parents:
+            target = getattr(target, parent)
+            target = target[0] if parent in ("devices", "processes", "memory") else target  # type: ignore[index]
+        setattr(target, last, value)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (_set("host", ""), "sighting.host"),
+        (_set("host", "a\x1b[31m"), "sighting.host"),
+        (_set("host", "h" * 254), "sighting.host"),
+        (_set("source", 0), "sighting.source"),
+        (_set("source", 9), "sighting.source"),
+        (_set("devices[0].index", -1), "sighting.devices[0].index"),
+        (_set("devices[0].index", 64), "sighting.devices[0].index"),
+        (_set("devices[0].id", ""), "sighting.devices[0].id"),
+        (_set("devices[0].name", "n" * 129), "sighting.devices[0].name"),
+        (_set("devices[0].total_bytes", 0), "sighting.devices[0].total_bytes"),
+        (_set("devices[0].total_bytes", MAX_DEVICE_BYTES + 1), "sighting.devices[0].total_bytes"),
+        (_set("devices[0].used_bytes", -1), "sighting.devices[0].used_bytes"),
+        (_set("devices[0].utilization", 1.01), "sighting.devices[0].utilization"),
+        (_set("devices[0].utilization", float("nan")), "sighting.devices[0].utilization"),
+        (_set("processes[0].process.pid", 0), "sighting.processes[0].process.pid"),
+        (_set("processes[0].process.start_ticks", -1), "sighting.processes[0].process.start_ticks"),
+        (_set("processes[0].memory[0].device_index", 1), "sighting.processes[0].memory[0].device_index"),
+        (_set("processes[0].memory[0].bytes", -1), "sighting.processes[0].memory[0].bytes"),
+        (lambda message: message.devices.append(message.devices[0]), "sighting.devices"),
+        (lambda message: message.processes.append(message.processes[0]), "sighting.processes[1].process"),
+        (
+            lambda message: message.processes[0].memory.append(message.processes[0].memory[0]),
+            "sighting.processes[0].memory[1].device_index",
+        ),
+        (lambda message: message.devices.extend([message.devices[0]] * MAX_DEVICES), "sighting.devices"),
+        (lambda message: message.processes.extend([message.processes[0]] * MAX_PROCESSES), "sighting.processes"),
+    ],
+)
+def test_what_is_wrong_in_a_sighting_is_named(spoil: Spoil, field: str) -> None:
+    message = _good()
+    sight_from(message)  # the negative control: without the fault it is taken
+    spoil(message)
+    with pytest.raises(FieldError) as refused:
+        sight_from(message)
+    assert refused.value.field == field
+
+
+def test_devices_come_in_order_of_their_index_whatever_the_order_of_the_message() -> None:
+    message = _good()
+    message.devices.append(lease_pb2.Device(index=3, id="GPU-3", total_bytes=GIB))
+    message.devices.append(lease_pb2.Device(index=1, id="GPU-2", total_bytes=GIB))
+    assert [device.index for device in sight_from(message).devices] == [0, 1, 3]

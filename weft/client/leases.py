@@ -1,0 +1,316 @@
+"""Accelerator memory for programs that are no runners, such as training jobs.
+
+from weft.client.leases import hold_memory
+
+with hold_memory("8GiB", purpose="training") as lease:
+    os.environ.update(lease.environment())
+    for batch in batches:
+        lease.check()
+        ...
+
+As long as the block runs, nobody else in the mesh is given that memory. The lease is renewed in a daemon thread.
+Programs that fork while the block runs (without exec) should be started by `weft lease acquire` instead: the thread and
+its connection do not live on in a fork.
+"""
+
+import getpass
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.client._address import mesh_address
+from weft.client._lease_calls import LeaseCalls
+from weft.client._lease_keeper import LeaseKeeper
+from weft.client._process_tree import ProcessTree
+from weft.gpu.messages import MAX_DEVICES, device_from, sighting_message
+from weft.gpu.observer import HostObserver
+from weft.gpu.process import process_id_of
+from weft.gpu.sighting import ProcessId, Source
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.ids import new_id
+from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.kernel.sizes import parse_size
+
+MAX_PURPOSE_CHARS = 256
+MAX_CALL_WAIT_SECONDS = 300.0
+"""The ledger's own limit for one wait; a longer one is made of several, each at the end of the line."""
+MAX_WAIT_SECONDS = 7 * 86_400.0
+DEFAULT_WAIT_SECONDS = 300.0
+RETRY_SECONDS = 1.0
+"""While the mesh does not answer, once it has."""
+CHILD_WAIT_SECONDS = 10.0
+"""How long the end of the block waits for processes that were started in it; see `hold_memory`."""
+CHILD_POLL_SECONDS = 0.05
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+_NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._:-]+")
+
+
+class LeaseOptions(TypedDict, total=False):
+    """What may be said about a lease beside its size."""
+
+    purpose: str
+    """What for, in words, for whoever waits for the memory; default: `name`."""
+    devices: Sequence[int]
+    """On which devices it may be, by their numbers on the host; default: any."""
+    max_devices: int
+    """On how many it may be split; default: as many as it takes. One that holds it all is preferred."""
+    priority: str
+    """Idle models of a higher priority do not give way: low, normal or high. Default: normal."""
+    wait_seconds: float
+    """Longest wait for the memory; default: DEFAULT_WAIT_SECONDS."""
+    on_waiting: Callable[[str], None]
+    """Called with what is awaited, whenever that changes."""
+    on_lost: Callable[[], None]
+    """Called once, in another thread, when the lease is lost."""
+    name: str
+    """What the program calls itself; default: its file name and the user."""
+    observer: HostObserver
+    """What looks at the devices; default: what the ledger knows of this host, else NVIDIA's library."""
+
+
+class MemoryLease:
+    """Memory that is held. Leave the block of `hold_memory` to give it up."""
+
+    def __init__(self, lease: lease_pb2.Lease, keeper: LeaseKeeper, tree: ProcessTree, *, hides_devices: bool) -> None:
+        self._lease = lease
+        self._keeper = keeper
+        self._tree = tree
+        self._hides_devices = hides_devices
+
+    @property
+    def id(self) -> str:
+        """The lease's id."""
+        return self._lease.lease_id
+
+    @property
+    def fencing_number(self) -> int:
+        """Grows with every lease of the mesh: of two holders the one with the lower number is stale."""
+        return self._lease.fencing_number
+
+    @property
+    def host(self) -> str:
+        """The host that the memory is on."""
+        return self._lease.host
+
+    @property
+    def shares(self) -> dict[int, int]:
+        """Bytes by device, by its number on the host."""
+        return {share.device_index: share.bytes for share in self._lease.shares}
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices, by their numbers on the host, which count along the PCI bus."""
+        return sorted(self.shares)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the memory is somebody else's by now."""
+        return self._keeper.lost.is_set()
+
+    def check(self) -> None:
+        """Raises LEASE_LOST when the memory is somebody else's by now: free it at once."""
+        if self.is_lost:
+            raise WeftError(
+                Reason.LEASE_LOST, f"the lease {self.id} is lost: the ledger counts its memory as somebody else's"
+            )
+
+    def environment(self) -> dict[str, str]:
+        """Variables that show CUDA programs these devices and no others; none for devices that were declared."""
+        if not self._hides_devices:
+            return {}
+        visible = ",".join(map(str, self.devices))
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
+
+    def held_by(self, pid: int) -> None:
+        """Say that this process, and what it starts, uses the memory. Returns once the ledger knows.
+
+        Raises LEASE_LOST, and SERVICE_UNAVAILABLE when the ledger cannot be told.
+        """
+        process = process_id_of(pid)
+        if process is not None:
+            self._tree.begin(process)
+            self._keeper.confirm()
+        self.check()
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Those that may hold the memory."""
+        return self._tree.living()
+
+
+@contextmanager
+def hold_memory(
+    memory: str | int,
+    *,
+    home: Path | str | None = None,
+    target: str | None = None,
+    **options: Unpack[LeaseOptions],
+) -> Iterator[MemoryLease]:
+    """Hold accelerator memory of this host for a block: "8GiB" or a number of bytes, over all devices together.
+
+    Waits for it. `target` is the registry's gRPC address; default: the mesh that runs on `home`. At the end of the
+    block it waits up to CHILD_WAIT_SECONDS for processes that were started in it, then gives the lease up. The ledger
+    keeps it booked until the memory has been seen back: until this process and those that it started in the block have
+    ended or hold nothing. Frameworks keep memory for later: a program that goes on should do the work in a child.
+
+    Raises INVALID_ARGUMENT, NOT_FOUND when this host has no devices, INSUFFICIENT_MEMORY when it is too much or did
+    not come free in time, SERVICE_UNAVAILABLE when no mesh answers.
+    """
+    process = process_id_of(os.getpid())
+    before = frozenset(ProcessTree(process).living())
+    tree = ProcessTree(process)
+    with acquired_lease(
+        parse_size(str(memory), "memory"), tree, target or mesh_address(home, "registry"), options
+    ) as lease:
+        try:
+            yield lease
+        finally:
+            _wait_for_children(tree, before)
+
+
+@contextmanager
+def acquired_lease(amount: int, tree: ProcessTree, target: str, options: LeaseOptions) -> Iterator[MemoryLease]:
+    """As `hold_memory`, for the processes of `tree`; those that run at the end are told to the ledger."""
+    name = options.get("name") or program_name(sys.argv[0])
+    request = _request(amount, options, name)
+    holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_PROGRAM, name=name, incarnation=new_id("life"))
+    calls = LeaseCalls(target, holder)
+    try:
+        observer = options.get("observer") or observer_of_this_host(calls)
+        keeper = LeaseKeeper(calls, observer, tree.living, options.get("on_lost") or _nothing)
+        keeper.start()
+        try:
+            granted = _Line(calls, observer, keeper, options).wait(request)
+            is_real = observer.look_blocking().source is not Source.DECLARED
+            yield MemoryLease(granted, keeper, tree, hides_devices=is_real)
+        finally:
+            keeper.give_up()
+    finally:
+        calls.close()
+
+
+def observer_of_this_host(calls: LeaseCalls) -> HostObserver:
+    """As the ledger knows this host: with the devices that its operator declared, or read by NVIDIA's library."""
+    observer = HostObserver()
+    for known in calls.hosts(observer.host):
+        if known.host == observer.host and known.source == lease_pb2.HostSighting.SOURCE_DECLARED:
+            devices = (device_from(memory.device, "hosts.devices") for memory in known.devices)
+            return HostObserver(declared=tuple(devices))
+    return observer
+
+
+def program_name(program: str) -> str:
+    """A name for a holder of leases: the program's file name and the user's."""
+    stem = _NOT_OF_A_NAME.sub("-", Path(program).name).strip("-._:") or "program"
+    try:
+        user = _NOT_OF_A_NAME.sub("-", getpass.getuser())
+    except (OSError, KeyError):
+        user = str(os.getpid())
+    return f"{stem[: MAX_NAME_CHARS // 2]}-{user}"[:MAX_NAME_CHARS]
+
+
+class _Line:
+    """A place in the line for memory, taken again where one wait of the ledger is not long enough."""
+
+    def __init__(self, calls: LeaseCalls, observer: HostObserver, keeper: LeaseKeeper, options: LeaseOptions) -> None:
+        self._calls = calls
+        self._observer = observer
+        self._keeper = keeper
+        self._tell = options.get("on_waiting") or _ignore
+        self._deadline = time.monotonic() + options.get("wait_seconds", DEFAULT_WAIT_SECONDS)
+        self._told = ""
+        self._has_waited = False
+
+    def wait(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
+        """The lease, renewed for the first time. Raises as `hold_memory`."""
+        while True:
+            try:
+                return self._ask(request)
+            except WeftError as error:
+                if not self._is_worth_another_try(error):
+                    raise
+                if error.reason is Reason.SERVICE_UNAVAILABLE:
+                    self._say(f"{error.message}; trying again")
+                    time.sleep(RETRY_SECONDS)
+                else:
+                    request.request_id = new_id("lease")
+
+    def _is_worth_another_try(self, error: WeftError) -> bool:
+        """A refusal without a wait is for good; one after a wait means that the ledger's own limit came first."""
+        waits = {Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE}
+        return error.reason in waits and self._has_waited and time.monotonic() + RETRY_SECONDS < self._deadline
+
+    def _ask(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
+        sight = self._observer.look_blocking(fresh=True)
+        if not sight.devices:
+            raise WeftError(
+                Reason.NOT_FOUND,
+                f"the host {sight.host} has no accelerator that can be seen; other makers' cards are declared in "
+                "weft.yaml (accelerators.declared), and known once a runner of that host is up",
+            )
+        request.sighting.CopyFrom(sighting_message(sight))
+        left = max(0.0, self._deadline - time.monotonic())
+        lease: lease_pb2.Lease | None = None
+        # Read to its end: leaving a call after its grant, but before the first renewal, gives the lease back.
+        for response in self._calls.acquire(request, min(left, MAX_CALL_WAIT_SECONDS)):
+            if response.HasField("granted"):
+                lease = response.granted.lease
+                self._keeper.adopt(response.granted)
+            elif response.HasField("waiting"):
+                self._keeper.hurry()  # what is seen here is wanted more often by now
+                self._has_waited = True
+                self._say(response.waiting.detail)
+        if lease is None:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the ledger ended the call without an answer")
+        return lease
+
+    def _say(self, words: str) -> None:
+        if words != self._told:
+            self._told = words
+            self._tell(words)
+
+
+def _request(amount: int, options: LeaseOptions, name: str) -> lease_service_pb2.AcquireLeaseRequest:
+    purpose, priority = options.get("purpose") or name, options.get("priority", "normal").lower()
+    devices, max_devices = options.get("devices", ()), options.get("max_devices", 0)
+    if len(purpose) > MAX_PURPOSE_CHARS:
+        raise invalid_field("purpose", f"must be at most {MAX_PURPOSE_CHARS} characters")
+    if priority not in _PRIORITIES:
+        raise invalid_field("priority", f"must be one of {', '.join(_PRIORITIES)}")
+    if any(not 0 <= index < MAX_DEVICES for index in devices) or len(set(devices)) < len(devices):
+        raise invalid_field("devices", f"must be different numbers of devices, each 0 to {MAX_DEVICES - 1}")
+    if not 0 <= max_devices <= MAX_DEVICES:
+        raise invalid_field("max_devices", f"must be 1 to {MAX_DEVICES}, or 0 for as many as it takes")
+    if not 0 <= options.get("wait_seconds", DEFAULT_WAIT_SECONDS) <= MAX_WAIT_SECONDS:
+        raise invalid_field("wait_seconds", f"must be 0 to {MAX_WAIT_SECONDS:.0f} seconds")
+    return lease_service_pb2.AcquireLeaseRequest(
+        request_id=new_id("lease"),
+        purpose=purpose,
+        bytes=amount,
+        device_indexes=sorted(devices),
+        max_devices=max_devices,
+        priority=priority_pb2.Priority.ValueType(_PRIORITIES[priority]),
+    )
+
+
+def _wait_for_children(tree: ProcessTree, before: frozenset[ProcessId]) -> None:
+    """Wait for processes that were started since, but for CHILD_WAIT_SECONDS at the most."""
+    deadline = time.monotonic() + CHILD_WAIT_SECONDS
+    while set(tree.living()) - before and time.monotonic() < deadline:
+        time.sleep(CHILD_POLL_SECONDS)
+
+
+def _nothing() -> None:
+    """Nobody wants to hear of it."""
+
+
+def _ignore(words: str) -> None:
+    """Nobody wants to hear of it."""

@@ -1,0 +1,231 @@
+"""What NVIDIA's management library (NVML) tells of a host, through nvidia-ml-py (`pynvml`).
+
+Everything here blocks, perhaps for ever: `weft.gpu.observer` and `runner_svc.gpu_time` ask in a LoneThread.
+Memory of a process is what it holds on the whole card: of a card in MIG mode the parts are added up, and the card's
+own figures count, so that a lease is on cards and never on parts.
+"""
+
+import ctypes
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from weft.gpu.messages import MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
+from weft.gpu.process import process_id_of
+from weft.gpu.sighting import DeviceSight, ProcessId
+
+LOOK_AGAIN_SECONDS = 60.0
+"""How often a library that is not installed is looked for again: a driver may be installed while we run."""
+UNNAMED_BYTES = 256 * 1024**2
+"""Memory of a card, beyond what the driver keeps for itself, that may be held by nobody that the library names. With
+more than that and not one name, names are hidden from us, as in a container."""
+_LIBRARY = "libnvidia-ml.so.1"
+_COMPUTING = "nvmlDeviceGetComputeRunningProcesses"
+_OTHERS = ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+_LIST_VERSIONS = ("_v3", "_v2")
+"""Of the lists, newest first; older drivers know only the second."""
+_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
+"""NVML's numbers for "there is nothing to ask"."""
+
+
+def load_pynvml() -> Any:
+    """The module, initialised. Raises OSError, ImportError or NVMLError where there is no such GPU or driver."""
+    if sys.platform == "linux":
+        ctypes.CDLL(_LIBRARY)  # a cheap no where there is no driver; the module costs some megabytes
+    module = importlib.import_module("pynvml")
+    module.nvmlInit()
+    return module
+
+
+class Health(Enum):
+    """How a reading went."""
+
+    WELL = "well"
+    ABSENT = "absent"
+    """There is no such library or driver: this host has no card of this kind."""
+    FAILED = "failed"
+    """There is a library, and it fails for now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlReading:
+    """What the library said at one moment."""
+
+    health: Health
+    devices: tuple[DeviceSight, ...] = ()
+    """In the order of the PCI bus, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    holders: tuple["Holder", ...] = ()
+    names_processes: bool = False
+    """Whether whoever is not among the holders holds nothing; otherwise nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that the library names."""
+
+    process: ProcessId | None
+    """None: no such process runs here (any more)."""
+    pid: int
+    bytes_by_device: tuple[tuple[int, int], ...]
+    memory_unknown: bool = False
+    """Whether the library does not say how much of some card it holds."""
+
+
+class NvmlReader:
+    """Reads NVML. Never raises; may hang."""
+
+    def __init__(
+        self, load: Callable[[], Any] = load_pynvml, monotonic_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._load = load
+        self._now = monotonic_seconds
+        self._module: Any = None
+        self._look_again_at = 0.0
+        self._health = Health.FAILED
+
+    def read(self) -> NvmlReading:
+        """Everything at one moment. A library that failed is initialised anew the next time."""
+        if self._module is None and not self._find():
+            return NvmlReading(health=self._health)
+        try:
+            return _read(self._module)
+        except Exception:  # noqa: BLE001 - whatever goes wrong there, the figures are unknown and nothing else
+            self._module = None
+            return NvmlReading(health=Health.FAILED)
+
+    def _find(self) -> bool:
+        if self._health is Health.ABSENT and self._now() < self._look_again_at:
+            return False
+        try:
+            self._module = self._load()
+        except Exception as error:  # noqa: BLE001 - see read
+            self._health = Health.ABSENT if _means_absent(error) else Health.FAILED
+            self._look_again_at = self._now() + LOOK_AGAIN_SECONDS
+            return False
+        return True
+
+
+def _means_absent(error: Exception) -> bool:
+    """Whether there is nothing to ask, as opposed to something that does not answer."""
+    if isinstance(error, OSError | ImportError):
+        return True
+    return getattr(error, "value", None) in (_DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND)
+
+
+@dataclass(slots=True)
+class _Card:
+    """One card while it is read."""
+
+    handle: Any
+    sight: DeviceSight
+    unnamed_from: int
+    """What is in use beyond what the driver keeps for itself."""
+
+
+def _read(nvml: Any) -> NvmlReading:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+    handles.sort(key=lambda handle: _bus_place(nvml, handle))
+    cards = [card for index, handle in enumerate(handles[:MAX_DEVICES]) if (card := _card(nvml, handle, index))]
+    seen: dict[int, dict[int, int | None]] = {}
+    all_listed = True
+    for card in cards:
+        named = _named(nvml, card.handle)
+        all_listed = all_listed and named is not None
+        for pid, amount in (named or {}).items():
+            seen.setdefault(pid, {})[card.sight.index] = amount
+    holders = tuple(_holder(pid, amounts) for pid, amounts in sorted(seen.items()))
+    return NvmlReading(
+        health=Health.WELL,
+        devices=tuple(card.sight for card in cards),
+        holders=holders,
+        names_processes=all_listed and _names_are_ours(holders, cards),
+    )
+
+
+def _names_are_ours(holders: tuple[Holder, ...], cards: list[_Card]) -> bool:
+    """Whether the library names processes by the numbers that they have here: in a container it may not."""
+    if holders:
+        return any(holder.process is not None for holder in holders)
+    return all(card.unnamed_from <= UNNAMED_BYTES for card in cards)
+
+
+def _holder(pid: int, amounts: dict[int, int | None]) -> Holder:
+    known = tuple((index, amount) for index, amount in sorted(amounts.items()) if amount)
+    return Holder(process=process_id_of(pid), pid=pid, bytes_by_device=known, memory_unknown=None in amounts.values())
+
+
+def _bus_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
+    place = nvml.nvmlDeviceGetPciInfo(handle)
+    return place.domain, place.bus, place.device
+
+
+def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
+    """A card; None for one that has no memory of its own to tell of: an operator declares it."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
+            return None
+        raise
+    # What is not free cannot be had, whoever has it: the driver's own part, of some hundred megabytes, included.
+    used = memory.total - memory.free
+    sight = DeviceSight(
+        index=index,
+        id=nvml.nvmlDeviceGetUUID(handle)[:MAX_DEVICE_TEXT_CHARS],
+        name=nvml.nvmlDeviceGetName(handle)[:MAX_DEVICE_TEXT_CHARS],
+        total_bytes=memory.total,
+        used_bytes=used,
+        utilization=_utilization(nvml, handle),
+    )
+    return _Card(handle=handle, sight=sight, unnamed_from=used - _kept_by_the_driver(nvml, handle, used))
+
+
+def _kept_by_the_driver(nvml: Any, handle: Any, used: int) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
+    except (nvml.NVMLError, AttributeError):
+        # An old driver does not tell: then nothing can be concluded from what nobody is named for.
+        return used
+
+
+def _utilization(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(min(1.0, nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0))
+    except nvml.NVMLError:
+        return None
+
+
+def _named(nvml: Any, handle: Any) -> dict[int, int | None] | None:
+    """Bytes by process id, None for an unknown amount; None when the library cannot list processes here."""
+    computing = _listed(nvml, _COMPUTING, handle)
+    if computing is None:
+        return None
+    parts: dict[tuple[int, int, int], int | None] = {}
+    for listed in (computing, *(_listed(nvml, name, handle) or () for name in _OTHERS)):
+        for process in listed:
+            # One that computes and draws is on both lists with the same figure; a part of a card has its own.
+            key = (process.pid, process.gpuInstanceId, process.computeInstanceId)
+            before, amount = parts.get(key, 0), process.usedGpuMemory
+            parts[key] = None if before is None or amount is None else max(before, amount)
+    total: dict[int, int | None] = {}
+    for (pid, _, _), amount in parts.items():
+        before = total.get(pid, 0)
+        total[pid] = None if before is None or amount is None else before + amount
+    return total
+
+
+def _listed(nvml: Any, name: str, handle: Any) -> list[Any] | None:
+    """One of the lists; None when there is no such list here."""
+    for version in _LIST_VERSIONS:
+        try:
+            return list(getattr(nvml, name + version)(handle))
+        except AttributeError:
+            continue
+        except nvml.NVMLError as error:
+            if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                raise
+    return None

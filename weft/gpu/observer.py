@@ -1,0 +1,218 @@
+"""Looks at a host's accelerators, for whoever keeps or asks for leases there."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.gpu.lone_thread import HANG_SECONDS, LoneThread
+from weft.gpu.messages import MAX_DEVICES, MAX_PROCESSES
+from weft.gpu.nvml import Health, Holder, NvmlReader, NvmlReading
+from weft.gpu.process import is_alive
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+
+POLL_SECONDS = 1.0
+"""How old a reading may be, unless a fresh one is asked for."""
+
+
+class Reader(Protocol):
+    """What reads the cards; NvmlReader is one."""
+
+    def read(self) -> NvmlReading:
+        """Everything at one moment. Never raises; may hang."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredDevice:
+    """A device that no library knows, by an operator's word."""
+
+    name: str
+    memory_bytes: int
+
+
+def declared_sights(devices: Sequence[DeclaredDevice]) -> tuple[DeviceSight, ...]:
+    """Declared devices as they are seen: their number is their place in the declaration."""
+    return tuple(
+        DeviceSight(index=index, id=f"declared-{index}", name=device.name, total_bytes=device.memory_bytes)
+        for index, device in enumerate(devices[:MAX_DEVICES])
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """A reading and when it was begun."""
+
+    reading: NvmlReading
+    begun: float
+
+
+class HostObserver:
+    """What this host's devices are, what is in use, and what processes hold of it. Never raises.
+
+    Three kinds of hosts: with declared devices, where nothing is read; with NVIDIA's library; and with neither, whose
+    sight has no devices (and `Source.NVML`: this is known, not guessed). While the library fails or hangs the source
+    is UNKNOWN, with the sizes that were seen last.
+    """
+
+    def __init__(
+        self,
+        *,
+        declared: Sequence[DeviceSight] = (),
+        reader: Reader | None = None,
+        host: str | None = None,
+        poll_interval_seconds: float = POLL_SECONDS,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`declared` devices stand for all of the host's; without them `reader` (default: NVML) is asked."""
+        self._host = host or socket.gethostname()
+        self._declared = tuple(declared)
+        self._reader = reader or NvmlReader()
+        self._poll_interval_seconds = poll_interval_seconds
+        self._now = monotonic_seconds
+        self._thread = LoneThread("gpu-memory", monotonic_seconds)
+        self._last: _Timed | None = None
+        self._known_devices: tuple[DeviceSight, ...] = ()
+
+    @property
+    def host(self) -> str:
+        """The host's name."""
+        return self._host
+
+    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSight:
+        """What there is now; `fresh`: by a reading that was begun after this call.
+
+        Says something about every process of `watched`, and about every process that holds memory. Takes HANG_SECONDS
+        at the most.
+        """
+        wanted = self._wanted_since(fresh=fresh)
+        loop = asyncio.get_running_loop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HANG_SECONDS):
+                while self._needs_reading(wanted):
+                    read = asyncio.Event()
+                    self._begin(_from_another_thread(loop, read))
+                    await read.wait()
+        return self._sight(watched, wanted)
+
+    def look_blocking(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSight:
+        """As `look`, for programs without an event loop."""
+        wanted = self._wanted_since(fresh=fresh)
+        deadline = time.monotonic() + HANG_SECONDS
+        while self._needs_reading(wanted) and (left := deadline - time.monotonic()) > 0:
+            read = threading.Event()
+            self._begin(read.set)
+            read.wait(left)
+        return self._sight(watched, wanted)
+
+    def _wanted_since(self, *, fresh: bool) -> float:
+        return self._now() if fresh else self._now() - self._poll_interval_seconds
+
+    def _needs_reading(self, wanted_since: float) -> bool:
+        if self._declared:
+            return False
+        last = self._last
+        return (last is None or last.begun < wanted_since) and not self._thread.is_hung()
+
+    def _begin(self, on_end: Callable[[], None]) -> None:
+        """Have `on_end` called when the reading that runs, or else a new one, has ended."""
+        begun = self._now()
+        self._thread.start_or_join(lambda: self._read(begun), on_end)
+
+    def _read(self, begun: float) -> None:
+        self._last = _Timed(reading=self._reader.read(), begun=begun)
+
+    def _sight(self, watched: Collection[ProcessId], wanted_since: float) -> HostSight:
+        if self._declared:
+            return self._unknown_use(Source.DECLARED, self._declared, watched)
+        last = self._last
+        is_current = last is not None and last.begun >= wanted_since
+        if last is None or not is_current or last.reading.health is Health.FAILED:
+            return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
+        reading = last.reading
+        if reading.health is Health.WELL:
+            self._known_devices = tuple(_size_only(device) for device in reading.devices)
+        elif self._known_devices:
+            # Cards do not go away while we run; a driver that is exchanged does, for a while.
+            return self._unknown_use(Source.UNKNOWN, self._known_devices, watched)
+        return HostSight(
+            host=self._host,
+            source=Source.NVML,
+            devices=reading.devices,
+            processes=_processes(reading, watched),
+        )
+
+    def _unknown_use(
+        self, source: Source, devices: tuple[DeviceSight, ...], watched: Collection[ProcessId]
+    ) -> HostSight:
+        processes = (_unheld(process, memory_unknown=True) for process in sorted(watched)[:MAX_PROCESSES])
+        return HostSight(host=self._host, source=source, devices=devices, processes=tuple(processes))
+
+
+def _from_another_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
+    def tell() -> None:
+        # The loop may be gone by the time that a library which hung answers.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(event.set)
+
+    return tell
+
+
+def _size_only(device: DeviceSight) -> DeviceSight:
+    return DeviceSight(index=device.index, id=device.id, name=device.name, total_bytes=device.total_bytes)
+
+
+def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[ProcessSight, ...]:
+    """First those that were asked about, then the others that hold memory, the largest first, up to the limit."""
+    asked = sorted(set(watched))
+    by_pid = {holder.pid: holder for holder in reading.holders if reading.names_processes}
+    holders = {process: _holder_of(process, by_pid) for process in asked}
+    told = {holder.pid for holder in holders.values() if holder is not None}
+    # Numbers of another namespace mean nothing here.
+    others = [
+        holder
+        for holder in reading.holders
+        if holder.pid not in told and (reading.names_processes or holder.process is not None)
+    ]
+    sights = [_watched(process, holders[process], reading) for process in asked]
+    return tuple((sights + [_held(holder) for holder in _largest_first(others)])[:MAX_PROCESSES])
+
+
+def _holder_of(process: ProcessId, by_pid: Mapping[int, Holder]) -> Holder | None:
+    holder = by_pid.get(process.pid)
+    # Memory that is listed under a number which nobody has any more is still its last owner's.
+    return holder if holder is not None and holder.process in (process, None) else None
+
+
+def _largest_first(holders: Iterable[Holder]) -> list[Holder]:
+    return sorted(holders, key=lambda holder: -sum(amount for _, amount in holder.bytes_by_device))
+
+
+def _held(holder: Holder) -> ProcessSight:
+    return ProcessSight(
+        process=holder.process or ProcessId(holder.pid, 0),
+        alive=holder.process is not None,
+        bytes_by_device=holder.bytes_by_device,
+        memory_unknown=holder.memory_unknown,
+    )
+
+
+def _watched(process: ProcessId, holder: Holder | None, reading: NvmlReading) -> ProcessSight:
+    if holder is None:
+        return _unheld(process, memory_unknown=not reading.names_processes)
+    return ProcessSight(
+        process=process,
+        alive=is_alive(process),
+        bytes_by_device=holder.bytes_by_device,
+        memory_unknown=holder.memory_unknown,
+    )
+
+
+def _unheld(process: ProcessId, *, memory_unknown: bool) -> ProcessSight:
+    """A process that nobody named; one that is gone holds nothing."""
+    alive = is_alive(process)
+    return ProcessSight(process=process, alive=alive, memory_unknown=alive and memory_unknown)

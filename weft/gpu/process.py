@@ -1,0 +1,80 @@
+"""Which process is which: a process id is used again, a process id with its start time is not."""
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from weft.gpu.sighting import ProcessId
+
+MAX_TREE_PROCESSES = 4_096
+"""Of one tree; what is beyond is not looked at."""
+_PROC = Path("/proc")
+_TICKS_PER_SECOND = 100
+"""Where the kernel does not tell ticks; as USER_HZ of Linux, so that numbers look alike."""
+_ENDED_STATES = frozenset("ZXx")
+
+
+class _Stat(NamedTuple):
+    state: str
+    thread_count: int
+    start_ticks: int
+
+
+def process_id_of(pid: int) -> ProcessId | None:
+    """The process that has this number now; None when there is none, or it has ended and waits for its parent."""
+    if sys.platform != "linux":
+        return _asked_elsewhere(pid)
+    stat = _stat(pid)
+    return ProcessId(pid, stat.start_ticks) if stat is not None and _lives(stat) else None
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process runs. One that has ended and waits for its parent does not: it holds nothing."""
+    return process_id_of(process.pid) == process
+
+
+def tree_of(root: ProcessId) -> tuple[ProcessId, ...]:
+    """The process and its living descendants, at most MAX_TREE_PROCESSES, in order; empty when it does not run.
+
+    A descendant whose parents have ended is not found: keep those that you have seen.
+    """
+    if not is_alive(root):
+        return ()
+    found = {root}
+    with suppress(psutil.Error):
+        for child in psutil.Process(root.pid).children(recursive=True)[: MAX_TREE_PROCESSES - 1]:
+            process = process_id_of(child.pid)
+            if process is not None:
+                found.add(process)
+    return tuple(sorted(found))
+
+
+def _lives(stat: _Stat) -> bool:
+    # A process whose first thread has ended looks like a zombie while its other threads go on.
+    return stat.state not in _ENDED_STATES or stat.thread_count > 1
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    # The program's name stands in parentheses and may hold any character, further parentheses too.
+    fields = text.rpartition(")")[2].split()
+    try:
+        return _Stat(state=fields[0], thread_count=int(fields[17]), start_ticks=int(fields[19]))
+    except (IndexError, ValueError):
+        return None
+
+
+def _asked_elsewhere(pid: int) -> ProcessId | None:
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return ProcessId(pid, int(process.create_time() * _TICKS_PER_SECOND))
+    except (psutil.Error, ValueError):
+        return None
