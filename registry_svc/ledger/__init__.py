@@ -1,0 +1,1 @@
+"""The book of accelerator memory: who holds how much on which device of which host."""

@@ -1,0 +1,232 @@
+"""From the wire to the book of memory: every limit of what a caller may send, and the field it is about."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from google.protobuf import duration_pb2, timestamp_pb2
+
+from registry_svc.checks import require_at_most, require_count, require_range, require_text
+from registry_svc.ledger.domain import LeaseUse, MemoryRequest, Renewal
+from registry_svc.policy.ledger import Holder, HolderKind
+from registry_svc.store.lease_tables import MAX_HOST_CHARS, MAX_PURPOSE_CHARS
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_name, require_token
+from weft.kernel.request import Priority
+
+MAX_ID_CHARS = 128
+MAX_DEVICES = 64
+MAX_SEEN_PROCESSES = 4_096
+MAX_LEASES_PER_RENEWAL = 1_024
+MAX_PROCESSES_PER_LEASE = 256
+MAX_DEVICE_TEXT_CHARS = 256
+MAX_BYTES = 2**50
+"""1 PiB: more memory than any host has, and sums of it stay exact everywhere."""
+MAX_DEVICE_INDEX = 1_023
+MAX_WAIT_SECONDS = 86_400.0
+
+
+def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryRequest:
+    """A valid AcquireLease; raises INVALID_ARGUMENT naming the field."""
+    require_at_most(request.device_indexes, "device_indexes", MAX_DEVICES)
+    for position, index in enumerate(request.device_indexes):
+        _device_index(index, f"device_indexes[{position}]")
+    if len(set(request.device_indexes)) < len(request.device_indexes):
+        raise invalid_field("device_indexes", "must not name a device twice")
+    if not 0 <= request.max_devices <= MAX_DEVICES:
+        raise invalid_field("max_devices", f"must be 0 to {MAX_DEVICES}")
+    if not request.purpose:
+        raise invalid_field("purpose", "must say what the memory is for")
+    holder = holder_of(request.holder, "holder")
+    return MemoryRequest(
+        request_id=require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS),
+        holder=holder,
+        session_id=_session_of(request.session_id),
+        purpose=_purpose_of(request.purpose, holder),
+        sight=sight_of(request.sighting, "sighting"),
+        size=_size(request.bytes, "bytes", low=1),
+        device_indexes=frozenset(request.device_indexes),
+        max_devices=request.max_devices,
+        priority=_priority_of(request.priority, "priority"),
+        max_wait_seconds=_wait_of(request.max_wait) if request.HasField("max_wait") else None,
+        pinned=request.pinned,
+    )
+
+
+def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
+    """A valid RenewLeases; raises INVALID_ARGUMENT naming the field."""
+    require_at_most(request.leases, "leases", MAX_LEASES_PER_RENEWAL)
+    uses = tuple(_use_of(use, f"leases[{index}]") for index, use in enumerate(request.leases))
+    _require_once([use.lease_id for use in uses], "leases", "lease_id")
+    return Renewal(
+        holder=holder_of(request.holder, "holder"),
+        session_id=_session_of(request.session_id),
+        uses=uses,
+        sight=sight_of(request.sighting, "sighting"),
+    )
+
+
+def release_of(request: lease_service_pb2.ReleaseLeaseRequest) -> tuple[Holder, str, str, int]:
+    """Holder, session id, lease id and fencing number; raises INVALID_ARGUMENT naming the field."""
+    return (
+        holder_of(request.holder, "holder"),
+        _session_of(request.session_id),
+        require_token(request.lease_id, "lease_id", MAX_ID_CHARS),
+        require_count(request.fencing_number, "fencing_number"),
+    )
+
+
+def earlier_lives_of(request: lease_service_pb2.ReleaseEarlierLivesRequest) -> tuple[Holder, str]:
+    """Holder and session id; raises INVALID_ARGUMENT naming the field."""
+    return holder_of(request.holder, "holder"), _session_of(request.session_id)
+
+
+def host_filter_of(request: lease_service_pb2.ListHostMemoryRequest) -> str:
+    """One host or, empty, all; raises INVALID_ARGUMENT naming the field."""
+    return require_text(request.host, "host", MAX_HOST_CHARS)
+
+
+def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
+    """A valid holder; raises INVALID_ARGUMENT naming what is wrong below `field`."""
+    if holder.kind not in {kind.value for kind in HolderKind}:
+        raise invalid_field(f"{field}.kind", "must be a runner or a program")
+    kind = HolderKind(holder.kind)
+    if kind is HolderKind.RUNNER:
+        name = require_name(holder.name, f"{field}.name")
+    else:
+        name = _filled_text(holder.name, f"{field}.name", MAX_NAME_CHARS)
+    incarnation = require_token(holder.incarnation, f"{field}.incarnation", MAX_ID_CHARS)
+    return Holder(kind=kind, name=name, incarnation=incarnation)
+
+
+def sight_of(sighting: lease_pb2.HostSighting, field: str) -> HostSight:
+    """A valid sighting; raises INVALID_ARGUMENT naming what is wrong below `field`."""
+    if sighting.source not in {source.value for source in Source}:
+        raise invalid_field(f"{field}.source", "must say where the figures come from")
+    require_at_most(sighting.devices, f"{field}.devices", MAX_DEVICES)
+    require_at_most(sighting.processes, f"{field}.processes", MAX_SEEN_PROCESSES)
+    devices = [_device_of(each, f"{field}.devices[{index}]") for index, each in enumerate(sighting.devices)]
+    _require_once([device.index for device in devices], f"{field}.devices", "index")
+    processes = [_seen_process_of(each, f"{field}.processes[{i}]") for i, each in enumerate(sighting.processes)]
+    _require_once([each.process for each in processes], f"{field}.processes", "process")
+    return HostSight(
+        host=_filled_text(sighting.host, f"{field}.host", MAX_HOST_CHARS),
+        source=Source(sighting.source),
+        devices=tuple(sorted(devices, key=lambda device: device.index)),
+        processes=tuple(processes),
+    )
+
+
+def _device_of(device: lease_pb2.Device, field: str) -> DeviceSight:
+    return DeviceSight(
+        index=_device_index(device.index, f"{field}.index"),
+        id=require_text(device.id, f"{field}.id", MAX_DEVICE_TEXT_CHARS),
+        name=require_text(device.name, f"{field}.name", MAX_DEVICE_TEXT_CHARS),
+        total_bytes=_size(device.total_bytes, f"{field}.total_bytes", low=1),
+        used_bytes=_size(device.used_bytes, f"{field}.used_bytes") if device.HasField("used_bytes") else None,
+        utilization=(
+            require_range(device.utilization, f"{field}.utilization", 0.0, 1.0)
+            if device.HasField("utilization")
+            else None
+        ),
+    )
+
+
+def _seen_process_of(seen: lease_pb2.SeenProcess, field: str) -> ProcessSight:
+    require_at_most(seen.memory, f"{field}.memory", MAX_DEVICES)
+    memory = [
+        (
+            _device_index(each.device_index, f"{field}.memory[{index}].device_index"),
+            _size(each.bytes, f"{field}.memory[{index}].bytes"),
+        )
+        for index, each in enumerate(seen.memory)
+    ]
+    _require_once([index for index, _ in memory], f"{field}.memory", "device_index")
+    return ProcessSight(
+        process=_process_of(seen.process, f"{field}.process"),
+        alive=seen.alive,
+        bytes_by_device=tuple(sorted(memory)),
+        memory_unknown=seen.memory_unknown,
+    )
+
+
+def _use_of(use: lease_service_pb2.LeaseUse, field: str) -> LeaseUse:
+    require_at_most(use.processes, f"{field}.processes", MAX_PROCESSES_PER_LEASE)
+    processes = [_process_of(each, f"{field}.processes[{index}]") for index, each in enumerate(use.processes)]
+    _require_once(processes, f"{field}.processes", "pid")
+    return LeaseUse(
+        lease_id=require_token(use.lease_id, f"{field}.lease_id", MAX_ID_CHARS),
+        fencing_number=require_count(use.fencing_number, f"{field}.fencing_number"),
+        processes=frozenset(processes),
+        filled=use.filled,
+        active_requests=require_count(use.active_requests, f"{field}.active_requests"),
+        priority=_priority_of(use.priority, f"{field}.priority"),
+        pinned=use.pinned,
+        last_used_at=(
+            _moment_of(use.last_used_time, f"{field}.last_used_time") if use.HasField("last_used_time") else None
+        ),
+    )
+
+
+def _process_of(process: lease_pb2.ProcessId, field: str) -> ProcessId:
+    if process.pid < 1:
+        raise invalid_field(f"{field}.pid", "must be a process id")
+    return ProcessId(process.pid, require_count(process.start_ticks, f"{field}.start_ticks"))
+
+
+def _priority_of(priority: priority_pb2.Priority.ValueType, field: str) -> Priority:
+    if priority == priority_pb2.PRIORITY_UNSPECIFIED:
+        return Priority.NORMAL
+    if priority not in {each.value for each in Priority}:
+        raise invalid_field(field, "must be high, normal or low")
+    return Priority(priority)
+
+
+def _moment_of(moment: timestamp_pb2.Timestamp, field: str) -> datetime:
+    try:
+        return moment.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise invalid_field(field, "must be a moment between the years 1 and 9999") from None
+
+
+def _wait_of(wait: duration_pb2.Duration) -> float:
+    return require_range(wait.seconds + wait.nanos / 1e9, "max_wait", 0.0, MAX_WAIT_SECONDS)
+
+
+def _session_of(session_id: str) -> str:
+    return require_token(session_id, "session_id", MAX_ID_CHARS) if session_id else ""
+
+
+def _purpose_of(purpose: str, holder: Holder) -> str:
+    # A runner is asked by this name to give the model up.
+    if holder.kind is HolderKind.RUNNER:
+        return require_name(purpose, "purpose")
+    return require_text(purpose, "purpose", MAX_PURPOSE_CHARS)
+
+
+def _filled_text(text: str, field: str, max_chars: int) -> str:
+    if not text:
+        raise invalid_field(field, "must not be empty")
+    return require_text(text, field, max_chars)
+
+
+def _device_index(index: int, field: str) -> int:
+    if not 0 <= index <= MAX_DEVICE_INDEX:
+        raise invalid_field(field, f"must be 0 to {MAX_DEVICE_INDEX}")
+    return index
+
+
+def _size(size: int, field: str, *, low: int = 0) -> int:
+    if not low <= size <= MAX_BYTES:
+        raise invalid_field(field, f"must be {low} to {MAX_BYTES} bytes")
+    return size
+
+
+def _require_once(items: Sequence[object], field: str, member: str) -> None:
+    seen: set[object] = set()
+    for index, item in enumerate(items):
+        if item in seen:
+            raise invalid_field(f"{field}[{index}].{member}", "must not appear twice")
+        seen.add(item)

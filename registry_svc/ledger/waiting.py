@@ -1,0 +1,75 @@
+"""In words: what somebody waits for, and why there is nothing to wait for."""
+
+from collections.abc import Sequence
+
+from registry_svc.ledger.domain import Waiting
+from registry_svc.policy.device_choice import largest_lease
+from registry_svc.policy.ledger import HolderKind, HostBook, Lease, LeaseState
+from registry_svc.policy.ledger_wish import Wish
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.sizes import size_words
+
+MAX_HOLDERS = 16
+
+_RETRY_AFTER_SECONDS = 5.0
+
+
+def waiting_for(wish: Wish, book: HostBook, leases: Sequence[Lease], ahead: int) -> Waiting:
+    """What `wish` waits for at this moment, with so many before it in line."""
+    among = wish.devices_among(book.devices)
+    devices = [book.devices[index] for index in sorted(among)]
+    holders = [lease for lease in leases if any(index in among for index, _ in lease.grant.shares)][:MAX_HOLDERS]
+    words = [f"{lease.grant.purpose} ({_doing(lease)})" for lease in holders]
+    foreign = sum(device.foreign or 0 for device in devices)
+    if foreign:
+        words.append(f"processes without a lease ({size_words(foreign)})")
+    free = sum(device.free for device in devices)
+    rest = f", held by {', '.join(words)}" if words else ""
+    line = f"; {ahead} before it in line" if ahead else ""
+    return Waiting(
+        detail=f"needs {size_words(wish.size)} on {wish.host}, {size_words(free)} free{rest}{line}",
+        needed=wish.size,
+        free=free,
+        holders=tuple(lease.grant.purpose for lease in holders),
+    )
+
+
+def waited_in_vain(wish: Wish, word: Waiting | None) -> WeftError:
+    """The error of a wait that became too long."""
+    detail = f"needs {size_words(wish.size)} on {wish.host}" if word is None else word.detail
+    return WeftError(
+        Reason.INSUFFICIENT_MEMORY,
+        f"{wish.purpose} {detail}; the wait for it became too long",
+        metadata={"host": wish.host, "needed_bytes": str(wish.size)},
+        retry_after_seconds=_RETRY_AFTER_SECONDS,
+    )
+
+
+def require_possible(wish: Wish, book: HostBook) -> None:
+    """Raise INSUFFICIENT_MEMORY for what could not fit even if nobody held anything."""
+    devices = [book.devices[index] for index in sorted(wish.devices_among(book.devices))]
+    most = largest_lease(devices, wish.max_devices)
+    if wish.size > most:
+        count = min(len(devices), wish.max_devices or len(devices))
+        raise WeftError(
+            Reason.INSUFFICIENT_MEMORY,
+            f"{wish.purpose} needs {size_words(wish.size)}, but {wish.host} can give at most {size_words(most)} on "
+            f"{count} of its devices even when they are empty; use a smaller model or context, or allow more devices",
+            metadata={"host": wish.host, "needed_bytes": str(wish.size), "most_bytes": str(most)},
+        )
+
+
+def _doing(lease: Lease) -> str:
+    match lease.state:
+        case LeaseState.RELEASING:
+            return "unloading"
+        case LeaseState.ORPHANED:
+            return "not heard of"
+    if lease.grant.holder.kind is HolderKind.PROGRAM:
+        return "program"
+    if lease.pinned:
+        return "pinned"
+    if not lease.filled:
+        return "loading"
+    return "busy" if lease.active_requests else "idle"

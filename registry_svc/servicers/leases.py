@@ -1,0 +1,69 @@
+"""The book of accelerator memory."""
+
+# ruff: noqa: N802 - the methods are called as in the contract
+
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.messages import acquire_message, host_message, renewed_message
+from registry_svc.ledger.requests import (
+    earlier_lives_of,
+    host_filter_of,
+    memory_request_of,
+    release_of,
+    renewal_of,
+)
+from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from weft.kernel.rpc import answering
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
+    """See LeaseService in the contract."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    # A coroutine that writes gives up the moment the call is cancelled, see RegistryServicer.Watch.
+    async def AcquireLease(  # type: ignore[override]
+        self, request: lease_service_pb2.AcquireLeaseRequest, context: Context
+    ) -> None:
+        """See the contract."""
+        async with answering(context), aclosing(self._ledger.acquire(memory_request_of(request))) as words:
+            async for word in words:
+                await context.write(acquire_message(word, self._ledger.config))
+
+    async def RenewLeases(
+        self, request: lease_service_pb2.RenewLeasesRequest, context: Context
+    ) -> lease_service_pb2.RenewLeasesResponse:
+        """See the contract."""
+        async with answering(context):
+            return renewed_message(await self._ledger.renew(renewal_of(request)))
+
+    async def ReleaseLease(
+        self, request: lease_service_pb2.ReleaseLeaseRequest, context: Context
+    ) -> lease_service_pb2.ReleaseLeaseResponse:
+        """See the contract."""
+        async with answering(context):
+            await self._ledger.release(*release_of(request))
+            return lease_service_pb2.ReleaseLeaseResponse()
+
+    async def ReleaseEarlierLives(
+        self, request: lease_service_pb2.ReleaseEarlierLivesRequest, context: Context
+    ) -> lease_service_pb2.ReleaseEarlierLivesResponse:
+        """See the contract."""
+        async with answering(context):
+            released_count = await self._ledger.release_earlier_lives(*earlier_lives_of(request))
+            return lease_service_pb2.ReleaseEarlierLivesResponse(released_count=released_count)
+
+    async def ListHostMemory(
+        self, request: lease_service_pb2.ListHostMemoryRequest, context: Context
+    ) -> lease_service_pb2.ListHostMemoryResponse:
+        """See the contract."""
+        async with answering(context):
+            hosts = self._ledger.hosts(host_filter_of(request))
+            return lease_service_pb2.ListHostMemoryResponse(hosts=[host_message(host) for host in hosts])

@@ -1,0 +1,88 @@
+"""A process with a ledger on a real database and a real clock, to be killed. Says on stdout what it was told.
+
+lease_child.py <database url> commit   dies by its own hand between the commit of a grant and its answer
+lease_child.py <database url> work     leases and releases until it is killed
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from contextlib import aclosing
+
+import structlog
+from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, program
+
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.ledger.domain import Granted, MemoryRequest, Renewal
+from registry_svc.ledger.ledger import Ledger
+from registry_svc.policy.ledger import Grant, Lease
+from registry_svc.store.lease_sql import SqlLeaseStore
+from registry_svc.store.sql import SqlStore
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+class DyingStore(SqlLeaseStore):
+    """Dies when a grant is on disk and nobody knows."""
+
+    async def grant(self, grant: Grant) -> None:
+        await super().grant(grant)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def lease(ledger: Ledger, host: SimulatedHost, size: int, number: int) -> Lease | None:
+    request = MemoryRequest(
+        request_id=f"request-{os.getpid()}-{number}",
+        holder=program(),
+        session_id="",
+        purpose="work",
+        sight=host.look(),
+        size=size,
+        max_wait_seconds=0.0,
+    )
+    try:
+        async with aclosing(ledger.acquire(request)) as words:
+            return next(iter([word.lease async for word in words if isinstance(word, Granted)]), None)
+    except WeftError as error:
+        if error.reason is not Reason.INSUFFICIENT_MEMORY:
+            raise
+        return None
+
+
+async def work(ledger: Ledger, host: SimulatedHost) -> None:
+    held: list[Lease] = []
+    for number in range(1_000_000):
+        found = await lease(ledger, host, random.randint(1, 12) * GIB, number)
+        if found is not None:
+            held.append(found)
+            sys.stdout.write(f"granted {found.grant.id} {found.grant.fencing_number}\n")
+        if held and (found is None or random.random() < 0.4):
+            given_up = held.pop(random.randrange(len(held)))
+            sys.stdout.write(f"releasing {given_up.grant.id} 0\n")
+            sys.stdout.flush()
+            await ledger.release(given_up.grant.holder, "", given_up.grant.id, given_up.grant.fencing_number)
+        sys.stdout.flush()
+        await ledger.renew(Renewal(holder=program(), session_id="", uses=(), sight=host.look()))
+        await asyncio.sleep(0.002)
+
+
+async def main(database_url: str, what: str) -> None:
+    store = SqlStore(database_url)
+    await store.open()
+    leases = DyingStore(store) if what == "commit" else SqlLeaseStore(store)
+    config = LedgerConfig(device_margin_bytes=MARGIN, renew_interval_seconds=0.01)
+    ledger = Ledger(leases, SystemClock(), config, ScriptedCalls(), lambda _: None)
+    await ledger.start()
+    host = SimulatedHost(totals=(24 * GIB, 24 * GIB))
+    if what == "commit":
+        await lease(ledger, host, 20 * GIB, 1)
+    else:
+        await work(ledger, host)
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    asyncio.run(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,344 @@
+"""A host with devices and processes that are only simulated, and a ledger on a fake clock beside it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Self
+
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.ledger.domain import Granted, LeaseUse, MemoryRequest, Renewal, Renewed, Waiting
+from registry_svc.ledger.ledger import Ledger
+from registry_svc.policy.ledger import Grant, Holder, HolderKind, Lease
+from registry_svc.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.store.lease_port import LeaseStore, StoredLedger
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.testing.fake_clock import FakeClock
+
+GIB = 1024**3
+MARGIN = GIB // 2
+SESSION = "session-of-"
+
+
+@dataclass
+class MemoryLeaseStore:
+    """See LeaseStore. Outlives the ledgers on it; can fail before a commit, and after one without telling."""
+
+    grants: dict[str, Grant] = field(default_factory=dict)
+    last_fencing_number: int = 0
+    failing: bool = False
+    """Nothing is committed."""
+    acknowledges: Callable[[], bool] = lambda: True
+    """Whether a commit that happened is told."""
+    gate: asyncio.Event | None = None
+    """Commits are told only once it is set."""
+    committed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def load(self) -> StoredLedger:
+        in_order = sorted(self.grants.values(), key=lambda grant: grant.fencing_number)
+        return StoredLedger(grants=tuple(in_order), last_fencing_number=self.last_fencing_number)
+
+    async def grant(self, grant: Grant) -> None:
+        self._require_working()
+        assert grant.fencing_number > self.last_fencing_number, "a fencing number came again"
+        self.grants[grant.id] = grant
+        self.last_fencing_number = grant.fencing_number
+        await self._tell()
+
+    async def save_releasing(self, lease_ids: Sequence[str]) -> None:
+        self._require_working()
+        for lease_id in self._known(lease_ids):
+            self.grants[lease_id] = replace(self.grants[lease_id], releasing=True)
+        await self._tell()
+
+    async def save_processes(self, lease_id: str, processes: Sequence[ProcessId]) -> None:
+        self._require_working()
+        for known in self._known([lease_id]):
+            self.grants[known] = replace(self.grants[known], processes=tuple(processes))
+        await self._tell()
+
+    async def remove(self, lease_ids: Sequence[str]) -> None:
+        self._require_working()
+        for lease_id in self._known(lease_ids):
+            del self.grants[lease_id]
+        await self._tell()
+
+    def _known(self, lease_ids: Iterable[str]) -> list[str]:
+        return [lease_id for lease_id in lease_ids if lease_id in self.grants]
+
+    def _require_working(self) -> None:
+        if self.failing:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
+
+    async def _tell(self) -> None:
+        self.committed.set()
+        await asyncio.sleep(0)
+        if self.gate is not None:
+            await self.gate.wait()
+        if not self.acknowledges():
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
+
+
+@dataclass
+class SimulatedHost:
+    """Devices and processes of one host, with the truth about who holds what."""
+
+    totals: tuple[int, ...] = (24 * GIB,)
+    name: str = "host-a"
+    source: Source = Source.NVML
+    held: dict[ProcessId, dict[int, int]] = field(default_factory=dict)
+    """By every process that is there."""
+    _pids: Any = field(default_factory=lambda: count(100))
+
+    def spawn(self, *shares: tuple[int, int]) -> ProcessId:
+        pid = next(self._pids)
+        process = ProcessId(pid, pid * 7)
+        self.held[process] = dict(shares)
+        return process
+
+    def end(self, process: ProcessId) -> None:
+        self.held.pop(process, None)
+
+    def used(self, index: int) -> int:
+        return sum(memory.get(index, 0) for memory in self.held.values())
+
+    def look(self, asked: Iterable[ProcessId] = ()) -> HostSight:
+        """What somebody there sees, as precisely as the source allows."""
+        can_look = self.source is Source.NVML
+        devices = tuple(
+            DeviceSight(
+                index=index,
+                id=f"GPU-{index}",
+                name="simulated",
+                total_bytes=total,
+                used_bytes=self.used(index) if can_look else None,
+            )
+            for index, total in enumerate(self.totals)
+        )
+        named = {*(self.held if can_look else ()), *asked}
+        return HostSight(
+            host=self.name, source=self.source, devices=devices, processes=tuple(map(self._seen, sorted(named)))
+        )
+
+    def _seen(self, process: ProcessId) -> ProcessSight:
+        if process not in self.held:
+            return ProcessSight(process=process, alive=False)
+        if self.source is not Source.NVML:
+            return ProcessSight(process=process, alive=True, memory_unknown=True)
+        memory = tuple(sorted((index, size) for index, size in self.held[process].items() if size))
+        return ProcessSight(process=process, alive=True, bytes_by_device=memory)
+
+
+@dataclass
+class ScriptedCalls:
+    """The runners' side of YieldMemory: who is asked, and what they say."""
+
+    answer: Callable[[YieldRequest], Awaitable[YieldAnswer]] | None = None
+    asked: list[YieldRequest] = field(default_factory=list)
+
+    def load(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("the book of memory loads nothing")
+
+    async def unload(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("the book of memory unloads nothing")
+
+    async def flush_cache(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("the book of memory flushes nothing")
+
+    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
+        self.asked.append(request)
+        return YieldAnswer.REFUSED if self.answer is None else await self.answer(request)
+
+
+@dataclass(eq=False)
+class Acquisition:
+    """One AcquireLease call in the background."""
+
+    words: list[Waiting] = field(default_factory=list)
+    granted: Granted | None = None
+    error: WeftError | None = None
+    task: "asyncio.Task[None] | None" = None
+
+    async def run(self, words: AsyncGenerator[Waiting | Granted]) -> None:
+        try:
+            async with aclosing(words):
+                async for word in words:
+                    if isinstance(word, Granted):
+                        self.granted = word
+                    else:
+                        self.words.append(word)
+        except WeftError as error:
+            self.error = error
+
+    @property
+    def lease(self) -> Lease:
+        assert self.granted is not None, self.error or self.words
+        return self.granted.lease
+
+    async def cancel(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+class FreezingClock(FakeClock):
+    """See FakeClock. Time that passes in `freeze` passes at once: nobody who should have woken meanwhile did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._frozen_seconds = 0.0
+
+    def freeze(self, seconds: float) -> None:
+        self._frozen_seconds += seconds
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._frozen_seconds
+
+
+class Stage:
+    """A ledger, its store, its clock, one host, and the sessions of its runners."""
+
+    def __init__(self, host: SimulatedHost | None = None, store: LeaseStore | None = None, **settings: Any) -> None:
+        self.host = host or SimulatedHost()
+        self.clock = FreezingClock()
+        self.memory_store = MemoryLeaseStore()
+        self.store: LeaseStore = store or self.memory_store
+        self.config = LedgerConfig(device_margin_bytes=MARGIN, **settings)
+        self.calls = ScriptedCalls()
+        self.sessions: dict[str, str] = {}
+        """The present incarnation of each runner."""
+        self.ledger = self._new_ledger()
+        self._requests = count(1)
+        self.acquisitions: list[Acquisition] = []
+
+    async def __aenter__(self) -> Self:
+        await self.ledger.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.ledger.stop(1.0)
+        await asyncio.gather(*(each.task for each in self.acquisitions if each.task), return_exceptions=True)
+
+    async def restart(self, *, politely: bool = True) -> None:
+        """Another registry on the same store; without good manners the first one is gone in the middle of whatever."""
+        if politely:
+            await self.ledger.stop(1.0)
+        else:
+            for task in [*self.ledger._tasks, *self.ledger._asker._tasks.values(), *self.ledger._writer._running]:
+                task.cancel()
+            # Whoever waited sees the connection break.
+            for each in self.acquisitions:
+                if each.task is not None and not each.task.done():
+                    each.task.cancel()
+        await self.settle()
+        self.ledger = self._new_ledger()
+        await self.ledger.start()
+
+    def runner(self, name: str = "r1", life: str = "life-1") -> Holder:
+        """A runner in its present life."""
+        self.sessions[name] = life
+        return Holder(kind=HolderKind.RUNNER, name=name, incarnation=life)
+
+    def acquire(self, holder: Holder, size: int, **asked: Any) -> Acquisition:
+        """Begin to wait."""
+        acquisition = Acquisition()
+        words = self.ledger.acquire(self.request(holder, size, **asked))
+        acquisition.task = asyncio.create_task(acquisition.run(words))
+        self.acquisitions.append(acquisition)
+        return acquisition
+
+    def request(self, holder: Holder, size: int, **asked: Any) -> MemoryRequest:
+        facts = {
+            "request_id": f"request-{next(self._requests)}",
+            "holder": holder,
+            "session_id": session_id(holder),
+            "purpose": "m1",
+            "sight": self.host.look(),
+        }
+        return MemoryRequest(size=size, **{**facts, **asked})
+
+    async def lease(self, holder: Holder, size: int, **asked: Any) -> Lease:
+        """Memory that is there."""
+        acquisition = self.acquire(holder, size, **asked)
+        await self.settle()
+        return acquisition.lease
+
+    async def loaded(self, holder: Holder, size: int, **asked: Any) -> tuple[Lease, ProcessId]:
+        """A lease whose process holds all of it, idle."""
+        used = {key: asked.pop(key) for key in ("active_requests", "pinned_by_use", "use_priority") if key in asked}
+        lease = await self.lease(holder, size, **asked)
+        process = self.host.spawn(*lease.grant.shares)
+        await self.renew(holder, use(lease, process, **used))
+        return lease, process
+
+    async def renew(self, holder: Holder, *uses: LeaseUse, asked: Iterable[ProcessId] = ()) -> Renewed:
+        """What a holder does every few seconds."""
+        renewal = Renewal(holder=holder, session_id=session_id(holder), uses=uses, sight=self.host.look(asked))
+        answer = await self.ledger.renew(renewal)
+        await self.settle()
+        return answer
+
+    async def look(self) -> Renewed:
+        """Somebody there who holds nothing says what is to be seen; the second time about what it was asked."""
+        observer = self.runner("observer")
+        answer = await self.renew(observer)
+        await self.clock.advance(0.25)
+        return await self.renew(observer, asked=answer.watched)
+
+    async def release(self, lease: Lease) -> None:
+        holder = lease.grant.holder
+        await self.ledger.release(holder, session_id(holder), lease.grant.id, lease.grant.fencing_number)
+        await self.settle()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass in small steps, and everything that follows happen."""
+        end = self.clock.monotonic() + seconds
+        while (left := end - self.clock.monotonic()) > 1e-9:
+            await self.clock.advance(min(0.25, left))
+            await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(40):
+            await asyncio.sleep(0)
+
+    def leases(self) -> list[Lease]:
+        return list(self.ledger._book)
+
+    def states(self) -> list[str]:
+        """The purposes and states of all leases, in order of their fencing numbers."""
+        in_order = sorted(self.leases(), key=lambda each: each.grant.fencing_number)
+        return [f"{each.grant.purpose} {each.state.name.lower()}" for each in in_order]
+
+    def _new_ledger(self) -> Ledger:
+        return Ledger(self.store, self.clock, self.config, self.calls, self._session_of)
+
+    def _session_of(self, runner: str) -> tuple[str, str] | None:
+        life = self.sessions.get(runner)
+        return None if life is None else (SESSION + runner, life)
+
+
+def session_id(holder: Holder) -> str:
+    return SESSION + holder.name if holder.kind is HolderKind.RUNNER else ""
+
+
+def program(name: str = "train") -> Holder:
+    return Holder(kind=HolderKind.PROGRAM, name=name, incarnation="life-1")
+
+
+def use(lease: Lease, *processes: ProcessId, **how: Any) -> LeaseUse:
+    """An idle, loaded model, unless said otherwise."""
+    facts = {
+        "filled": True,
+        "priority": how.pop("use_priority", Priority.NORMAL),
+        "pinned": how.pop("pinned_by_use", False),
+    }
+    return LeaseUse(
+        lease_id=lease.grant.id,
+        fencing_number=lease.grant.fencing_number,
+        processes=frozenset(processes),
+        **{**facts, **how},
+    )

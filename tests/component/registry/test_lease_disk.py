@@ -1,0 +1,127 @@
+"""What is on disk of a lease, and what happens when the disk or the registry fails."""
+
+import asyncio
+
+import pytest
+from lease_stage import GIB, MARGIN, SimulatedHost, Stage, use
+
+from weft.gpu.sighting import Source
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+ROOM = 24 * GIB - MARGIN
+
+
+async def test_memory_that_is_there_is_granted_at_once_and_durable_when_it_is_told() -> None:
+    async with Stage() as stage:
+        lease = await stage.lease(stage.runner(), 5 * GIB)
+        assert lease.grant.shares == ((0, 5 * GIB),)
+        assert stage.memory_store.grants == {lease.grant.id: lease.grant}
+        assert stage.states() == ["m1 held"]
+
+
+async def test_a_call_that_is_cancelled_while_its_grant_is_written_leaves_nothing() -> None:
+    async with Stage() as stage:
+        stage.memory_store.gate = asyncio.Event()
+        waits = stage.acquire(stage.runner(), GIB)
+        await stage.settle()
+        await waits.cancel()
+        stage.memory_store.gate.set()
+        await stage.settle()
+        assert stage.states() == ["m1 releasing"]
+        await stage.pass_time(5.0)
+        await stage.look()
+        assert (stage.states(), stage.memory_store.grants) == ([], {})
+
+
+async def test_a_holder_that_comes_back_while_the_end_of_its_lease_is_written_has_lost_it() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        lease, process = await stage.loaded(stage.runner(), GIB)
+        await stage.pass_time(31.0)
+        stage.memory_store.gate = asyncio.Event()
+        stage.host.end(process)
+        await stage.look()
+        assert stage.states() == ["m1 orphaned"]
+        assert (await stage.renew(stage.runner(), use(lease))).lost_lease_ids == (lease.grant.id,)
+        stage.memory_store.gate.set()
+        await stage.settle()
+        assert stage.states() == []
+
+
+async def test_after_a_restart_processes_are_still_known_where_nobody_can_look_into_the_devices() -> None:
+    host = SimulatedHost(source=Source.DECLARED)
+    async with Stage(host, restart_grace_seconds=0.0) as stage:
+        _, process = await stage.loaded(stage.runner(), ROOM)
+        await stage.restart(politely=False)
+        await stage.pass_time(31.0)
+        await stage.look()
+        await stage.pass_time(10.0)
+        await stage.look()
+        assert stage.states() == ["m1 orphaned"]
+        host.end(process)
+        await stage.look()
+        assert stage.states() == []
+
+
+async def test_leases_of_a_host_that_nobody_sees_are_forgotten_after_a_while() -> None:
+    async with Stage(restart_grace_seconds=0.0, orphan_keep_seconds=100.0) as stage:
+        await stage.loaded(stage.runner(), GIB)
+        await stage.pass_time(129.0)
+        assert stage.states() == ["m1 orphaned"]
+        await stage.pass_time(3.0)
+        assert (stage.states(), stage.memory_store.grants) == ([], {})
+        await stage.pass_time(2.0)
+        assert stage.ledger.hosts() == []
+
+
+async def test_a_grant_whose_commit_was_not_acknowledged_is_taken_back_before_anything_else() -> None:
+    async with Stage() as stage:
+        store = stage.memory_store
+
+        def acknowledges() -> bool:
+            store.failing = True
+            return False
+
+        store.acknowledges = acknowledges
+        refused = stage.acquire(stage.runner(), ROOM)
+        await stage.settle()
+        assert refused.error is not None
+        assert refused.error.reason is Reason.SERVICE_UNAVAILABLE
+        assert len(store.grants) == 1
+        store.failing, store.acknowledges = False, lambda: True
+        lease = await stage.lease(stage.runner("r2"), ROOM)
+        assert list(store.grants) == [lease.grant.id]
+        assert lease.grant.fencing_number == 2
+
+
+async def test_nothing_is_granted_and_nothing_released_while_the_database_fails() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), GIB)
+        stage.memory_store.failing = True
+        refused = stage.acquire(stage.runner(), GIB)
+        await stage.settle()
+        assert refused.error is not None
+        assert refused.error.reason is Reason.SERVICE_UNAVAILABLE
+        with pytest.raises(WeftError):
+            await stage.release(lease)
+        assert stage.states() == ["m1 held"]
+        assert (await stage.renew(stage.runner(), use(lease, process))).lost_lease_ids == ()
+        stage.memory_store.failing = False
+        stage.host.end(process)
+        await stage.release(lease)
+        await stage.look()
+        assert stage.states() == []
+
+
+async def test_fencing_numbers_are_never_used_again_whatever_is_restarted_or_over() -> None:
+    async with Stage() as stage:
+        numbers = []
+        for politely in (True, False, True):
+            lease = await stage.lease(stage.runner(), GIB)
+            numbers.append(lease.grant.fencing_number)
+            await stage.release(lease)
+            await stage.pass_time(6.0)
+            await stage.look()
+            assert stage.memory_store.grants == {}
+            await stage.restart(politely=politely)
+        assert numbers == [1, 2, 3]

@@ -1,0 +1,259 @@
+"""The life of a lease: granted, renewed, given up, orphaned, over."""
+
+from typing import Any
+
+import pytest
+from lease_stage import GIB, MARGIN, Stage, program, session_id, use
+
+from registry_svc.ledger import book
+from registry_svc.ledger.domain import Granted, Renewal
+from registry_svc.policy.ledger import Holder, HolderKind
+from weft.gpu.sighting import HostSight, ProcessId, Source
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+ROOM = 24 * GIB - MARGIN
+
+
+async def test_a_book_without_leases_sleeps() -> None:
+    async with Stage() as stage:
+        await stage.settle()
+        assert stage.clock.sleepers == 0
+        lease = await stage.lease(stage.runner(), GIB)
+        assert stage.clock.sleepers == 1
+        await stage.release(lease)
+        await stage.pass_time(5.0)
+        await stage.look()
+        await stage.pass_time(1.0)
+        assert stage.clock.sleepers == 0
+        await stage.lease(stage.runner(), GIB)
+        assert stage.clock.sleepers == 1
+        await stage.restart()
+        await stage.settle()
+        assert stage.clock.sleepers == 1
+
+
+async def test_the_same_request_returns_the_same_lease_while_it_is_held() -> None:
+    async with Stage() as stage:
+        first = await stage.lease(stage.runner(), GIB, request_id="once")
+        assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant == first.grant
+        assert (await stage.lease(stage.runner("r2"), GIB, request_id="once")).grant.id != first.grant.id
+        await stage.release(first)
+        assert (await stage.lease(stage.runner(), GIB, request_id="once")).grant.id != first.grant.id
+
+
+async def test_a_grant_that_its_caller_did_not_live_to_hear_is_given_up() -> None:
+    async with Stage() as stage:
+        words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
+        await anext(words)
+        await words.aclose()
+        # It may have been told with the last bytes of a connection that was closed then.
+        await stage.settle()
+        assert stage.states() == ["m1 held"]
+        await stage.pass_time(2.0)
+        assert stage.states() == ["m1 releasing"]
+        await stage.pass_time(5.0)
+        await stage.look()
+        assert stage.states() == []
+
+
+async def test_a_lease_that_was_renewed_is_not_given_up_when_its_call_is_cancelled_late() -> None:
+    async with Stage() as stage:
+        words = stage.ledger.acquire(stage.request(stage.runner(), GIB))
+        granted = await anext(words)
+        assert isinstance(granted, Granted)
+        await words.aclose()
+        await stage.settle()
+        await stage.renew(stage.runner(), use(granted.lease))
+        await stage.pass_time(2.0)
+        assert stage.states() == ["m1 held"]
+
+
+async def test_a_lease_that_a_repeated_call_was_told_of_is_not_given_up_by_the_first_one() -> None:
+    async with Stage() as stage:
+        first = stage.ledger.acquire(stage.request(stage.runner(), GIB, request_id="once"))
+        await anext(first)
+        await stage.lease(stage.runner(), GIB, request_id="once")
+        await first.aclose()
+        await stage.pass_time(2.0)
+        assert stage.states() == ["m1 held"]
+
+
+async def test_a_lease_that_is_given_up_is_over_only_when_its_memory_is_back() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), ROOM)
+        waits = stage.acquire(stage.runner("r2"), ROOM)
+        await stage.release(lease)
+        await stage.look()
+        assert stage.states() == ["m1 releasing"]
+        stage.host.end(process)
+        await stage.look()
+        assert waits.granted is not None
+        assert stage.states() == ["m1 held"]
+
+
+async def test_a_lease_of_a_dead_runner_is_kept_until_its_memory_is_back() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        _, process = await stage.loaded(stage.runner(), ROOM)
+        waits = stage.acquire(stage.runner("r2"), ROOM)
+        await stage.pass_time(31.0)
+        await stage.look()
+        assert stage.states() == ["m1 orphaned"]
+        assert waits.granted is None
+        stage.host.end(process)
+        await stage.look()
+        assert waits.granted is not None
+
+
+async def test_an_orphaned_lease_that_its_holder_renews_is_held_again() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        lease, process = await stage.loaded(stage.runner(), GIB)
+        await stage.pass_time(31.0)
+        assert stage.states() == ["m1 orphaned"]
+        answer = await stage.renew(stage.runner(), use(lease, process))
+        assert answer.lost_lease_ids == ()
+        assert stage.states() == ["m1 held"]
+
+
+async def test_no_lease_is_orphaned_for_the_grace_after_a_restart() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), GIB)
+        await stage.restart()
+        await stage.pass_time(89.0)
+        assert stage.states() == ["m1 held"]
+        assert (await stage.renew(stage.runner(), use(lease, process))).lost_lease_ids == ()
+        await stage.pass_time(31.0)
+        assert stage.states() == ["m1 orphaned"]
+
+
+async def test_a_frozen_registry_orphans_nobody_when_it_goes_on() -> None:
+    async with Stage(restart_grace_seconds=60.0) as stage:
+        await stage.loaded(stage.runner(), GIB)
+        await stage.pass_time(100.0)
+        assert stage.states() == ["m1 orphaned"]
+        other, process = await stage.loaded(stage.runner("r2"), GIB, purpose="m2")
+        stage.clock.freeze(120.0)
+        await stage.pass_time(1.0)
+        assert stage.states()[-1] == "m2 held"
+        assert (await stage.renew(stage.runner("r2"), use(other, process))).lost_lease_ids == ()
+
+
+@pytest.mark.parametrize("wrong", ["number", "incarnation", "holder", "unknown", "released"])
+async def test_a_renewal_of_what_is_not_the_holders_own_is_lost(wrong: str) -> None:
+    async with Stage() as stage:
+        lease = await stage.lease(stage.runner(), GIB)
+        holder: Holder = lease.grant.holder
+        how: dict[str, Any] = {}
+        if wrong == "number":
+            how["fencing_number"] = lease.grant.fencing_number - 1
+        elif wrong == "incarnation":
+            holder = stage.runner("r1", "life-2")
+        elif wrong == "holder":
+            holder = stage.runner("r2")
+        elif wrong == "unknown":
+            how["lease_id"] = "lease-unknown"
+        else:
+            await stage.release(lease)
+        use_ = use(lease)
+        changed = {"lease_id": use_.lease_id, "fencing_number": use_.fencing_number, **how}
+        answer = await stage.renew(holder, type(use_)(**changed))
+        assert answer.lost_lease_ids == (changed["lease_id"],)
+
+
+async def test_a_renewal_of_an_older_life_is_lost_and_tells_what_it_sees() -> None:
+    async with Stage() as stage:
+        old = stage.runner("r1", "life-1")
+        lease = await stage.lease(old, GIB)
+        stage.runner("r1", "life-2")
+        assert (await stage.renew(old, use(lease))).lost_lease_ids == (lease.grant.id,)
+
+
+async def test_a_release_of_somebody_elses_lease_is_refused() -> None:
+    async with Stage() as stage:
+        lease = await stage.lease(stage.runner(), GIB)
+        id_, number = lease.grant.id, lease.grant.fencing_number
+        for holder, of in ((stage.runner("r2"), number), (stage.runner(), number + 1), (program("r1"), number)):
+            with pytest.raises(WeftError) as refusal:
+                await stage.ledger.release(holder, session_id(holder), id_, of)
+            assert refusal.value.reason is Reason.LEASE_LOST
+        assert stage.states() == ["m1 held"]
+
+
+async def test_releasing_what_is_gone_is_no_error() -> None:
+    async with Stage() as stage:
+        holder = stage.runner()
+        await stage.ledger.release(holder, session_id(holder), "lease-gone", 1)
+        lease = await stage.lease(holder, GIB)
+        await stage.release(lease)
+        await stage.release(lease)
+        assert stage.states() == ["m1 releasing"]
+
+
+async def test_nobody_speaks_for_a_runner_without_its_session() -> None:
+    async with Stage() as stage:
+        lease = await stage.lease(stage.runner(), GIB)
+        holder = lease.grant.holder
+        stranger = Holder(kind=HolderKind.RUNNER, name="nobody", incarnation="life-1")
+        refusals = [
+            stage.ledger.release(holder, "a-guess", lease.grant.id, lease.grant.fencing_number),
+            stage.ledger.release_earlier_lives(stage.runner("r1", "life-2"), "a-guess"),
+            stage.ledger.release_earlier_lives(stranger, session_id(stranger)),
+            anext(stage.ledger.acquire(stage.request(holder, GIB, session_id="a-guess"))),
+        ]
+        for refusal in refusals:
+            with pytest.raises(WeftError) as refused:
+                await refusal
+            assert refused.value.reason is Reason.PERMISSION_DENIED
+        assert stage.states() == ["m1 held"]
+
+
+async def test_a_runner_that_starts_gives_up_the_leases_of_its_earlier_lives_alone() -> None:
+    async with Stage() as stage:
+        for name, life in (("r1", "life-1"), ("r1", "life-2"), ("r2", "life-1")):
+            await stage.lease(stage.runner(name, life), GIB, purpose=f"{name}-{life}")
+        await stage.lease(program("r1"), GIB, purpose="program")
+        await stage.lease(stage.runner("r1", "life-3"), GIB, purpose="r1-life-3")
+        present = stage.runner("r1", "life-3")
+        assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 2
+        assert stage.states() == [
+            "r1-life-1 releasing",
+            "r1-life-2 releasing",
+            "r2-life-1 held",
+            "program held",
+            "r1-life-3 held",
+        ]
+        assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
+
+
+async def test_a_stop_tells_everybody_who_waits() -> None:
+    async with Stage() as stage:
+        await stage.lease(stage.runner(), ROOM)
+        waits = stage.acquire(stage.runner("r2"), GIB)
+        await stage.settle()
+        await stage.ledger.stop(1.0)
+        await stage.settle()
+        assert waits.error is not None
+        assert waits.error.reason is Reason.SHUTTING_DOWN
+        with pytest.raises(WeftError, match="not running"):
+            await stage.renew(stage.runner())
+
+
+async def test_the_processes_of_one_lease_are_bounded() -> None:
+    async with Stage() as stage:
+        lease = await stage.lease(stage.runner(), GIB)
+        for batch in range(4):
+            await stage.renew(stage.runner(), use(lease, *(ProcessId(1 + batch * 256 + pid, 1) for pid in range(256))))
+        with pytest.raises(WeftError) as refusal:
+            await stage.renew(stage.runner(), use(lease, ProcessId(5_000, 1)))
+        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+
+
+async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "MAX_HOSTS", 1)
+    async with Stage() as stage:
+        await stage.renew(stage.runner())
+        with pytest.raises(WeftError) as refusal:
+            await stage.ledger.renew(
+                Renewal(holder=program(), session_id="", uses=(), sight=HostSight(host="host-b", source=Source.NVML))
+            )
+        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES

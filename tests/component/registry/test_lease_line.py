@@ -1,0 +1,287 @@
+"""Waiting for memory: in which order, for how long, and who gives way."""
+
+import asyncio
+
+from lease_stage import GIB, MARGIN, SimulatedHost, Stage, session_id, use
+
+from registry_svc.policy.ledger import LeaseState
+from registry_svc.runner_calls import YieldAnswer, YieldRequest
+from weft.gpu.sighting import HostSight, Source
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+ROOM = 24 * GIB - MARGIN
+
+
+async def test_two_that_race_for_the_last_gigabyte_do_not_both_get_it() -> None:
+    async with Stage() as stage:
+        await stage.lease(stage.runner("r0"), ROOM - GIB)
+        racers = [stage.acquire(stage.runner(name), GIB, purpose=name) for name in ("r1", "r2")]
+        await stage.pass_time(2.0)
+        assert [racer.granted is not None for racer in racers] == [True, False]
+        assert racers[1].words[-1].holders == ("m1", "r1")
+
+
+async def test_a_wait_that_becomes_too_long_ends_with_who_holds_the_memory() -> None:
+    async with Stage() as stage:
+        await stage.loaded(stage.runner(), ROOM, active_requests=1, purpose="qwen")
+        waits = stage.acquire(stage.runner("r2"), GIB, purpose="llama", max_wait_seconds=10.0)
+        await stage.settle()
+        for _ in range(10):
+            assert waits.error is None
+            await stage.pass_time(1.0)
+            await stage.renew(stage.runner())
+        assert waits.error is not None
+        assert waits.error.reason is Reason.INSUFFICIENT_MEMORY
+        assert "qwen (busy)" in waits.error.message
+        assert stage.ledger.hosts()[0].waiting_count == 0
+
+
+async def test_the_registrys_own_limit_is_the_most_that_anybody_waits() -> None:
+    async with Stage(max_wait_seconds=5.0) as stage:
+        await stage.lease(stage.runner(), ROOM)
+        waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=1_000.0)
+        await stage.pass_time(6.0)
+        assert waits.error is not None
+
+
+async def test_who_waits_hears_how_many_are_before_it() -> None:
+    async with Stage() as stage:
+        await stage.lease(stage.runner(), 20 * GIB)
+        waits = [stage.acquire(stage.runner("r2"), size * GIB) for size in (9, 1)]
+        await stage.settle()
+        assert waits[0].words[-1].detail == "needs 9 GiB on host-a, 3.5 GiB free, held by m1 (loading)"
+        assert waits[1].words[-1].detail.endswith("held by m1 (loading); 1 before it in line")
+
+
+async def test_a_wait_of_zero_is_one_look() -> None:
+    async with Stage() as stage:
+        await stage.lease(stage.runner(), ROOM - GIB)
+        assert (await stage.lease(stage.runner("r2"), GIB, max_wait_seconds=0.0)).grant.shares == ((0, GIB),)
+        refused = stage.acquire(stage.runner("r3"), GIB, max_wait_seconds=0.0)
+        await stage.settle()
+        assert refused.error is not None
+        assert refused.error.reason is Reason.INSUFFICIENT_MEMORY
+
+
+async def test_what_would_not_fit_even_if_the_host_were_empty_is_refused_at_once() -> None:
+    async with Stage(SimulatedHost(totals=(24 * GIB, 24 * GIB))) as stage:
+        for asked in ({"max_devices": 1}, {"device_indexes": frozenset({1})}):
+            refused = stage.acquire(stage.runner(), ROOM + 1, **asked)
+            await stage.settle()
+            assert refused.error is not None
+            assert refused.error.reason is Reason.INSUFFICIENT_MEMORY
+            assert "at most 23.5 GiB" in refused.error.message
+        assert (await stage.lease(stage.runner(), ROOM + 2)).grant.shares == ((0, ROOM // 2 + 1), (1, ROOM // 2 + 1))
+
+
+async def test_a_host_without_devices_has_nothing_to_lease() -> None:
+    async with Stage(SimulatedHost(totals=())) as stage:
+        refused = stage.acquire(stage.runner(), GIB)
+        await stage.settle()
+        assert refused.error is not None
+        assert refused.error.reason is Reason.NOT_FOUND
+        assert stage.ledger.hosts() == []
+
+
+async def test_a_device_that_the_host_does_not_have_is_refused_by_name() -> None:
+    async with Stage() as stage:
+        refused = stage.acquire(stage.runner(), GIB, device_indexes=frozenset({3}))
+        await stage.settle()
+        assert isinstance(refused.error, FieldError)
+        assert refused.error.field == "device_indexes"
+
+
+async def test_the_line_is_bounded() -> None:
+    async with Stage(max_waiting=2) as stage:
+        await stage.lease(stage.runner(), ROOM)
+        waits = [stage.acquire(stage.runner("r2"), GIB) for _ in range(3)]
+        await stage.settle()
+        assert [each.error and each.error.reason for each in waits] == [None, None, Reason.TOO_MANY_RESOURCES]
+
+
+async def test_the_number_of_leases_is_bounded() -> None:
+    async with Stage(max_leases=2) as stage:
+        for _ in range(2):
+            await stage.lease(stage.runner(), 1)
+        refused = stage.acquire(stage.runner(), 1)
+        await stage.settle()
+        assert refused.error is not None
+        assert refused.error.reason is Reason.TOO_MANY_RESOURCES
+
+
+async def test_a_repeated_call_takes_the_place_in_line_of_the_one_before() -> None:
+    async with Stage() as stage:
+        blocking = await stage.lease(stage.runner(), ROOM)
+        first = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
+        await stage.settle()
+        behind = stage.acquire(stage.runner("r3"), ROOM)
+        await stage.settle()
+        again = stage.acquire(stage.runner("r2"), ROOM, request_id="once")
+        await stage.settle()
+        assert first.error is not None
+        assert first.error.reason is Reason.CANCELLED
+        await stage.release(blocking)
+        await stage.pass_time(6.0)
+        await stage.look()
+        assert again.granted is not None
+        assert behind.granted is None
+
+
+async def test_a_cancelled_wait_gives_up_its_place() -> None:
+    async with Stage() as stage:
+        blocking, process = await stage.loaded(stage.runner(), ROOM)
+        first, second = (stage.acquire(stage.runner("r2"), ROOM) for _ in range(2))
+        await stage.settle()
+        await first.cancel()
+        stage.host.end(process)
+        await stage.release(blocking)
+        await stage.look()
+        assert second.granted is not None
+
+
+async def test_sightings_are_wanted_often_while_somebody_waits() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), ROOM)
+        assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 5.0
+        stage.acquire(stage.runner("r2"), GIB)
+        await stage.settle()
+        assert (await stage.renew(stage.runner(), use(lease, process))).next_within_seconds == 0.25
+
+
+async def test_what_strangers_hold_is_never_given_out() -> None:
+    async with Stage() as stage:
+        stranger = stage.host.spawn((0, 20 * GIB))
+        waits = stage.acquire(stage.runner(), 5 * GIB)
+        await stage.settle()
+        assert waits.words[-1].detail.endswith("held by processes without a lease (20 GiB)")
+        stage.host.end(stranger)
+        await stage.look()
+        assert waits.granted is not None
+
+
+async def test_an_idle_model_gives_way_and_its_memory_goes_to_who_asked() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), ROOM, purpose="old")
+
+        async def give_way(_: YieldRequest) -> YieldAnswer:
+            stage.host.end(process)
+            await stage.release(lease)
+            return YieldAnswer.GIVEN_UP
+
+        stage.calls.answer = give_way
+        waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new", priority=Priority.LOW)
+        await stage.settle()
+        assert stage.calls.asked == []  # NORMAL does not give way to LOW
+        await waits.cancel()
+        waits = stage.acquire(stage.runner("r2"), ROOM, purpose="new")
+        await stage.settle()
+        asked = YieldRequest(
+            runner="r1", model="old", lease_id=lease.grant.id, priority=Priority.NORMAL, wanted_by="new"
+        )
+        assert stage.calls.asked == [asked]
+        await stage.look()
+        assert waits.granted is not None
+
+
+async def test_who_refuses_is_passed_over_and_others_get_memory_meanwhile() -> None:
+    async with Stage(SimulatedHost(totals=(24 * GIB, 24 * GIB))) as stage:
+        first, _ = await stage.loaded(stage.runner("r1"), 20 * GIB, purpose="first", device_indexes=frozenset({0}))
+        second, process = await stage.loaded(
+            stage.runner("r2"), 3 * GIB, purpose="second", device_indexes=frozenset({0})
+        )
+        answers = asyncio.Queue[YieldAnswer]()
+
+        async def answer(_: YieldRequest) -> YieldAnswer:
+            return await answers.get()
+
+        stage.calls.answer = answer
+        waits = stage.acquire(stage.runner("r3"), 3 * GIB, device_indexes=frozenset({0}))
+        await stage.pass_time(3.0)
+        assert [each.model for each in stage.calls.asked] == ["first"]
+        # Nobody is held up by a runner that takes its time.
+        assert (await stage.lease(stage.runner("r4"), GIB)).grant.shares == ((1, GIB),)
+        answers.put_nowait(YieldAnswer.REFUSED)
+        await stage.settle()
+        assert [each.model for each in stage.calls.asked] == ["first", "second"]
+        stage.host.end(process)
+        await stage.release(second)
+        answers.put_nowait(YieldAnswer.GIVEN_UP)
+        await stage.look()
+        assert waits.granted is not None
+        assert stage.ledger._book.lease(first.grant.id) is not None
+
+
+async def test_a_runner_that_never_answers_does_not_hold_the_line_up_for_ever() -> None:
+    async with Stage() as stage:
+        await stage.loaded(stage.runner("r1"), 12 * GIB, purpose="first")
+        await stage.loaded(stage.runner("r2"), 11 * GIB, purpose="second")
+
+        async def never(_: YieldRequest) -> YieldAnswer:
+            await asyncio.Event().wait()
+            return YieldAnswer.GIVEN_UP
+
+        stage.calls.answer = never
+        stage.acquire(stage.runner("r3"), 11 * GIB)
+        for _ in range(13):
+            await stage.pass_time(5.0)
+            for name in ("r1", "r2"):
+                held = [each for each in stage.leases() if each.grant.holder.name == name]
+                await stage.renew(stage.runner(name), *(use(each, *each.grant.processes) for each in held))
+        assert [each.model for each in stage.calls.asked] == ["first", "second"]
+
+
+async def test_hosts_show_books_leases_and_who_waits() -> None:
+    async with Stage() as stage:
+        lease, _ = await stage.loaded(stage.runner(), 20 * GIB)
+        stage.host.spawn((0, GIB))
+        stage.acquire(stage.runner("r2"), 10 * GIB)
+        await stage.look()
+        (host,) = stage.ledger.hosts()
+        assert (host.host, host.source, host.waiting_count) == ("host-a", Source.NVML, 1)
+        book = host.devices[0].book
+        assert (book.booked, book.foreign, book.free, book.margin) == (20 * GIB, GIB, 3 * GIB - MARGIN, MARGIN)
+        assert [(each.lease.grant.id, each.seen) for each in host.leases] == [(lease.grant.id, 20 * GIB)]
+        assert stage.ledger.hosts("elsewhere") == []
+
+
+async def test_a_lease_that_is_orphaned_says_so_to_who_waits() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        await stage.loaded(stage.runner(), ROOM, purpose="qwen")
+        waits = stage.acquire(stage.runner("r2"), GIB)
+        await stage.pass_time(31.0)
+        assert "qwen (not heard of)" in waits.words[-1].detail
+        assert stage.leases()[0].state is LeaseState.ORPHANED
+
+
+async def test_who_sees_no_devices_gets_none_and_hides_none_from_others() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), GIB)
+        blind = HostSight(host="host-a", source=Source.NVML)
+        refused = stage.acquire(stage.runner("r2"), GIB, sight=blind)
+        await stage.settle()
+        assert refused.error is not None
+        assert refused.error.reason is Reason.NOT_FOUND
+        assert stage.ledger.hosts()[0].devices[0].book.booked == GIB
+        await stage.pass_time(60.0)
+        stage.acquire(stage.runner("r2"), GIB, sight=blind)
+        await stage.settle()
+        assert stage.ledger.hosts() == []
+        await stage.renew(stage.runner(), use(lease, process))
+        assert stage.ledger.hosts()[0].devices[0].book.booked == GIB
+
+
+async def test_who_waits_in_an_earlier_life_waits_no_more() -> None:
+    async with Stage() as stage:
+        await stage.lease(stage.runner("r0"), ROOM)
+        earlier = stage.acquire(stage.runner("r1", "life-1"), GIB)
+        await stage.settle()
+        present = stage.runner("r1", "life-2")
+        later = stage.acquire(present, GIB)
+        await stage.settle()
+        assert await stage.ledger.release_earlier_lives(present, session_id(present)) == 0
+        await stage.settle()
+        assert earlier.error is not None
+        assert earlier.error.reason is Reason.CANCELLED
+        assert later.error is None

@@ -1,0 +1,251 @@
+"""LeaseService over gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from lease_stage import GIB, MARGIN, SimulatedHost, Stage
+from registry_harness import refused
+
+from registry_svc.policy.ledger import Holder, HolderKind
+from registry_svc.servicers.leases import LeaseServicer
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
+from weft.gpu.sighting import HostSight
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server, open_channel
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+
+ROOM = 24 * GIB - MARGIN
+LIMIT_SECONDS = 10.0
+
+
+@dataclass
+class Served:
+    stage: Stage
+    leases: "LeaseServiceAsyncStub"
+
+    def asking(self, size: int, *, name: str = "r1", **asked: Any) -> lease_service_pb2.AcquireLeaseRequest:
+        self.stage.runner(name)
+        facts = {"request_id": f"{name}-once", "purpose": f"{name}-model", "session_id": f"session-of-{name}"}
+        return lease_service_pb2.AcquireLeaseRequest(
+            holder=runner(name), sighting=sighting(self.stage.host.look()), bytes=size, **{**facts, **asked}
+        )
+
+    def acquire(self, size: int, **asked: Any) -> Any:
+        return self.leases.AcquireLease(self.asking(size, **asked))
+
+    async def lease(self, size: int, **asked: Any) -> lease_pb2.Lease:
+        responses = [response async for response in self.acquire(size, **asked)]
+        assert responses[-1].WhichOneof("kind") == "granted"
+        return cast("lease_pb2.Lease", responses[-1].granted.lease)
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path, Stage(SimulatedHost(totals=(24 * GIB, 24 * GIB)))) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serving(folder: Path, stage: Stage) -> AsyncIterator[Served]:
+    server, address = new_server(), f"unix:{folder}/leases.sock"
+    async with stage:
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(stage.ledger), server)
+        server.add_insecure_port(address)
+        await server.start()
+        async with open_channel(address) as channel:
+            yield Served(stage, cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel)))
+        await server.stop(grace=None)
+
+
+def runner(name: str = "r1", life: str = "life-1") -> lease_pb2.LeaseHolder:
+    return lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_RUNNER, name=name, incarnation=life)
+
+
+def sighting(sight: HostSight) -> lease_pb2.HostSighting:
+    return lease_pb2.HostSighting(
+        host=sight.host,
+        source=lease_pb2.HostSighting.Source.ValueType(sight.source.value),
+        devices=[
+            lease_pb2.Device(
+                index=each.index,
+                id=each.id,
+                name=each.name,
+                total_bytes=each.total_bytes,
+                used_bytes=each.used_bytes,
+                utilization=0.5,
+            )
+            for each in sight.devices
+        ],
+        processes=[
+            lease_pb2.SeenProcess(
+                process=lease_pb2.ProcessId(pid=each.process.pid, start_ticks=each.process.start_ticks),
+                alive=each.alive,
+                memory=[lease_pb2.DeviceBytes(device_index=at, bytes=size) for at, size in each.bytes_by_device],
+                memory_unknown=each.memory_unknown,
+            )
+            for each in sight.processes
+        ],
+    )
+
+
+def renewing(served: Served, lease: lease_pb2.Lease, **use: Any) -> lease_service_pb2.RenewLeasesRequest:
+    return lease_service_pb2.RenewLeasesRequest(
+        holder=runner(),
+        session_id="session-of-r1",
+        leases=[lease_service_pb2.LeaseUse(lease_id=lease.lease_id, fencing_number=lease.fencing_number, **use)],
+        sighting=sighting(served.stage.host.look()),
+    )
+
+
+async def test_a_lease_from_its_grant_to_its_end(served: Served) -> None:
+    (response,) = [each async for each in served.acquire(30 * GIB, priority=priority_pb2.PRIORITY_LOW, pinned=True)]
+    granted = response.granted
+    lease = granted.lease
+    assert (granted.time_to_live.seconds, granted.renew_interval.seconds) == (30, 5)
+    assert [(each.device_index, each.bytes) for each in lease.shares] == [(0, 15 * GIB), (1, 15 * GIB)]
+    assert (lease.fencing_number, lease.host, lease.purpose, lease.holder) == (1, "host-a", "r1-model", runner())
+    assert (lease.state, lease.priority, lease.pinned) == (
+        lease_pb2.Lease.STATE_HELD,
+        priority_pb2.PRIORITY_LOW,
+        True,
+    )
+    process = served.stage.host.spawn((0, 15 * GIB), (1, 15 * GIB))
+    pid = lease_pb2.ProcessId(pid=process.pid, start_ticks=process.start_ticks)
+    renewal = renewing(served, lease, processes=[pid], filled=True, active_requests=2)
+    renewal.leases[0].last_used_time.FromJsonString("2026-01-01T12:00:00Z")
+    renewed = await served.leases.RenewLeases(renewal)
+    assert (list(renewed.lost_lease_ids), list(renewed.watched_processes), renewed.next_within.seconds) == ([], [], 5)
+    (host,) = (await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest())).hosts
+    assert (host.host, host.source, len(host.devices)) == ("host-a", lease_pb2.HostSighting.SOURCE_NVML, 2)
+    assert host.devices[0].device.utilization == 0.5
+    assert host.devices[0].booked_bytes == 15 * GIB
+    assert host.devices[0].foreign_bytes == 0
+    assert host.devices[0].free_bytes == ROOM - 15 * GIB
+    assert host.leases[0].seen_bytes == 30 * GIB
+    assert host.leases[0].active_requests == 2
+    assert host.leases[0].last_used_time.ToJsonString() == "2026-01-01T12:00:00Z"
+    released = lease_service_pb2.ReleaseLeaseRequest(
+        holder=runner(), session_id="session-of-r1", lease_id=lease.lease_id, fencing_number=1
+    )
+    await served.leases.ReleaseLease(released)
+    renewed = await served.leases.RenewLeases(renewal)
+    assert list(renewed.lost_lease_ids) == [lease.lease_id]
+    assert list(renewed.watched_processes) == [pid]
+    served.stage.host.end(process)
+    await served.stage.look()
+    assert served.stage.leases() == []
+
+
+async def test_who_waits_hears_what_for_and_then_the_lease(served: Served) -> None:
+    lease = await served.lease(ROOM, device_indexes=[1])
+    call = served.acquire(5 * GIB, name="r2", device_indexes=[1])
+    async with asyncio.timeout(LIMIT_SECONDS):
+        waiting = (await call.read()).waiting
+        assert (waiting.needed_bytes, waiting.free_bytes, list(waiting.holders)) == (5 * GIB, 0, ["r1-model"])
+        assert waiting.detail == "needs 5 GiB on host-a, 0 bytes free, held by r1-model (loading)"
+        await served.leases.ReleaseLease(
+            lease_service_pb2.ReleaseLeaseRequest(
+                holder=runner(), session_id="session-of-r1", lease_id=lease.lease_id, fencing_number=1
+            )
+        )
+        await served.stage.pass_time(5.0)
+        await served.stage.look()
+        words = []
+        while (response := await call.read()) is not grpc.aio.EOF:
+            words.append(response.WhichOneof("kind"))
+    assert words[-1] == "granted"
+    assert set(words[:-1]) <= {"waiting"}
+
+
+async def test_a_cancelled_call_leaves_the_line(served: Served) -> None:
+    await served.lease(ROOM, device_indexes=[0])
+    call = served.acquire(GIB, name="r2", device_indexes=[0])
+    await call.read()
+    assert served.stage.ledger.hosts()[0].waiting_count == 1
+    call.cancel()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while served.stage.ledger.hosts()[0].waiting_count:
+            # Another call has come and gone on the same connection.
+            await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest())
+
+
+async def test_who_hangs_up_with_the_lease_in_hand_keeps_it_by_renewing_it(served: Served) -> None:
+    call = served.acquire(GIB)
+    lease = (await call.read()).granted.lease
+    call.cancel()
+    renewed = await served.leases.RenewLeases(renewing(served, lease))
+    await served.stage.pass_time(3.0)
+    assert list(renewed.lost_lease_ids) == []
+    assert served.stage.states() == ["r1-model held"]
+
+
+async def test_earlier_lives_are_given_up_over_the_wire(served: Served) -> None:
+    await served.lease(GIB)
+    served.stage.runner("r1", "life-2")
+    request = lease_service_pb2.ReleaseEarlierLivesRequest(holder=runner(life="life-2"), session_id="session-of-r1")
+    assert (await served.leases.ReleaseEarlierLives(request)).released_count == 1
+    assert served.stage.states() == ["r1-model releasing"]
+
+
+async def test_a_program_needs_no_session(served: Served) -> None:
+    holder = lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_PROGRAM, name="train it", incarnation="life-1")
+    request = served.asking(GIB, session_id="", purpose="to train, slowly")
+    request.holder.CopyFrom(holder)
+    (response,) = [each async for each in served.leases.AcquireLease(request)]
+    assert response.granted.lease.holder == holder
+    assert served.stage.leases()[0].grant.holder == Holder(
+        kind=HolderKind.PROGRAM, name="train it", incarnation="life-1"
+    )
+
+
+async def test_errors_arrive_with_their_reasons(served: Served) -> None:
+    with refused(Reason.INSUFFICIENT_MEMORY) as errors:
+        await served.lease(100 * GIB)
+    assert "at most 47 GiB" in errors[0].message
+    with refused(Reason.INSUFFICIENT_MEMORY):
+        await served.lease(ROOM, device_indexes=[0])
+        await served.lease(GIB, name="r2", device_indexes=[0], max_wait=duration_pb2.Duration())
+    with refused(Reason.PERMISSION_DENIED):
+        await served.lease(GIB, session_id="a-guess")
+    with refused(Reason.LEASE_LOST):
+        lease = await served.lease(GIB, device_indexes=[1], request_id="another")
+        await served.leases.ReleaseLease(
+            lease_service_pb2.ReleaseLeaseRequest(
+                holder=runner("r2"), session_id="session-of-r2", lease_id=lease.lease_id, fencing_number=1
+            )
+        )
+
+
+async def test_a_wrong_field_is_named(served: Served) -> None:
+    request = served.asking(GIB)
+    request.sighting.devices[1].total_bytes = 0
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        _ = [each async for each in served.leases.AcquireLease(request)]
+    error = errors[0]
+    assert isinstance(error, FieldError)
+    assert error.field == "sighting.devices[1].total_bytes"
+    with refused(Reason.INVALID_ARGUMENT):
+        await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest(host="x" * 256))
+
+
+async def test_a_stopped_book_says_so(served: Served) -> None:
+    await served.lease(ROOM, device_indexes=[0])
+    call = served.acquire(GIB, name="r2", device_indexes=[0])
+    await call.read()
+    await served.stage.ledger.stop(1.0)
+    with refused(Reason.SHUTTING_DOWN):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    with refused(Reason.SHUTTING_DOWN):
+        await served.leases.ListHostMemory(lease_service_pb2.ListHostMemoryRequest())

@@ -1,0 +1,80 @@
+"""The book of memory beside the registry's own core: one database, and the sessions that runners opened."""
+
+from contextlib import aclosing
+
+import pytest
+from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost
+
+from registry_svc.config import RegistryConfig
+from registry_svc.core import RegistryCore
+from registry_svc.domain import Capability, Opening, RunnerProfile
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.ledger.domain import Granted, MemoryRequest
+from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.sessions import sessions_of
+from registry_svc.policy.ledger import Holder, HolderKind
+from registry_svc.roster import Roster
+from registry_svc.store.lease_sql import SqlLeaseStore
+from registry_svc.store.sql import SqlStore
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def opening(life: str, session_id: str = "") -> Opening:
+    return Opening(
+        request_id=f"open-{life}",
+        session_id=session_id,
+        profile=RunnerProfile(
+            name="r1",
+            incarnation=life,
+            address="unix:/run/r1",
+            host="host-a",
+            runtime="fake",
+            version="",
+            dial_out=False,
+        ),
+        capability=Capability(),
+        models=(),
+        agents=(),
+    )
+
+
+def request(life: str, session_id: str) -> MemoryRequest:
+    return MemoryRequest(
+        request_id=f"load-{life}",
+        holder=Holder(kind=HolderKind.RUNNER, name="r1", incarnation=life),
+        session_id=session_id,
+        purpose="m1",
+        sight=SimulatedHost().look(),
+        size=GIB,
+    )
+
+
+async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
+    store, clock = SqlStore("sqlite+aiosqlite://"), SystemClock()
+    core = RegistryCore(store, clock, RegistryConfig(database_url="sqlite+aiosqlite://"))
+    sessions = sessions_of(core)
+    ledger = Ledger(SqlLeaseStore(store), clock, LedgerConfig(device_margin_bytes=MARGIN), ScriptedCalls(), sessions)
+    await core.start()
+    await ledger.start()
+    try:
+        assert sessions("r1") is None
+        roster = Roster(core)
+        session = await roster.open_session(opening("life-1"))
+        assert sessions("r1") == (session.id, "life-1")
+        async with aclosing(ledger.acquire(request("life-1", session.id))) as words:
+            (granted,) = [word async for word in words]
+        assert isinstance(granted, Granted)
+        assert (await SqlLeaseStore(store).load()).grants == (granted.lease.grant,)
+
+        again = await roster.open_session(opening("life-2", session.id))
+        assert sessions("r1") == (again.id, "life-2")
+        with pytest.raises(WeftError) as refusal:
+            await anext(ledger.acquire(request("life-1", again.id)))
+        assert refusal.value.reason is Reason.PERMISSION_DENIED
+        present = Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-2")
+        assert await ledger.release_earlier_lives(present, again.id) == 1
+    finally:
+        await ledger.stop(1.0)
+        await core.stop(1.0)

@@ -1,0 +1,64 @@
+"""A thousand loads, evictions, kills, freezes and restarts: nothing is booked twice, and nothing is left."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lease_storm import Storm
+
+from registry_svc.ledger import book, settling
+from registry_svc.policy.ledger import LeaseState, open_book
+from weft.gpu.sighting import Source
+
+CYCLES = 1_000
+
+# A few seconds each; many times that where the machine is shared.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("source", [Source.NVML, Source.DECLARED])
+async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: Source) -> None:
+    storm = Storm(seed=1, source=source)
+    await storm.run(CYCLES)
+    assert storm.checks > CYCLES
+    # It was a storm: everything that can happen did, and the book was of use.
+    for happening in ("kill", "freeze", "disk fails", "acknowledgement is lost", "released", "cancel", "gave way"):
+        assert storm.count[happening] >= 10, (happening, storm.count)
+    for happening in ("registry restarts", "registry dies"):
+        assert storm.count[happening] >= 5, (happening, storm.count)
+    assert storm.count["lost"] >= 1, storm.count
+    assert len(storm.orphans) >= 10
+    assert storm.count["granted"] >= 150, storm.count
+
+
+@pytest.mark.parametrize("seed", range(2, 8))
+async def test_shorter_storms_of_other_seeds(seed: int) -> None:
+    await Storm(seed=seed, source=Source.NVML if seed % 2 else Source.DECLARED).run(150)
+
+
+def _over_when_given_up(lease: Any, *_: Any) -> bool:
+    return lease.since is not None
+
+
+def _never_over(*_: Any) -> bool:
+    return False
+
+
+def _without_orphans(sight: Any, leases: Any, margin: int) -> Any:
+    return open_book(sight, [lease for lease in leases if lease.state is LeaseState.HELD], margin)
+
+
+@pytest.mark.parametrize(
+    ("module", "rule", "broken", "found"),
+    [
+        (settling, "is_over", _over_when_given_up, "filled twice"),
+        (settling, "is_over", _never_over, "a lease was left"),
+        (book, "open_book", _without_orphans, "booked twice"),
+    ],
+)
+async def test_the_storm_finds_a_rule_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch, module: Any, rule: str, broken: Callable[..., Any], found: str
+) -> None:
+    monkeypatch.setattr(module, rule, broken)
+    with pytest.raises(AssertionError, match=found):
+        await Storm(seed=1, source=Source.DECLARED).run(CYCLES)

@@ -1,0 +1,134 @@
+"""The book of memory on every kind of database."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from registry_svc.policy.ledger import Grant, Holder, HolderKind
+from registry_svc.store.lease_port import LeaseStore, StoredLedger
+from registry_svc.store.lease_sql import MAX_IDS_PER_STATEMENT, SqlLeaseStore
+from registry_svc.store.sql import SqlStore
+from weft.gpu.sighting import ProcessId
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+pytest_plugins = ("database_fixtures",)
+
+# As large as the contract lets them be.
+LARGEST = 2**50
+
+
+def grant(number: int, *, lease_id: str = "") -> Grant:
+    return Grant(
+        id=lease_id or f"lease-{number}",
+        fencing_number=number,
+        request_id=f"request-{number}",
+        host="hôst",
+        holder=Holder(kind=HolderKind.PROGRAM, name="train the model, ünd more", incarnation="life/1"),
+        purpose="überlong " * 28,
+        shares=((0, LARGEST), (63, 1)),
+        pinned=True,
+        priority=Priority.LOW,
+        created_at=datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC),
+        processes=(ProcessId(7, 2**62), ProcessId(8, 0)),
+        releasing=False,
+    )
+
+
+@pytest.fixture
+def leases(store: SqlStore) -> SqlLeaseStore:
+    """On an open, empty database."""
+    return SqlLeaseStore(store)
+
+
+async def test_an_empty_store_holds_nothing(leases: LeaseStore) -> None:
+    assert await leases.load() == StoredLedger()
+
+
+async def test_a_grant_comes_back_whole_and_in_order(leases: LeaseStore) -> None:
+    runners = Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-1")
+    last = replace(grant(2**40), holder=runners, pinned=False, processes=(), priority=Priority.HIGH)
+    await leases.grant(grant(9))
+    await leases.grant(grant(10, lease_id="a-lease"))
+    await leases.grant(last)
+    stored = StoredLedger(grants=(grant(9), grant(10, lease_id="a-lease"), last), last_fencing_number=2**40)
+    assert await leases.load() == stored
+
+
+async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
+    await SqlLeaseStore(store).grant(grant(1))
+    await store.close()
+    again = SqlStore(database_url)
+    await again.open()
+    assert await SqlLeaseStore(again).load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)
+    await again.close()
+
+
+async def test_fencing_numbers_outlive_their_leases(leases: LeaseStore) -> None:
+    await leases.grant(grant(1))
+    await leases.grant(grant(2))
+    await leases.remove(["lease-1", "lease-2", "lease-unknown"])
+    assert await leases.load() == StoredLedger(last_fencing_number=2)
+
+
+async def test_a_fencing_number_is_kept_once(leases: LeaseStore) -> None:
+    await leases.grant(grant(1))
+    with pytest.raises(WeftError) as refusal:
+        await leases.grant(grant(1, lease_id="another"))
+    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert (await leases.load()).grants == (grant(1),)
+
+
+async def test_a_grant_that_fails_leaves_the_number_as_it_was(leases: LeaseStore) -> None:
+    await leases.grant(grant(1))
+    with pytest.raises(WeftError):
+        await leases.grant(grant(2, lease_id="lease-1"))
+    assert await leases.load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)
+
+
+async def test_what_was_given_up_is_marked_and_the_others_are_not(leases: LeaseStore) -> None:
+    for number in (1, 2, 3):
+        await leases.grant(grant(number))
+    await leases.save_releasing(["lease-1", "lease-3", "lease-unknown"])
+    assert [each.releasing for each in (await leases.load()).grants] == [True, False, True]
+
+
+async def test_processes_are_replaced(leases: LeaseStore) -> None:
+    await leases.grant(grant(1))
+    await leases.grant(grant(2))
+    await leases.save_processes("lease-1", [ProcessId(5, 50)])
+    await leases.save_processes("lease-unknown", [ProcessId(5, 50)])
+    assert (await leases.load()).grants == (replace(grant(1), processes=(ProcessId(5, 50),)), grant(2))
+
+
+async def test_more_leases_than_one_statement_takes_go_together(leases: LeaseStore) -> None:
+    await leases.grant(grant(1))
+    many = [f"lease-{number}" for number in range(2, MAX_IDS_PER_STATEMENT + 2)] + ["lease-1"]
+    await leases.save_releasing(many)
+    assert (await leases.load()).grants[0].releasing
+    await leases.remove(many)
+    assert (await leases.load()).grants == ()
+
+
+async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
+    store = SqlLeaseStore(SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db"))
+    with pytest.raises(WeftError) as refusal:
+        await store.load()
+    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
+
+
+async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlStore) -> None:
+    leases = SqlLeaseStore(store)
+    await leases.grant(grant(1))
+    async with store.transaction() as connection:
+        await connection.execute(text("ALTER TABLE lease_counter RENAME TO hidden"))
+    with pytest.raises(WeftError) as refusal:
+        await leases.grant(grant(2))
+    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE
+    async with store.transaction() as connection:
+        await connection.execute(text("ALTER TABLE hidden RENAME TO lease_counter"))
+    assert await leases.load() == StoredLedger(grants=(grant(1),), last_fencing_number=1)

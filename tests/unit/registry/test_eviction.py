@@ -1,0 +1,183 @@
+"""Whom to ask to give way."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger_values import GIB, MARGIN, lease, program, runner, sight, wish
+
+from registry_svc.policy.device_choice import choose
+from registry_svc.policy.eviction import REFUSAL_KEPT_SECONDS, Ask, AskState, Reclaim, candidates, next_victim
+from registry_svc.policy.ledger import Lease, LeaseState, open_book, without
+from registry_svc.policy.ledger_wish import Wish
+from weft.kernel.request import Priority
+
+HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
+
+
+def reclaim(*asks: Ask, now: float = 100.0, seen: float = 100.0) -> Reclaim:
+    by_lease = {ask.lease_id: ask for ask in asks}
+    return Reclaim(asks=by_lease, wait_seconds=2.0, look_seconds=5.0, seen=seen, now=now)
+
+
+def victim(leases: Sequence[Lease], wanted: Wish, state: Reclaim | None = None, *, gpus: int = 1) -> str | None:
+    """On a host of devices with room for 10 GiB each."""
+    book = open_book(sight(*[10 * GIB + MARGIN] * gpus), leases, MARGIN)
+    usable = {index: book.devices[index] for index in sorted(wanted.devices_among(book.devices))}
+    found = next_victim(wanted, usable, book, leases, state or reclaim())
+    return None if found is None else found.grant.id
+
+
+def half(number: int, **known: Any) -> Lease:
+    """A model on half of device 0."""
+    return lease(number, (0, 5 * GIB), **known)
+
+
+def test_the_longest_unused_gives_way_first() -> None:
+    assert victim([half(1, used=20), half(2, used=10)], wish(5 * GIB)) == "lease-2"
+
+
+def test_a_lower_priority_gives_way_before_a_longer_unused_one() -> None:
+    assert victim([half(1, used=0), half(2, used=99, priority=LOW)], wish(5 * GIB)) == "lease-2"
+
+
+def test_one_that_never_worked_gives_way_before_one_that_did() -> None:
+    assert victim([half(1, used=0), half(2, last_used_at=None)], wish(5 * GIB)) == "lease-2"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"pinned": True},
+        {"active_requests": 1},
+        {"filled": False},
+        {"priority": HIGH},
+        {"state": LeaseState.ORPHANED, "since": 0.0},
+        {"holder": program()},
+    ],
+)
+def test_nobody_is_asked_who_is_pinned_busy_loading_more_important_silent_or_a_program(kept: dict[str, Any]) -> None:
+    assert victim([half(1), half(2)], wish(10 * GIB)) == "lease-1"
+    assert victim([half(1), half(2, **kept)], wish(10 * GIB)) is None
+
+
+def test_an_equal_priority_gives_way() -> None:
+    assert victim([half(1, priority=LOW), half(2)], wish(10 * GIB, priority=LOW)) is None
+    assert victim([half(1, priority=LOW), half(2, priority=LOW)], wish(10 * GIB, priority=LOW)) == "lease-1"
+
+
+def test_nobody_is_asked_where_giving_way_would_not_make_room() -> None:
+    assert victim([half(1), half(2, pinned=True)], wish(6 * GIB)) is None
+
+
+def test_nobody_is_asked_for_room_that_is_there() -> None:
+    assert victim([half(1)], wish(5 * GIB)) is None
+
+
+def test_who_would_not_help_is_spared_although_its_turn_is_earlier() -> None:
+    small, large = lease(1, (0, GIB), used=0), lease(2, (1, 9 * GIB), used=50)
+    assert victim([small, large], wish(10 * GIB, max_devices=1, device_indexes=frozenset({1})), gpus=2) == "lease-2"
+    full = [small, lease(3, (0, 9 * GIB), used=99), large]
+    assert victim(full, wish(9 * GIB + 1, max_devices=1), gpus=2) == "lease-2"
+
+
+def test_only_devices_in_question_count() -> None:
+    leases = [lease(1, (0, 9 * GIB)), lease(2, (1, 9 * GIB), used=50)]
+    assert victim(leases, wish(5 * GIB, device_indexes=frozenset({1})), gpus=2) == "lease-2"
+
+
+def test_a_split_model_gives_way_on_all_of_its_devices() -> None:
+    leases = [lease(1, (0, 9 * GIB), (1, 9 * GIB))]
+    assert victim(leases, wish(18 * GIB), gpus=2) == "lease-1"
+
+
+def asked(state: AskState, at: float, number: int = 1) -> Ask:
+    return Ask(lease_id=f"lease-{number}", state=state, at=at)
+
+
+def test_one_at_a_time() -> None:
+    leases = [half(1), half(2)]
+    assert victim(leases, wish(10 * GIB)) == "lease-1"
+    assert victim(leases, wish(10 * GIB), reclaim(asked(AskState.PENDING, 99.9))) is None
+    assert victim(leases, wish(10 * GIB), reclaim(asked(AskState.GIVEN_UP, 99.9))) is None
+
+
+def test_a_question_on_another_device_holds_nobody_up() -> None:
+    leases = [lease(1, (0, 9 * GIB)), lease(2, (1, 9 * GIB))]
+    pending = reclaim(asked(AskState.PENDING, 99.9))
+    assert victim(leases, wish(9 * GIB, device_indexes=frozenset({1})), pending, gpus=2) == "lease-2"
+
+
+def test_nobody_else_is_asked_while_memory_that_is_enough_is_on_its_way_back() -> None:
+    going = half(1, state=LeaseState.RELEASING, since=98.5)
+    assert victim([going, half(2)], wish(5 * GIB)) is None
+
+
+def test_the_next_one_is_asked_when_the_memory_was_not_seen_back_in_time() -> None:
+    late = half(1, state=LeaseState.RELEASING, since=98.0)
+    assert victim([late, half(2)], wish(5 * GIB)) == "lease-2"
+    nobody_looked = reclaim(seen=97.0)
+    assert victim([late, half(2)], wish(5 * GIB), nobody_looked) is None
+    assert victim([late, half(2)], wish(5 * GIB), replace(nobody_looked, now=105.0)) == "lease-2"
+
+
+def test_who_agreed_and_yet_keeps_it_is_passed_over() -> None:
+    leases = [half(1), half(2, used=50)]
+    assert victim(leases, wish(5 * GIB), reclaim(asked(AskState.GIVEN_UP, 98.0))) == "lease-2"
+
+
+def test_a_refusal_moves_on_and_is_forgotten_after_a_while() -> None:
+    leases = [half(1), half(2, used=50)]
+    assert victim(leases, wish(5 * GIB), reclaim(asked(AskState.REFUSED, 99.0))) == "lease-2"
+    assert victim(leases, wish(5 * GIB), reclaim(asked(AskState.REFUSED, 100.0 - REFUSAL_KEPT_SECONDS))) == "lease-1"
+
+
+IDLE = st.builds(
+    lambda number, index, size, used, priority, pinned, active: (number, index, size, used, priority, pinned, active),
+    st.integers(1, 10_000),
+    st.integers(0, 3),
+    st.integers(1, 5),
+    st.integers(0, 50),
+    st.sampled_from(Priority),
+    st.booleans(),
+    st.integers(0, 1),
+)
+
+
+@given(
+    st.lists(IDLE, max_size=12, unique_by=lambda each: each[0]),
+    st.integers(1, 40),
+    st.sampled_from(Priority),
+    st.integers(0, 4),
+)
+def test_asking_one_after_the_other_makes_room_exactly_where_all_who_may_be_asked_could(
+    idle: list[tuple[int, int, int, int, Priority, bool, int]], size: int, priority: Priority, max_devices: int
+) -> None:
+    leases: list[Lease] = []
+    for number, index, gib, used, of, pinned, active in idle:
+        taken = sum(size for each in leases for at, size in each.grant.shares if at == index)
+        if taken + gib * GIB <= 10 * GIB:
+            known: dict[str, Any] = {"used": used, "priority": of, "pinned": pinned, "active_requests": active}
+            leases.append(lease(number, (index, gib * GIB), holder=runner(f"r{number}"), **known))
+    wanted = wish(size * GIB, priority=priority, max_devices=max_devices)
+    book = open_book(sight(*[10 * GIB + MARGIN] * 4), leases, MARGIN)
+    may = candidates(leases, wanted, frozenset(range(4)))
+    emptied = without(book.devices, book, [each.grant.id for each in may])
+    possible = choose(tuple(emptied.values()), wanted.size, max_devices) is not None
+    remaining = list(leases)
+    for _ in range(len(leases) + 1):
+        book = open_book(sight(*[10 * GIB + MARGIN] * 4), remaining, MARGIN)
+        if choose(tuple(book.devices.values()), wanted.size, max_devices) is not None:
+            break
+        found = next_victim(wanted, book.devices, book, remaining, reclaim())
+        if found is None:
+            break
+        assert found in may
+        remaining.remove(found)
+    fits = choose(tuple(book.devices.values()), wanted.size, max_devices) is not None
+    assert fits == possible
+    if not possible:
+        assert remaining == leases

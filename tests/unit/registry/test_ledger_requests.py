@@ -1,0 +1,260 @@
+"""Every limit of what a caller may send to the book of memory."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.ledger.requests import (
+    MAX_BYTES,
+    earlier_lives_of,
+    host_filter_of,
+    memory_request_of,
+    release_of,
+    renewal_of,
+)
+from registry_svc.policy.ledger import Holder, HolderKind
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Priority
+
+Acquire = lease_service_pb2.AcquireLeaseRequest
+Renew = lease_service_pb2.RenewLeasesRequest
+Change = Callable[[Any], Any]
+
+
+def holder() -> lease_pb2.LeaseHolder:
+    return lease_pb2.LeaseHolder(kind=lease_pb2.LeaseHolder.KIND_RUNNER, name="r1", incarnation="life-1")
+
+
+def seen_process(pid: int) -> lease_pb2.SeenProcess:
+    memory = [lease_pb2.DeviceBytes(device_index=1, bytes=5), lease_pb2.DeviceBytes(device_index=0, bytes=7)]
+    return lease_pb2.SeenProcess(process=lease_pb2.ProcessId(pid=pid, start_ticks=9), alive=True, memory=memory)
+
+
+def sighting() -> lease_pb2.HostSighting:
+    return lease_pb2.HostSighting(
+        host="hôst a",
+        source=lease_pb2.HostSighting.SOURCE_NVML,
+        devices=[
+            lease_pb2.Device(index=1, id="GPU-1", name="card", total_bytes=100),
+            lease_pb2.Device(index=0, id="GPU-0", name="card", total_bytes=100, used_bytes=0, utilization=0.0),
+        ],
+        processes=[seen_process(7), seen_process(8)],
+    )
+
+
+def acquire() -> Acquire:
+    return Acquire(
+        request_id="once", holder=holder(), session_id="session", purpose="qwen", sighting=sighting(), bytes=50
+    )
+
+
+def renew() -> Renew:
+    uses = [
+        lease_service_pb2.LeaseUse(
+            lease_id=f"lease-{number}", fencing_number=number, processes=[lease_pb2.ProcessId(pid=7, start_ticks=9)]
+        )
+        for number in (1, 2)
+    ]
+    return Renew(holder=holder(), session_id="session", leases=uses, sighting=sighting())
+
+
+def test_what_is_asked_arrives_whole() -> None:
+    request = acquire()
+    request.device_indexes.extend([1, 0])
+    request.max_devices = 2
+    request.priority = priority_pb2.PRIORITY_HIGH
+    request.max_wait.FromMilliseconds(2_500)
+    request.pinned = True
+    wanted = memory_request_of(request)
+    assert wanted.holder == Holder(kind=HolderKind.RUNNER, name="r1", incarnation="life-1")
+    assert (wanted.request_id, wanted.session_id, wanted.purpose, wanted.size) == ("once", "session", "qwen", 50)
+    assert (wanted.device_indexes, wanted.max_devices) == (frozenset({0, 1}), 2)
+    assert (wanted.priority, wanted.max_wait_seconds, wanted.pinned) == (Priority.HIGH, 2.5, True)
+    devices = (
+        DeviceSight(index=0, id="GPU-0", name="card", total_bytes=100, used_bytes=0, utilization=0.0),
+        DeviceSight(index=1, id="GPU-1", name="card", total_bytes=100),
+    )
+    processes = tuple(
+        ProcessSight(process=ProcessId(pid, 9), alive=True, bytes_by_device=((0, 7), (1, 5))) for pid in (7, 8)
+    )
+    assert wanted.sight == HostSight(host="hôst a", source=Source.NVML, devices=devices, processes=processes)
+
+
+def test_what_is_not_set_has_its_default() -> None:
+    wanted = memory_request_of(acquire())
+    assert (wanted.priority, wanted.max_wait_seconds, wanted.pinned) == (Priority.NORMAL, None, False)
+    use = renewal_of(renew()).uses[0]
+    assert (use.priority, use.last_used_at, use.filled) == (Priority.NORMAL, None, False)
+
+
+def test_a_use_arrives_whole() -> None:
+    request = renew()
+    request.leases[0].filled = True
+    request.leases[0].active_requests = 3
+    request.leases[0].last_used_time.FromJsonString("2026-01-01T00:00:00Z")
+    use = renewal_of(request).uses[0]
+    assert (use.lease_id, use.fencing_number, use.filled, use.active_requests) == ("lease-1", 1, True, 3)
+    assert use.processes == frozenset({ProcessId(7, 9)})
+    assert use.last_used_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def set_field(path: str, value: Any) -> Change:
+    """Sets `a.b[0].c`, with the message types of the contract."""
+
+    def change(request: Any) -> None:
+        *parents, last = path.replace("[", ".[").split(".")
+        for name in parents:
+            request = request[int(name[1:-1])] if name.startswith("[") else getattr(request, name)
+        setattr(request, last, value)
+
+    return change
+
+
+def repeat(path: str, times: int) -> Change:
+    """Fills a list with copies of its first member, or with zeros."""
+
+    def change(request: Any) -> None:
+        *parents, last = path.replace("[", ".[").split(".")
+        for name in parents:
+            request = request[int(name[1:-1])] if name.startswith("[") else getattr(request, name)
+        members = getattr(request, last)
+        members.extend([members[0] if members else 0] * times)
+
+    return change
+
+
+BOTH = [
+    ("holder.kind", set_field("holder.kind", 0)),
+    ("holder.kind", set_field("holder.kind", 9)),
+    ("holder.name", set_field("holder.name", "two words")),
+    ("holder.incarnation", set_field("holder.incarnation", "")),
+    ("holder.incarnation", set_field("holder.incarnation", "x" * 129)),
+    ("session_id", set_field("session_id", "two words")),
+    ("sighting.host", set_field("sighting.host", "")),
+    ("sighting.host", set_field("sighting.host", "x" * 256)),
+    ("sighting.host", set_field("sighting.host", "a\nb")),
+    ("sighting.source", set_field("sighting.source", 0)),
+    ("sighting.source", set_field("sighting.source", 4)),
+    ("sighting.devices", repeat("sighting.devices", 63)),
+    ("sighting.devices[1].index", set_field("sighting.devices[1].index", 1)),
+    ("sighting.devices[0].index", set_field("sighting.devices[0].index", -1)),
+    ("sighting.devices[0].index", set_field("sighting.devices[0].index", 1_024)),
+    ("sighting.devices[0].id", set_field("sighting.devices[0].id", "x" * 257)),
+    ("sighting.devices[0].name", set_field("sighting.devices[0].name", "\x1b[31m")),
+    ("sighting.devices[0].total_bytes", set_field("sighting.devices[0].total_bytes", 0)),
+    ("sighting.devices[0].total_bytes", set_field("sighting.devices[0].total_bytes", MAX_BYTES + 1)),
+    ("sighting.devices[0].used_bytes", set_field("sighting.devices[0].used_bytes", -1)),
+    ("sighting.devices[0].utilization", set_field("sighting.devices[0].utilization", 1.01)),
+    ("sighting.devices[0].utilization", set_field("sighting.devices[0].utilization", float("nan"))),
+    ("sighting.processes", repeat("sighting.processes", 4_095)),
+    ("sighting.processes[1].process", set_field("sighting.processes[1].process.pid", 7)),
+    ("sighting.processes[0].process.pid", set_field("sighting.processes[0].process.pid", 0)),
+    ("sighting.processes[0].process.start_ticks", set_field("sighting.processes[0].process.start_ticks", -1)),
+    ("sighting.processes[0].memory", repeat("sighting.processes[0].memory", 63)),
+    ("sighting.processes[0].memory[1].device_index", set_field("sighting.processes[0].memory[0].device_index", 0)),
+    ("sighting.processes[0].memory[0].bytes", set_field("sighting.processes[0].memory[0].bytes", -1)),
+]
+ACQUIRE = [
+    ("request_id", set_field("request_id", "")),
+    ("request_id", set_field("request_id", "x" * 129)),
+    ("purpose", set_field("purpose", "")),
+    ("purpose", set_field("purpose", "two words")),
+    ("purpose", set_field("purpose", "x" * 129)),
+    ("bytes", set_field("bytes", 0)),
+    ("bytes", set_field("bytes", -1)),
+    ("bytes", set_field("bytes", MAX_BYTES + 1)),
+    ("device_indexes", repeat("device_indexes", 65)),
+    ("device_indexes", repeat("device_indexes", 2)),
+    ("device_indexes[0]", lambda request: request.device_indexes.append(-1)),
+    ("max_devices", set_field("max_devices", -1)),
+    ("max_devices", set_field("max_devices", 65)),
+    ("priority", set_field("priority", 4)),
+    ("max_wait", set_field("max_wait.seconds", -1)),
+    ("max_wait", set_field("max_wait.seconds", 2**40)),
+]
+RENEW = [
+    ("leases", repeat("leases", 1_023)),
+    ("leases[1].lease_id", set_field("leases[1].lease_id", "lease-1")),
+    ("leases[0].lease_id", set_field("leases[0].lease_id", "")),
+    ("leases[0].fencing_number", set_field("leases[0].fencing_number", -1)),
+    ("leases[0].processes", repeat("leases[0].processes", 256)),
+    ("leases[0].processes[1].pid", repeat("leases[0].processes", 1)),
+    ("leases[0].processes[0].pid", set_field("leases[0].processes[0].pid", -4)),
+    ("leases[0].active_requests", set_field("leases[0].active_requests", -1)),
+    ("leases[0].priority", set_field("leases[0].priority", 4)),
+    ("leases[0].last_used_time", set_field("leases[0].last_used_time.seconds", 2**60)),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), [*BOTH, *ACQUIRE])
+def test_a_request_for_memory_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
+    request = acquire()
+    memory_request_of(request)
+    change(request)
+    with pytest.raises(FieldError) as refusal:
+        memory_request_of(request)
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(("field", "change"), [*BOTH, *RENEW])
+def test_a_renewal_beyond_a_limit_is_refused_by_field(field: str, change: Change) -> None:
+    request = renew()
+    renewal_of(request)
+    change(request)
+    with pytest.raises(FieldError) as refusal:
+        renewal_of(request)
+    assert refusal.value.field == field
+
+
+def test_a_program_may_call_itself_and_its_purpose_what_it_likes() -> None:
+    request = acquire()
+    request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
+    request.holder.name, request.purpose, request.session_id = "my training", "fine tuning " * 21, ""
+    wanted = memory_request_of(request)
+    assert wanted.holder == Holder(kind=HolderKind.PROGRAM, name="my training", incarnation="life-1")
+    for field, value in (("holder.name", ""), ("holder.name", "x" * 129), ("purpose", "x" * 257)):
+        request = acquire()
+        request.holder.kind = lease_pb2.LeaseHolder.KIND_PROGRAM
+        set_field(field, value)(request)
+        with pytest.raises(FieldError, match=field):
+            memory_request_of(request)
+
+
+def test_a_release_names_what_is_wrong_with_it() -> None:
+    good = lease_service_pb2.ReleaseLeaseRequest(holder=holder(), lease_id="lease-1", fencing_number=1)
+    assert release_of(good)[2:] == ("lease-1", 1)
+    for field, value in (("lease_id", ""), ("lease_id", "x" * 129), ("fencing_number", -1), ("holder.name", "")):
+        request = lease_service_pb2.ReleaseLeaseRequest()
+        request.CopyFrom(good)
+        set_field(field, value)(request)
+        with pytest.raises(FieldError) as refusal:
+            release_of(request)
+        assert refusal.value.field == field
+
+
+def test_other_requests_are_checked_too() -> None:
+    with pytest.raises(FieldError, match=r"holder\.kind"):
+        earlier_lives_of(lease_service_pb2.ReleaseEarlierLivesRequest())
+    with pytest.raises(FieldError, match="host"):
+        host_filter_of(lease_service_pb2.ListHostMemoryRequest(host="a\x00b"))
+    assert host_filter_of(lease_service_pb2.ListHostMemoryRequest(host="a")) == "a"
+
+
+@pytest.mark.parametrize("name", LedgerConfig.__dataclass_fields__)
+def test_settings_that_make_no_sense_are_refused_by_name(name: str) -> None:
+    values: list[Any] = [-1, float("nan"), float("inf")]
+    for value in values:
+        with pytest.raises(FieldError) as refusal:
+            LedgerConfig(**{name: value})
+        assert refusal.value.field == name
+
+
+def test_a_lease_must_outlive_the_interval_of_its_renewals() -> None:
+    with pytest.raises(FieldError, match="lease_time_to_live_seconds"):
+        LedgerConfig(lease_time_to_live_seconds=5.0)
