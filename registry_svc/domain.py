@@ -125,6 +125,21 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceMemory:
+    """The accelerator memory of one model on one runner."""
+
+    leased_bytes: int = 0
+    """What its lease says; 0: it holds none."""
+    measured_bytes: int | None = None
+    """What its processes were seen to hold; None: unknown."""
+    estimated_bytes: int = 0
+    """What loading it takes or would take; 0: unknown."""
+    estimate_source: str = ""
+    device_indexes: tuple[int, ...] = ()
+    """The devices of its lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One model on one runner right now."""
 
@@ -137,6 +152,14 @@ class Instance:
     context_tokens: int
     """0: unknown."""
     detail: str
+    memory: InstanceMemory | None = None
+    """None: its runner says nothing of it."""
+    unload_at: datetime | None = None
+    """When it goes to sleep if nothing is asked of it; None: not by itself."""
+    pinned: bool = False
+    """Whether it is never evicted for another model."""
+    load_eta_seconds: float | None = None
+    """None: unknown, or it does not load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

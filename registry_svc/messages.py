@@ -16,7 +16,6 @@ from registry_svc.domain import (
     AgentDeleted,
     AgentManifest,
     Event,
-    Instance,
     Kind,
     Manifest,
     Model,
@@ -31,6 +30,7 @@ from registry_svc.domain import (
     Snapshot,
     Status,
 )
+from registry_svc.instances import instance_message
 from weft.api.registry.v1 import (
     agent_pb2,
     event_pb2,
@@ -89,7 +89,7 @@ def runner_message(runner: Runner) -> runner_pb2.Runner:
         version=profile.version,
         status=runner_pb2.Runner.STATUS_ACTIVE if runner.active else runner_pb2.Runner.STATUS_INACTIVE,
         capability=runner_pb2.Capability(
-            instances=[_instance(instance) for instance in capability.instances],
+            instances=[instance_message(instance) for instance in capability.instances],
             draining=capability.draining,
             max_requests=capability.max_requests,
         ),
@@ -201,18 +201,6 @@ async def _converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[
 def _watched(runner: Runner, *, with_keys: bool) -> registry_service_pb2.WatchedRunner:
     key = runner.ticket_key if with_keys else b""
     return registry_service_pb2.WatchedRunner(runner=runner_message(runner), ticket_key=key)
-
-
-def _instance(instance: Instance) -> runner_pb2.InstanceState:
-    return runner_pb2.InstanceState(
-        model=instance.model,
-        phase=runner_pb2.InstanceState.Phase.ValueType(instance.phase.value),
-        slots_total=instance.slots_total,
-        slots_used=instance.slots_used,
-        load_progress=instance.load_progress,
-        context_tokens=instance.context_tokens,
-        detail=instance.detail,
-    )
 
 
 def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:

@@ -2,23 +2,21 @@
 
 import base64
 import binascii
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from registry_svc.checks import cleaned_words, require_at_most, require_count, require_text, require_unique
+from registry_svc.checks import require_at_most, require_count, require_text, require_unique
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
     AgentManifest,
     Capability,
     Heartbeat,
-    Instance,
     Kind,
     Manifest,
     Opening,
-    Phase,
     RunnerProfile,
 )
+from registry_svc.instances import instance_of
 from registry_svc.manifests import to_agent, to_manifest
 from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import invalid_field
@@ -27,7 +25,6 @@ from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, req
 MAX_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
 MAX_HOST_CHARS = 255
-MAX_DETAIL_CHARS = 4096
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
@@ -163,27 +160,10 @@ def _require_one_namespace(runner: str, models: Sequence[Manifest], agents: Sequ
 
 def _capability(capability: runner_pb2.Capability, field: str, config: RegistryConfig) -> Capability:
     require_at_most(capability.instances, f"{field}.instances", config.max_models_per_session)
-    instances = tuple(_instance(state, f"{field}.instances[{i}]") for i, state in enumerate(capability.instances))
+    instances = tuple(instance_of(state, f"{field}.instances[{i}]") for i, state in enumerate(capability.instances))
     require_unique([instance.model for instance in instances], f"{field}.instances", "model")
     return Capability(
         instances=instances,
         draining=capability.draining,
         max_requests=require_count(capability.max_requests, f"{field}.max_requests"),
-    )
-
-
-def _instance(state: runner_pb2.InstanceState, field: str) -> Instance:
-    if state.phase not in {phase.value for phase in Phase}:
-        raise invalid_field(f"{field}.phase", "must be a known phase")
-    progress = state.load_progress if state.HasField("load_progress") else None
-    if progress is not None and (math.isnan(progress) or not 0.0 <= progress <= 1.0):
-        raise invalid_field(f"{field}.load_progress", "must be from 0 to 1")
-    return Instance(
-        model=require_name(state.model, f"{field}.model"),
-        phase=Phase(state.phase),
-        slots_total=require_count(state.slots_total, f"{field}.slots_total"),
-        slots_used=require_count(state.slots_used, f"{field}.slots_used"),
-        load_progress=progress,
-        context_tokens=require_count(state.context_tokens, f"{field}.context_tokens"),
-        detail=cleaned_words(state.detail, f"{field}.detail", MAX_DETAIL_CHARS),
     )

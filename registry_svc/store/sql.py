@@ -1,5 +1,6 @@
 """The store on SQL: SQLite, and PostgreSQL when that is outgrown."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -68,13 +69,15 @@ class SqlStore:
         self._database: Database = database_of(database_url)
         self._failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *self._database.driver_errors)
         self._engine: AsyncEngine | None = None
+        # SQLite ends a transaction that reads, then writes, after another one has written in between.
+        self._turn = asyncio.Lock()
 
     async def open(self) -> None:
         """See Store.open."""
         try:
             with self._explained():
                 self._engine = self._database.take()
-            async with self._transaction() as connection:
+            async with self.transaction() as connection:
                 await connection.run_sync(upgrade)
                 await self._database.mark(connection)
         except BaseException:
@@ -88,7 +91,7 @@ class SqlStore:
 
     async def load(self) -> StoredMesh:
         """See Store.load."""
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             publications = _by_runner(await _rows(connection, models, publication_of))
             published_agents = _by_runner(await _rows(connection, agents, agent_publication_of))
             found = await connection.execute(
@@ -107,7 +110,7 @@ class SqlStore:
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
         """See Store.save_session."""
         # Deleting and inserting anew is upsert in the SQL that every database speaks.
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             await _delete(connection, models.c.name, [each.manifest.name for each in stored.publications])
             await _delete(connection, agents.c.name, [each.manifest.name for each in stored.agents])
             await _delete(connection, sessions.c.id, [stored.session.id, *evicted])
@@ -122,18 +125,18 @@ class SqlStore:
         if not pulses:
             return
         statement = update(runners).where(runners.c.name == bindparam("of_runner"))
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             await connection.execute(statement, [{"of_runner": pulse.runner, **pulse_row(pulse)} for pulse in pulses])
 
     async def delete_sessions(self, session_ids: Sequence[str]) -> None:
         """See Store.delete_sessions."""
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             # Runners go with their sessions, and models and agents with their runners.
             await _delete(connection, sessions.c.id, session_ids)
 
     async def save_declarations(self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent]) -> None:
         """See Store.save_declarations."""
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             await _delete(connection, declared_models.c.name, [each.manifest.name for each in models])
             await _delete(connection, declared_agents.c.name, [each.manifest.name for each in agents])
             await _insert(connection, declared_models, [model_row(each) for each in models])
@@ -141,27 +144,29 @@ class SqlStore:
 
     async def delete_names(self, models: Sequence[str], agents: Sequence[str]) -> None:
         """See Store.delete_names."""
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
 
     async def save_join_token(self, token: JoinToken) -> None:
         """See Store.save_join_token."""
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             await _delete(connection, join_tokens.c.id, [token.id])
             await _insert(connection, join_tokens, [join_token_row(token)])
 
     async def delete_join_token(self, token_id: str) -> None:
         """See Store.delete_join_token."""
-        async with self._transaction() as connection:
+        async with self.transaction() as connection:
             await _delete(connection, join_tokens.c.id, [token_id])
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        if self._engine is None:
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database is not open")
-        with self._explained():
-            async with self._engine.begin() as connection:
-                yield connection
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction, for the stores of other tables in this database as well. Raises SERVICE_UNAVAILABLE."""
+        async with self._turn:
+            if self._engine is None:
+                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database is not open")
+            with self._explained():
+                async with self._engine.begin() as connection:
+                    yield connection
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

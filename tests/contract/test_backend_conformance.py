@@ -35,6 +35,9 @@ FAKE_SWITCHES: dict[Engine, dict[str, Any]] = {
 
 
 class TestLlamaServerBackendOverTheFake(BackendConformance):
+    def make_variant(self) -> Path:
+        return Path(__file__).with_name("test_placement_conformance.py")
+
     def make_backend(self, engine: Engine) -> LlamaServerBackend:
         return LlamaServerBackend(
             LlamaServerConfig(
@@ -154,6 +157,15 @@ class TestAttachedServerOverTheFake(BackendConformance):
 @pytest.mark.real
 class TestLlamaServerBackendOverLlamaCpp(BackendConformance):
     stop_seconds = 20.0
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self._tmp_path = tmp_path
+
+    def make_variant(self) -> Path:
+        variant = self._tmp_path / "variant.gguf"
+        variant.symlink_to(demo_model_path())
+        return variant
 
     def make_backend(self, engine: Engine) -> LlamaServerBackend:
         if engine not in (Engine.NORMAL, Engine.SLOW):

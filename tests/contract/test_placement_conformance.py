@@ -14,7 +14,7 @@ from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.dispatch.port import PlacementPort
+from weft.dispatch.port import RouterPort
 from weft.dispatch.remote import RemotePlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -95,19 +95,19 @@ async def until_nothing_is_held(loop: SchedulingLoop) -> None:
 class RouterPlacement(PlacementConformance):
     """The router's scheduling loop behind some transport."""
 
-    def placement(self, slots: int) -> AbstractAsyncContextManager[PlacementPort]:
+    def placement(self, slots: int) -> AbstractAsyncContextManager[RouterPort]:
         return self.over(scheduling_loop(fleet_view(slots)))
 
-    def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[PlacementPort]:
+    def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[RouterPort]:
         return self.over(scheduling_loop(fleet_view(1, Phase.HIBERNATING), wake_error))
 
-    def over(self, loop: SchedulingLoop) -> AbstractAsyncContextManager[PlacementPort]:
+    def over(self, loop: SchedulingLoop) -> AbstractAsyncContextManager[RouterPort]:
         raise NotImplementedError
 
 
 class TestLocalPlacement(RouterPlacement):
     @asynccontextmanager
-    async def over(self, loop: SchedulingLoop) -> AsyncGenerator[PlacementPort]:
+    async def over(self, loop: SchedulingLoop) -> AsyncGenerator[RouterPort]:
         yield LocalPlacement(loop)
         await until_nothing_is_held(loop)
         loop.close()
@@ -119,7 +119,7 @@ class TestRemotePlacement(RouterPlacement):
         self._address = f"unix:{tmp_path / 'router.sock'}"
 
     @asynccontextmanager
-    async def over(self, loop: SchedulingLoop) -> AsyncGenerator[PlacementPort]:
+    async def over(self, loop: SchedulingLoop) -> AsyncGenerator[RouterPort]:
         server = new_server()
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(
             PlacementServicer(LocalPlacement(loop)), server

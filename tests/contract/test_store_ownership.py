@@ -92,7 +92,7 @@ async def test_a_failing_write_tells_no_secrets(
 async def test_sqlite_commits_are_durable_and_foreign_keys_hold(sqlite_url: str) -> None:
     store = SqlStore(sqlite_url)
     await store.open()
-    async with store._transaction() as connection:
+    async with store.transaction() as connection:
         settings = {
             pragma: (await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one()
             for pragma in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")

@@ -59,7 +59,7 @@ async def test_one_connection_holds_the_lock_and_waits_for_the_disk(owner: SqlSt
     assert await admin.fetchval(f"SELECT count(*) {OF_STORE}") == 1
     held = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'"
     assert await admin.fetchval(f"{held} AND a.application_name = 'weft-registry' AND a.datname = current_database()")
-    async with owner._transaction() as connection:
+    async with owner.transaction() as connection:
         setting = await connection.exec_driver_sql("SHOW synchronous_commit")
         assert setting.scalar_one() == "on"
     # The server's default is another, so it was the store that asked for it.

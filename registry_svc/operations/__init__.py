@@ -1,0 +1,1 @@
+"""Governed work on the mesh: durable, cancellable, audited."""

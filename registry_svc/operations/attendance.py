@@ -1,0 +1,89 @@
+"""Calls to a runner that end when the runner does, whatever the connection says."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from registry_svc.operations.directory import Directory, RunnerSight
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+# A connection that breaks is noticed at once, one that freezes within 40 s (see weft.kernel.rpc). This notices what a
+# relay in between hides: a runner that came back as another incarnation, or whose heartbeats stopped.
+LOOK_INTERVAL_SECONDS = 5.0
+RETRY_PAUSE_SECONDS = 2.0
+RETRY_AFTER_SECONDS = 5.0
+_NOT_REACHED = frozenset({Reason.NO_RUNNER_AVAILABLE, Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.SHUTTING_DOWN})
+
+T = TypeVar("T")
+
+
+class Attendance:
+    """Makes calls to runners, and watches the runners meanwhile."""
+
+    def __init__(self, directory: Directory, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+
+    async def call(self, runner: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `call` returns.
+
+        Raises its own error, NO_RUNNER_AVAILABLE when the runner is not there, and WORKER_LOST or WORKER_RESTARTED when
+        it goes meanwhile; then the call has been cancelled.
+        """
+        sight = self._directory.runner(runner) if runner else None
+        if sight is None or not sight.active:
+            raise WeftError(
+                Reason.NO_RUNNER_AVAILABLE,
+                f"runner {runner!r} is not there; start it" if runner else "no runner serves this model; start one",
+                metadata={"runner": runner},
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        working = asyncio.create_task(call(), name=f"call-{runner}")
+        watching = asyncio.create_task(self._until_gone(sight), name=f"attend-{runner}")
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise watching.result()
+        finally:
+            await cancelled(working, watching)
+
+    async def patient_call(
+        self, runner: str, call: Callable[[], Coroutine[Any, Any, T]], until: float, *, while_there: bool = False
+    ) -> T:
+        """As `call`; until that moment of the clock, a runner that cannot be reached is tried again.
+
+        `while_there`: but not one that is known to be gone.
+        """
+        while True:
+            try:
+                return await self.call(runner, call)
+            except WeftError as error:
+                if error.reason not in _NOT_REACHED or self._clock.monotonic() >= until:
+                    raise
+                if while_there and not self.is_there(runner):
+                    raise
+            await self._clock.sleep(RETRY_PAUSE_SECONDS)
+
+    def is_there(self, runner: str) -> bool:
+        """Whether a runner is heard of."""
+        sight = self._directory.runner(runner) if runner else None
+        return sight is not None and sight.active
+
+    async def _until_gone(self, at_start: RunnerSight) -> WeftError:
+        while True:
+            await self._clock.sleep(LOOK_INTERVAL_SECONDS)
+            sight = self._directory.runner(at_start.name)
+            if sight is None or not sight.active:
+                return WeftError(Reason.WORKER_LOST, f"runner {at_start.name!r} is not heard of any more")
+            if sight.incarnation != at_start.incarnation:
+                return WeftError(Reason.WORKER_RESTARTED, f"runner {at_start.name!r} was started anew meanwhile")
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until each has ended, however it ends."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

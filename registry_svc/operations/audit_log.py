@@ -1,0 +1,117 @@
+"""Writes the audit log: what happened to operations, who did it, and who was refused and why."""
+
+import hashlib
+
+import structlog
+from google.protobuf import json_format
+
+from registry_svc.operations.gatekeeper import Refused
+from registry_svc.policy.audit import AuditDraft, AuditHead, detail_json
+from registry_svc.policy.operation_refusals import SHARE_FOR_REFUSALS, CountedRefusals, RefusalWindow
+from registry_svc.policy.operations import GovernedOperation
+from registry_svc.store.operation_port import OperationStore
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.registry.audit")
+
+ENTRIES_PER_OPERATION = 4
+"""At most: accepted, started, its end asked for, ended."""
+MAX_WHY_CHARS = 256
+MAX_SIGNERS_NAMED = 64
+
+
+class AuditLog:
+    """One log. Entries of operations are drafted here and written by the store together with the operation."""
+
+    def __init__(self, store: OperationStore, clock: Clock, max_entries: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._max_entries = max_entries
+        self._head = AuditHead()
+        self._refusals = RefusalWindow()
+
+    @property
+    def head(self) -> AuditHead:
+        """The newest entry that is known to be on disk."""
+        return self._head
+
+    async def start(self) -> None:
+        """Read where the log ends."""
+        self._head = await self._store.audit_head()
+
+    def moved(self, head: AuditHead) -> None:
+        """Take note that entries were written."""
+        self._head = head
+
+    def require_room(self, unfinished: int) -> None:
+        """Raise TOO_MANY_RESOURCES when a further operation might leave the others without room for their ends."""
+        if self._head.sequence + (unfinished + 1) * ENTRIES_PER_OPERATION > self._max_entries:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the audit log is full at {self._max_entries} entries; keep a copy of it and raise "
+                "registry.operations.max_audit_entries",
+                metadata={"limit": str(self._max_entries)},
+            )
+
+    def drafted(self, event: str, operation: GovernedOperation, actor: str, **detail: object) -> AuditDraft:
+        """An entry about an operation."""
+        return AuditDraft(
+            at=self._clock.utc_now(), event=event, actor=actor, operation=operation.name, detail=detail_json(detail)
+        )
+
+    async def refused(self, refused: Refused, action: bytes, requested_by: str) -> None:
+        """Write down a refusal, or count it when there were too many. Raises SERVICE_UNAVAILABLE."""
+        await self.close_window()
+        why = refused.why[:MAX_WHY_CHARS]
+        roomy = self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS
+        if not roomy or not self._refusals.takes(self._clock.utc_now()):
+            self._refusals.count(why)
+            return
+        detail = {
+            "action": action_detail(action),
+            "action_sha256": action_hash(action),
+            "proven_signers": list(refused.actors[:MAX_SIGNERS_NAMED]),
+            "why": why,
+        }
+        await self._write("operation.refused", requested_by, detail)
+
+    async def close_window(self, *, at_once: bool = False) -> None:
+        """Write the entry of the refusals that were counted, when their time is over or `at_once`."""
+        counted = self._refusals.closed(self._clock.utc_now(), at_once=at_once)
+        if counted is None:
+            return
+        log.warning("refusals counted", count=counted.count, since=counted.since.isoformat())
+        if self._head.sequence < self._max_entries * SHARE_FOR_REFUSALS:
+            await self._write("operation.refusals_counted", "", _counted_detail(counted))
+
+    def tell_head(self) -> None:
+        """Write the end of the log to the ordinary log, which is kept elsewhere."""
+        log.info("audit head", sequence=self._head.sequence, hash=self._head.hash)
+
+    async def _write(self, event: str, actor: str, detail: dict[str, object]) -> None:
+        draft = AuditDraft(at=self._clock.utc_now(), event=event, actor=actor, operation="", detail=detail_json(detail))
+        self._head = await self._store.append_audit([draft])
+
+
+def action_detail(action: bytes) -> object:
+    """An action as JSON, by the names of the contract."""
+    message = operation_pb2.OperationAction.FromString(action)
+    detail: object = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return detail
+
+
+def action_hash(action: bytes) -> str:
+    """SHA-256 of an action's own bytes, 64 hex digits."""
+    return hashlib.sha256(action).hexdigest()
+
+
+def _counted_detail(counted: CountedRefusals) -> dict[str, object]:
+    return {
+        "count": counted.count,
+        "since": counted.since.isoformat(),
+        "until": counted.until.isoformat(),
+        "why": counted.reasons,
+    }

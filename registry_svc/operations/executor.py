@@ -1,0 +1,260 @@
+"""Carries out operations: so many at once, those on one model one after the other, each to its one end."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from registry_svc.checks import cleaned_words
+from registry_svc.operations.actions import words_of
+from registry_svc.operations.attendance import cancelled
+from registry_svc.operations.audit_log import AuditLog
+from registry_svc.operations.book import Book, LiveOperation
+from registry_svc.operations.job import Job, JobCancelled, JobTools
+from registry_svc.operations.settings import OperationSettings
+from registry_svc.policy.audit import AuditDraft
+from registry_svc.policy.operation_order import Unfinished, startable
+from registry_svc.policy.operations import (
+    Ending,
+    GovernedOperation,
+    OperationProgress,
+    OperationState,
+    assigned,
+    ended,
+    seconds_left,
+    started,
+)
+from registry_svc.store.operation_port import OperationStore
+from registry_svc.writer import SingleWriter
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task, stop_tasks
+
+log = structlog.get_logger("weft.registry.operations")
+
+MAX_STAGE_CHARS = 64
+MAX_DETAIL_CHARS = 4_096
+# Runners come back within seconds after the host they share with the registry was started anew.
+RESUME_PATIENCE_SECONDS = 60.0
+# An unload waits for requests to end, for at most the runner's drain time.
+UNDO_LIMIT_SECONDS = 900.0
+FIRST_SAVE_PAUSE_SECONDS = 1.0
+MAX_SAVE_PAUSE_SECONDS = 30.0
+
+Step = Callable[[GovernedOperation], GovernedOperation]
+
+
+class Executor:
+    """Runs the operations of a book.
+
+    `writer`: the turn in which operations change, shared with whoever accepts them.
+    """
+
+    def __init__(
+        self,
+        tools: JobTools,
+        store: OperationStore,
+        audit: AuditLog,
+        book: Book,
+        writer: SingleWriter,
+        settings: OperationSettings,
+    ) -> None:
+        self._tools = tools
+        self._clock = tools.clock
+        self._store = store
+        self._audit = audit
+        self._book = book
+        self._writer = writer
+        self._settings = settings
+
+    async def stop(self) -> None:
+        """Leave every operation where it is: the next life carries on."""
+        await stop_tasks([live.task for live in self._book if live.task is not None])
+
+    def pump(self) -> None:
+        """Begin what may begin. Called whenever an operation was accepted or has ended."""
+        unfinished = [
+            Unfinished(id=live.operation.id, subjects=live.subjects, running=live.task is not None)
+            for live in self._book
+        ]
+        for operation_id in startable(unfinished, self._settings.max_running):
+            live = self._book.get(operation_id)
+            assert live is not None, "only what is in the book can be chosen"
+            live.task = start_task(self._run(live), name=f"operation-{operation_id}")
+
+    async def change(self, live: LiveOperation, step: Step, drafts: Sequence[AuditDraft] = ()) -> None:
+        """Take a step on disk, then in memory, then tell those who follow. Call it in the writer's turn.
+
+        One that ended while the step waited for its turn stays as it is. Raises SERVICE_UNAVAILABLE; then nothing has
+        changed.
+        """
+        if live.operation.ended:
+            return
+        operation = step(live.operation)
+        if operation == live.operation:
+            return
+        self._audit.moved(await self._store.update(operation, drafts))
+        live.operation = operation
+        if operation.ended:
+            live.progress = OperationProgress()
+            self._book.remove(live)
+        live.tell()
+
+    async def _run(self, live: LiveOperation) -> None:
+        operation = live.operation
+        log.info("operation begins", operation=operation.name, work=words_of(live.action), resumed=live.resumed)
+        if operation.state is OperationState.PENDING:
+            now = self._clock.utc_now()
+            await self._surely(live, lambda each: started(each, now), ("operation.started", "", {}))
+        if live.operation.ended:
+            self.pump()  # it was cancelled just as its turn came
+            return
+        ending = await self._carried_out(live)
+        log.info(
+            "operation ended", operation=operation.name, state=ending.state.name.lower(), reason=ending.reason.name
+        )
+        now = self._clock.utc_now()
+        detail: dict[str, object] = {"detail": ending.detail}
+        if ending.reason is not Reason.UNSPECIFIED:
+            detail["reason"] = ending.reason.name.lower()
+        event = f"operation.{ending.state.name.lower()}"
+        await self._surely(live, lambda each: ended(each, ending, now), (event, live.operation.runner, detail))
+        self.pump()
+
+    async def _carried_out(self, live: LiveOperation) -> Ending:
+        try:
+            return await self._supervised(live)
+        except Exception:
+            log.exception("operation failed unexpectedly", operation=live.operation.name)
+            return Ending(
+                state=OperationState.FAILED,
+                reason=Reason.INTERNAL,
+                detail="an internal error; the registry's log has the details",
+            )
+
+    async def _supervised(self, live: LiveOperation) -> Ending:
+        """Do the work, and end it when its time is over or somebody asks for that."""
+        job = self._job(live)
+        left = seconds_left(live.operation, self._clock.utc_now(), self._settings.timeout_seconds)
+        working = asyncio.create_task(job.run(), name="operation-work")
+        expiring = asyncio.create_task(self._clock.sleep(left), name="operation-timeout")
+        asking = asyncio.create_task(live.cancel_requested.wait(), name="operation-cancel")
+        try:
+            await asyncio.wait({working, expiring, asking}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and asking.done():
+                live.progress = replace(live.progress, stage="cancelling", ends_at=None)
+                live.tell()
+                job.request_cancel()
+                await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
+            in_time = working.done()
+            await cancelled(working)
+            return await self._ending(live, job, working, in_time=in_time)
+        finally:
+            await cancelled(working, expiring, asking)
+
+    async def _ending(
+        self,
+        live: LiveOperation,
+        job: Job,
+        working: "asyncio.Task[operation_pb2.OperationResult]",
+        *,
+        in_time: bool,
+    ) -> Ending:
+        error = None if working.cancelled() else working.exception()
+        if error is None and not working.cancelled():
+            result = working.result().SerializeToString(deterministic=True)
+            return Ending(state=OperationState.SUCCEEDED, result=result)
+        if live.cancel_requested.is_set() and isinstance(error, JobCancelled | WeftError | None):
+            return Ending(state=OperationState.CANCELLED, reason=Reason.CANCELLED, detail=await self._undone(job))
+        if not in_time:
+            left_over = await self._undone(job)
+            words = f"it took longer than {self._settings.timeout_seconds:g} s"
+            detail = f"{words}; {left_over}" if left_over else words
+            return Ending(state=OperationState.FAILED, reason=Reason.DEADLINE_EXCEEDED, detail=detail)
+        if isinstance(error, WeftError):
+            return Ending(state=OperationState.FAILED, reason=error.reason, detail=_cleaned(error.message))
+        assert error is not None, "work that was not cancelled has a result or an error"
+        raise error
+
+    async def _undone(self, job: Job) -> str:
+        """What could not be undone, in words."""
+        undoing = asyncio.create_task(job.undo(), name="operation-undo")
+        expiring = asyncio.create_task(self._clock.sleep(UNDO_LIMIT_SECONDS), name="operation-undo-timeout")
+        try:
+            await asyncio.wait({undoing, expiring}, return_when=asyncio.FIRST_COMPLETED)
+            if undoing.done():
+                return _cleaned(undoing.result())
+            return f"its runner did not unload within {UNDO_LIMIT_SECONDS:g} s"
+        finally:
+            await cancelled(undoing, expiring)
+
+    def _job(self, live: LiveOperation) -> Job:
+        begun = operation_pb2.OperationResult.FromString(live.operation.result).models
+        job = Job(
+            self._tools,
+            live.operation.id,
+            live.action,
+            _Report(self, live),
+            begun=begun,
+            patient_until=self._clock.monotonic() + RESUME_PATIENCE_SECONDS if live.resumed else 0.0,
+        )
+        if live.cancel_requested.is_set():
+            job.request_cancel()
+        return job
+
+    async def _surely(self, live: LiveOperation, step: Step, told: tuple[str, str, dict[str, object]]) -> None:
+        """Take a step that cannot be given up: what it says has happened. Tried until the database takes it.
+
+        At most `max_running` wait so, and each ends with the registry.
+        """
+        event, actor, detail = told
+        draft = self._audit.drafted(event, live.operation, actor, **detail)
+        pause = FIRST_SAVE_PAUSE_SECONDS
+        while True:
+            try:
+                await self._writer.run(lambda: self.change(live, step, [draft]))
+            except WeftError as error:
+                if error.reason is not Reason.SERVICE_UNAVAILABLE:
+                    raise
+                log.error("operation not saved, trying again", operation=live.operation.name)  # noqa: TRY400 - the store has logged the cause
+            else:
+                return
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, MAX_SAVE_PAUSE_SECONDS)
+
+    async def keep(self, live: LiveOperation, step: Step) -> None:
+        """Take a step that no audit entry is about. Raises SERVICE_UNAVAILABLE."""
+        await self._writer.run(lambda: self.change(live, step))
+
+
+class _Report:
+    """See Report: a job's words, in the book."""
+
+    def __init__(self, executor: Executor, live: LiveOperation) -> None:
+        self._executor = executor
+        self._live = live
+
+    def progress(self, progress: OperationProgress) -> None:
+        """See Report.progress."""
+        live = self._live
+        if live.operation.ended:
+            return
+        share = progress.share if progress.share is not None and 0.0 <= progress.share <= 1.0 else None
+        stage = "cancelling" if live.cancel_requested.is_set() else _cleaned(progress.stage)[:MAX_STAGE_CHARS]
+        live.progress = replace(progress, stage=stage, detail=_cleaned(progress.detail), share=share)
+        live.tell()
+
+    async def assigned(self, runner: str) -> None:
+        """See Report.assigned."""
+        await self._executor.keep(self._live, lambda operation: assigned(operation, runner))
+
+    async def begun(self, models: Sequence[str]) -> None:
+        """See Report.begun."""
+        partial = operation_pb2.OperationResult(models=models).SerializeToString(deterministic=True)
+        await self._executor.keep(self._live, lambda operation: replace(operation, result=partial))
+
+
+def _cleaned(text: str) -> str:
+    return cleaned_words(text[:MAX_DETAIL_CHARS], "detail", MAX_DETAIL_CHARS)

@@ -1,0 +1,341 @@
+"""What is done for one operation: calls to runners, one after the other, that can be cancelled and undone."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf import duration_pb2
+
+from registry_svc.operations.attendance import Attendance
+from registry_svc.operations.directory import Directory
+from registry_svc.operations.subjects import is_single, models_named
+from registry_svc.policy.operation_pools import plan_pool
+from registry_svc.policy.operation_times import LoadTimes
+from registry_svc.policy.operations import OperationProgress
+from registry_svc.runner_calls import RunnerCalls
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_FLUSHES_AT_ONCE = 16
+MAX_NAMED_FAILURES = 3
+# A page of operations must fit into one gRPC message of 64 MiB.
+MAX_NAMED_MODELS = 256
+UNDO_PATIENCE_SECONDS = 120.0
+# A runner that was started anew ended every backend of its earlier life.
+_NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
+
+
+class JobCancelled(Exception):  # noqa: N818 - an outcome, which is no error of the job
+    """Its end was asked for, and no call of it goes on; what it loaded is still there, see Job.undo."""
+
+
+class Report(Protocol):
+    """Whom a job tells how it is getting on."""
+
+    def progress(self, progress: OperationProgress) -> None:
+        """It is so far now."""
+        ...
+
+    def assigned(self, runner: str) -> Awaitable[None]:
+        """One runner carries it out; kept when this returns."""
+        ...
+
+    def begun(self, models: Sequence[str]) -> Awaitable[None]:
+        """These loads have been begun, or are about to be; kept when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTools:
+    """What jobs work with."""
+
+    calls: RunnerCalls
+    directory: Directory
+    clock: Clock
+    times: LoadTimes
+    attendance: Attendance
+
+
+class Job:
+    """One operation under way.
+
+    `begun`: models whose load an earlier life of the registry had begun for it. `patient_until`: until that moment of
+    the clock runners that cannot be reached are tried again.
+    """
+
+    def __init__(
+        self,
+        tools: JobTools,
+        operation_id: str,
+        action: operation_pb2.OperationAction,
+        report: Report,
+        *,
+        begun: Sequence[str] = (),
+        patient_until: float = 0.0,
+    ) -> None:
+        self._tools = tools
+        self._operation_id = operation_id
+        self._action = action
+        self._report = report
+        self._begun = list(begun)
+        self._patient_until = patient_until
+        self._cancel_requested = False
+        self._loading: asyncio.Task[runner_service_pb2.LoadResult] | None = None
+        self._result = operation_pb2.OperationResult()
+
+    def request_cancel(self) -> None:
+        """End it as soon as may be: a load at once, an unload or a flush before its next call."""
+        self._cancel_requested = True
+        if self._loading is not None:
+            self._loading.cancel()
+
+    async def run(self) -> operation_pb2.OperationResult:
+        """What came of it. Raises JobCancelled, and the WeftError of the runner that failed."""
+        self._require_wanted()
+        match self._action.WhichOneof("kind"):
+            case "load_model":
+                await self._load(self._action.load_model)
+            case "unload_model":
+                await self._unload_named(self._action.unload_model.model)
+            case _:
+                await self._flush(self._action.flush_cache)
+        del self._result.models[MAX_NAMED_MODELS:]
+        return self._result
+
+    async def undo(self) -> str:
+        """Unload what was loaded; returns what could not be, in words.
+
+        A runner that is gone took its backends along; one that is there and cannot be reached is tried for
+        UNDO_PATIENCE_SECONDS.
+        """
+        failures: list[str] = []
+        until = self._tools.clock.monotonic() + UNDO_PATIENCE_SECONDS
+        for model in self._begun:
+            self._tell("unloading", f"unloading {model}")
+            runner = self._tools.directory.runner_of(model) or ""
+            try:
+                await self._unload_patiently(runner, model, until, while_there=True)
+            except WeftError as error:
+                if error.reason not in _NOTHING_TO_UNLOAD and self._is_there(model):
+                    failures.append(f"{model}: {error.message}")
+        return "" if not failures else "could not be unloaded: " + "; ".join(failures[:MAX_NAMED_FAILURES])
+
+    async def _load(self, load: operation_pb2.LoadModel) -> None:
+        if load.evict_model:
+            await self._unload(load.evict_model)
+        if is_single(load, self._tools.directory):
+            await self._report.assigned(self._tools.directory.runner_of(load.model) or "")
+            await self._load_one(load.model, load.options)
+            return
+        await self._load_pool(load)
+
+    async def _load_pool(self, load: operation_pb2.LoadModel) -> None:
+        plan = plan_pool(self._tools.directory.pool(load.model), load.replicas or 1)
+        missing, failures = plan.missing, list[WeftError]()
+        if load.HasField("options") and load.options.ByteSize():
+            for model in plan.keep:
+                await self._load_one(model, load.options)
+        else:
+            self._result.models.extend(plan.keep)
+        for model in plan.load:
+            if not missing:
+                break
+            try:
+                await self._load_one(model, load.options)
+                missing -= 1
+            except WeftError as error:
+                failures.append(error)
+        if missing:
+            raise _too_few(missing, failures)
+        for model in plan.unload:
+            await self._unload(model)
+
+    async def _load_one(self, model: str, options: load_pb2.LoadOptions) -> None:
+        self._require_wanted()
+        is_new = model not in self._begun
+        if is_new:
+            await self._report.begun([*self._begun, model])
+            self._begun.append(model)
+        self._require_wanted()
+        runner = self._tools.directory.runner_of(model) or ""
+        self._loading = asyncio.create_task(
+            self._tools.attendance.patient_call(
+                runner, lambda: self._load_call(runner, model, options), self._patient_until
+            ),
+            name=f"load-{model}",
+        )
+        try:
+            result = await self._loading
+        except asyncio.CancelledError:
+            # Either this job was asked to end, which cancelled the call alone, or the task it runs in was cancelled.
+            if self._loading.cancelled() and self._cancel_requested:
+                raise JobCancelled from None
+            self._loading.cancel()
+            raise
+        finally:
+            self._loading = None
+        if result.was_loaded:
+            # How long that took says nothing about loads.
+            result.ClearField("load_time")
+            if is_new:
+                self._begun.remove(model)
+                await self._report.begun(self._begun)
+        elif result.HasField("load_time"):
+            self._tools.times.learn(model, result.load_time.ToNanoseconds() / 1e9)
+        self._add_load(model, result)
+
+    async def _load_call(self, runner: str, model: str, options: load_pb2.LoadOptions) -> runner_service_pb2.LoadResult:
+        began = self._tools.clock.monotonic()
+        self._tell_load(model, began, runner_service_pb2.LoadProgress(stage="asking the runner"))
+        responses = self._tools.calls.load(runner, model, options, operation_id=self._operation_id)
+        async with aclosing(responses):
+            async for response in responses:
+                if response.WhichOneof("kind") == "result":
+                    return response.result
+                self._tell_load(model, began, response.progress)
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the runner ended the load without a result")
+
+    def _tell_load(self, model: str, began: float, said: runner_service_pb2.LoadProgress) -> None:
+        now = self._tools.clock.monotonic()
+        eta = self._tools.times.eta_seconds(model, now - began)
+        if said.HasField("eta"):
+            eta = said.eta.ToNanoseconds() / 1e9
+        self._report.progress(
+            OperationProgress(
+                stage=said.stage,
+                detail=said.detail or f"loading {model}",
+                share=said.progress if said.HasField("progress") else None,
+                ends_at=None if eta is None else now + max(eta, 0.0),
+            )
+        )
+
+    def _add_load(self, model: str, result: runner_service_pb2.LoadResult) -> None:
+        total = self._result
+        first = not total.models
+        total.memory_measured = result.memory_measured and (first or total.memory_measured)
+        total.memory_bytes += result.memory_bytes
+        total.models.append(model)
+        if result.HasField("load_time"):
+            spent = total.load_time.ToNanoseconds() + result.load_time.ToNanoseconds()
+            total.load_time.CopyFrom(_duration(spent))
+
+    async def _unload_named(self, name: str) -> None:
+        models = models_named(name, self._tools.directory)
+        if not models:
+            raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known any more")
+        there = [model for model in models if self._is_there(model)]
+        # Members of a pool whose runners are gone hold nothing. Where none is there, that is the answer.
+        for model in there or models[:1]:
+            await self._unload(model)
+
+    async def _unload(self, model: str) -> None:
+        self._require_wanted()
+        self._tell("unloading", f"unloading {model}")
+        runner = self._tools.directory.runner_of(model) or ""
+        answer = await self._unload_patiently(runner, model, self._patient_until)
+        self._result.memory_freed_bytes += answer.memory_freed_bytes
+        self._result.cache_flushed |= answer.cache_flushed
+        if self._action.WhichOneof("kind") == "unload_model":
+            self._result.models.append(model)
+
+    async def _unload_patiently(
+        self, runner: str, model: str, until: float, *, while_there: bool = False
+    ) -> runner_service_pb2.UnloadResponse:
+        async def call() -> runner_service_pb2.UnloadResponse:
+            return await self._tools.calls.unload(runner, model, operation_id=self._operation_id)
+
+        return await self._tools.attendance.patient_call(runner, call, until, while_there=while_there)
+
+    async def _flush(self, flush: operation_pb2.FlushCache) -> None:
+        requests = self._flush_requests(flush)
+        if len(requests) == 1:
+            await self._report.assigned(requests[0][0])
+        self._tell("flushing", f"asking {len(requests)} runners")
+        answers: list[runner_service_pb2.FlushCacheResponse] = []
+        failures: list[WeftError] = []
+        for start in range(0, len(requests), MAX_FLUSHES_AT_ONCE):
+            self._require_wanted()
+            some = requests[start : start + MAX_FLUSHES_AT_ONCE]
+            for outcome in await asyncio.gather(*(self._flush_one(*each) for each in some)):
+                if isinstance(outcome, WeftError):
+                    failures.append(outcome)
+                else:
+                    answers.append(outcome)
+            self._tell("flushing", share=(start + len(some)) / len(requests))
+        _require_flushed(answers, failures)
+        self._add_flushes(answers)
+
+    def _flush_requests(
+        self, flush: operation_pb2.FlushCache
+    ) -> list[tuple[str, runner_service_pb2.FlushCacheRequest]]:
+        directory = self._tools.directory
+        if not flush.model:
+            runners = [flush.runner] if flush.runner else directory.active_runners()
+            return [(runner, _flush_request(flush, "")) for runner in runners]
+        served = [(directory.runner_of(model) or "", model) for model in models_named(flush.model, directory)]
+        self._result.models.extend(model for runner, model in served if flush.runner in {"", runner})
+        return [(runner, _flush_request(flush, model)) for runner, model in served if flush.runner in {"", runner}]
+
+    async def _flush_one(
+        self, runner: str, request: runner_service_pb2.FlushCacheRequest
+    ) -> runner_service_pb2.FlushCacheResponse | WeftError:
+        async def call() -> runner_service_pb2.FlushCacheResponse:
+            return await self._tools.calls.flush_cache(runner, request, operation_id=self._operation_id)
+
+        try:
+            return await self._tools.attendance.patient_call(runner, call, self._patient_until)
+        except WeftError as error:
+            return error
+
+    def _add_flushes(self, answers: Sequence[runner_service_pb2.FlushCacheResponse]) -> None:
+        total = self._result
+        total.cache_flushed = True
+        total.entry_count = sum(answer.entry_count for answer in answers)
+        if answers and all(answer.HasField("token_count") for answer in answers):
+            total.token_count = sum(answer.token_count for answer in answers)
+        if answers and all(answer.HasField("reusable_bytes") for answer in answers):
+            total.reusable_bytes = sum(answer.reusable_bytes for answer in answers)
+
+    def _is_there(self, model: str) -> bool:
+        return self._tools.attendance.is_there(self._tools.directory.runner_of(model) or "")
+
+    def _require_wanted(self) -> None:
+        if self._cancel_requested:
+            raise JobCancelled
+
+    def _tell(self, stage: str, detail: str = "", *, share: float | None = None) -> None:
+        self._report.progress(OperationProgress(stage=stage, detail=detail, share=share))
+
+
+def _flush_request(flush: operation_pb2.FlushCache, model: str) -> runner_service_pb2.FlushCacheRequest:
+    return runner_service_pb2.FlushCacheRequest(scope=flush.scope, model=model, tenant=flush.tenant, tag=flush.tag)
+
+
+def _require_flushed(answers: Sequence[runner_service_pb2.FlushCacheResponse], failures: Sequence[WeftError]) -> None:
+    """Raise unless every runner that can flush did; that some engines cannot is no failure where others could."""
+    grave = [error for error in failures if error.reason is not Reason.UNSUPPORTED_OPERATION]
+    if grave or (failures and not answers):
+        first = (grave or list(failures))[0]
+        asked = len(answers) + len(failures)
+        raise WeftError(first.reason, f"{len(failures)} of {asked} caches were not flushed; the first: {first.message}")
+
+
+def _too_few(missing: int, failures: Sequence[WeftError]) -> WeftError:
+    if not failures:
+        return WeftError(
+            Reason.NO_RUNNER_AVAILABLE, f"{missing} more members are wanted and none sleeps on a runner that is there"
+        )
+    return WeftError(
+        failures[-1].reason, f"{missing} more members could not be loaded; the last: {failures[-1].message}"
+    )
+
+
+def _duration(nanoseconds: int) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(nanoseconds)
+    return duration

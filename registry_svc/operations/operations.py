@@ -1,0 +1,290 @@
+"""Operations as callers see them: accept, read, follow, cancel."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from registry_svc.operations.actions import CheckedAction, words_of
+from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
+from registry_svc.operations.book import Book, LiveOperation, OperationView, OperationWatcher
+from registry_svc.operations.executor import Executor
+from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceRules, Refused
+from registry_svc.operations.job import JobTools
+from registry_svc.operations.settings import OperationSettings
+from registry_svc.operations.subjects import require_known, subjects_of
+from registry_svc.policy.audit import AuditDraft, AuditEntry, AuditHead
+from registry_svc.policy.operations import (
+    Ending,
+    GovernedOperation,
+    OperationState,
+    cancel_requested,
+    ended,
+    forgotten_before,
+    require_place,
+    require_same_action,
+)
+from registry_svc.store.operation_port import (
+    NewOperation,
+    NonceUsed,
+    OperationStore,
+    RequestKnown,
+    Saved,
+    SpentNonce,
+)
+from registry_svc.writer import SingleWriter
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.registry.operations")
+
+MAX_WAITING_WRITES = 256
+LEARNED_FROM = 1_000
+"""How many of the newest operations are looked at, at a start, for how long loads take."""
+RETRY_AFTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A checked CreateOperation."""
+
+    request_id: str
+    action: CheckedAction
+    requested_by: str
+    authorization: str
+
+
+class Operations:
+    """All operations of one registry, from `start` to `stop`; outside of that everything is SHUTTING_DOWN."""
+
+    def __init__(
+        self, store: OperationStore, tools: JobTools, gatekeeper: Gatekeeper, settings: OperationSettings
+    ) -> None:
+        self._store = store
+        self._tools = tools
+        self._clock = tools.clock
+        self._gatekeeper = gatekeeper
+        self._settings = settings
+        self._book = Book()
+        self._writer = SingleWriter()
+        self.audit = AuditLog(store, tools.clock, settings.max_audit_entries)
+        self._executor = Executor(tools, store, self.audit, self._book, self._writer, settings)
+        self._open = False
+
+    async def start(self) -> None:
+        """Carry on with what an earlier life left. Call it once the database is open and the mesh has been read."""
+        self._gatekeeper.recall(await self._store.load_marks())
+        await self.audit.start()
+        for operation in reversed(await self._store.page(before_number=None, size=LEARNED_FROM)):
+            self._learn(operation)
+        for operation in await self._store.load_unfinished():
+            self._take(operation, resumed=True)
+        self._open = True
+        log.info("operations open", unfinished=len(self._book), audit_entries=self.audit.head.sequence)
+        self.audit.tell_head()
+        self._executor.pump()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Leave operations where they are; the next life carries them on. Call it before the database is closed."""
+        if not self._open:
+            return
+        self._open = False
+        await self._executor.stop()
+        await self._writer.drain(grace_seconds)
+        self._book.clear()
+        try:
+            await self.audit.close_window(at_once=True)
+        except WeftError:
+            log.warning("the count of refusals was lost")
+        self.audit.tell_head()
+
+    async def create(self, asked: Asked) -> tuple[OperationView, bool]:
+        """The operation, and whether an earlier call with the same request id made it.
+
+        Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
+        `require_known` does. Once begun it is finished even if the caller is gone by then.
+        """
+        self._require_open()
+        if self._writer.waiting >= MAX_WAITING_WRITES:
+            raise WeftError(
+                Reason.QUEUE_FULL,
+                f"{MAX_WAITING_WRITES} operations wait to be accepted; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return await self._writer.run(lambda: self._accept(asked))
+
+    async def get(self, operation_id: str) -> OperationView:
+        """One operation; raises NOT_FOUND."""
+        self._require_open()
+        live = self._book.get(operation_id)
+        if live is not None:
+            return live.view
+        operation = await self._store.get(operation_id)
+        if operation is None:
+            raise _unknown()
+        return OperationView(operation=operation)
+
+    async def page(self, *, before_number: int | None, size: int, unfinished_only: bool) -> list[OperationView]:
+        """At most `size` operations, newest first, from those accepted before `before_number`."""
+        self._require_open()
+        found = await self._store.page(before_number=before_number, size=size, unfinished_only=unfinished_only)
+        return [
+            live.view if (live := self._book.get(operation.id)) is not None else OperationView(operation=operation)
+            for operation in found
+        ]
+
+    async def watch(self, operation_id: str) -> OperationView | OperationWatcher:
+        """Who follows it; or, of one that has ended, what it is for ever. Raises NOT_FOUND and TOO_MANY_RESOURCES."""
+        view = await self.get(operation_id)
+        live = self._book.get(operation_id)
+        if live is not None:
+            return self._book.watch(live)
+        # It may have ended while it was looked up.
+        return view if view.operation.ended else await self.get(operation_id)
+
+    async def cancel(self, operation_id: str, requested_by: str) -> OperationView:
+        """Ask for the end of an operation; raises NOT_FOUND and SERVICE_UNAVAILABLE. It is CANCELLED later."""
+        self._require_open()
+        return await self._writer.run(lambda: self._cancel(operation_id, requested_by))
+
+    async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
+        """At most `size` entries after that one, oldest first, and the end of the log."""
+        self._require_open()
+        # The head is as old as the page or older, so it never names an entry that a last page does not hold.
+        head = self.audit.head
+        return await self._store.page_audit(after_sequence=after_sequence, size=size), head
+
+    def rules(self) -> GovernanceRules:
+        """What an operation needs to be accepted."""
+        return self._gatekeeper.describe()
+
+    async def keep_house(self) -> None:
+        """Forget what need not be kept any more, and write what was counted. Raises SERVICE_UNAVAILABLE."""
+        self._require_open()
+        now = self._clock.utc_now()
+        await self._store.delete_ended_before(forgotten_before(now, self._settings.keep_seconds))
+        await self._store.purge_nonces(now)
+        await self._writer.run(self.audit.close_window)
+
+    async def _accept(self, asked: Asked) -> tuple[OperationView, bool]:
+        self._require_open()
+        live = self._book.of_request(asked.request_id)
+        earlier = live.operation if live is not None else await self._store.of_request(asked.request_id)
+        if earlier is not None:
+            require_same_action(earlier, asked.action.data)
+            return self._adopted(earlier), True
+        # Only now: a repeat is answered though its model is gone by then.
+        require_known(asked.action.action, self._tools.directory)
+        admission = await self._admitted(asked)
+        require_place(len(self._book), self._settings.max_unfinished)
+        self.audit.require_room(len(self._book))
+        match await self._store.save_new(self._new(asked, admission)):
+            case Saved(operation, head):
+                self.audit.moved(head)
+                live = self._take(operation, resumed=False)
+                view = live.view
+                self._executor.pump()
+                return view, False
+            case RequestKnown(earlier):
+                require_same_action(earlier, asked.action.data)
+                return self._adopted(earlier), True
+            case NonceUsed():
+                refused = Refused("its nonce was used before", actors=admission.signers)
+                raise await self._refusal(refused, asked)
+
+    async def _admitted(self, asked: Asked) -> Admission:
+        action = asked.action
+        try:
+            return self._gatekeeper.admit(action.data, action.action, asked.authorization, self._clock.utc_now())
+        except Refused as refused:
+            raise await self._refusal(refused, asked) from None
+
+    async def _refusal(self, refused: Refused, asked: Asked) -> WeftError:
+        """Why is for the audit log alone."""
+        await self.audit.refused(refused, asked.action.data, asked.requested_by)
+        return WeftError(Reason.OPERATION_REFUSED, "refused")
+
+    def _new(self, asked: Asked, admission: Admission) -> NewOperation:
+        now = self._clock.utc_now()
+        operation = GovernedOperation(
+            id=new_id("op"),
+            request_id=asked.request_id,
+            action=asked.action.data,
+            requested_by=asked.requested_by,
+            signers=admission.signers,
+            created_at=now,
+        )
+        detail: dict[str, object] = {
+            "action": action_detail(asked.action.data),
+            "action_sha256": action_hash(asked.action.data),
+            "request_id": asked.request_id,
+            "signers": list(admission.signers),
+        }
+        if admission.issued_at is not None:
+            detail["issued_at"] = admission.issued_at.isoformat()
+        nonce = None
+        if admission.nonce:
+            assert admission.nonce_kept_until is not None, "a nonce says until when it is kept"
+            nonce = SpentNonce(nonce=admission.nonce, kept_until=admission.nonce_kept_until)
+        accepted = self.audit.drafted("operation.accepted", operation, asked.requested_by, **detail)
+        return NewOperation(operation=operation, audit=(accepted,), nonce=nonce, mark=admission.mark)
+
+    async def _cancel(self, operation_id: str, requested_by: str) -> OperationView:
+        self._require_open()
+        live = self._book.get(operation_id)
+        if live is None:
+            return await self.get(operation_id)
+        if live.operation.cancel_requested:
+            return live.view
+        drafts = [self.audit.drafted("operation.cancel_requested", live.operation, requested_by)]
+        if live.task is None and live.operation.state is OperationState.PENDING:
+            await self._cancel_before_it_begins(live, drafts)
+        else:
+            await self._executor.change(live, cancel_requested, drafts)
+            live.cancel_requested.set()
+        return live.view
+
+    async def _cancel_before_it_begins(self, live: LiveOperation, drafts: list[AuditDraft]) -> None:
+        now = self._clock.utc_now()
+        ending = Ending(state=OperationState.CANCELLED, reason=Reason.CANCELLED, detail="it had not begun")
+        drafts.append(self.audit.drafted("operation.cancelled", live.operation, "", detail=ending.detail))
+        await self._executor.change(live, lambda each: ended(cancel_requested(each), ending, now), drafts)
+        self._executor.pump()
+
+    def _adopted(self, earlier: GovernedOperation) -> OperationView:
+        """An earlier operation, which is taken up if its acceptance was told as failed and yet is on disk."""
+        live = self._book.get(earlier.id)
+        if live is None and not earlier.ended:
+            live = self._take(earlier, resumed=True)
+            self._executor.pump()
+        return OperationView(operation=earlier) if live is None else live.view
+
+    def _take(self, operation: GovernedOperation, *, resumed: bool) -> LiveOperation:
+        action = operation_pb2.OperationAction.FromString(operation.action)
+        live = LiveOperation(
+            operation=operation, action=action, subjects=subjects_of(action, self._tools.directory), resumed=resumed
+        )
+        if operation.cancel_requested:
+            live.cancel_requested.set()
+        self._book.add(live)
+        log.info("operation accepted", operation=operation.name, work=words_of(action), resumed=resumed)
+        return live
+
+    def _learn(self, operation: GovernedOperation) -> None:
+        """How long a load took in an earlier life. Operations must come in the order in which they were accepted."""
+        if operation.state is not OperationState.SUCCEEDED:
+            return
+        result = operation_pb2.OperationResult.FromString(operation.result)
+        if len(result.models) == 1 and result.HasField("load_time"):
+            self._tools.times.learn(result.models[0], result.load_time.ToNanoseconds() / 1e9)
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise WeftError(
+                Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=RETRY_AFTER_SECONDS
+            )
+
+
+def _unknown() -> WeftError:
+    return WeftError(Reason.NOT_FOUND, "no operation of this name is known; they are kept for a while once they ended")

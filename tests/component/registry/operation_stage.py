@@ -1,0 +1,273 @@
+"""Operations without a server: a real store, runners that do as a script says, and a clock that stands still."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from registry_svc.operations.actions import checked_action
+from registry_svc.operations.attendance import Attendance
+from registry_svc.operations.book import OperationView
+from registry_svc.operations.directory import RunnerSight
+from registry_svc.operations.gatekeeper import Gatekeeper, OpenGate
+from registry_svc.operations.job import JobTools
+from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.settings import OperationSettings
+from registry_svc.policy.audit import AuditEntry
+from registry_svc.policy.operation_pools import PoolMember
+from registry_svc.policy.operation_times import LoadTimes
+from registry_svc.policy.operations import OperationState
+from registry_svc.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.store.operation_port import OperationStore
+from registry_svc.store.operation_sql import SqlOperationStore
+from registry_svc.store.sql import SqlStore
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.testing.fake_clock import FakeClock
+
+WAIT_LIMIT_SECONDS = 20.0
+LoadResponse = runner_service_pb2.LoadResponse
+Action = operation_pb2.OperationAction
+
+
+def loaded(memory_bytes: int = 100, seconds: int = 30, *, was_loaded: bool = False) -> LoadResponse:
+    result = runner_service_pb2.LoadResult(memory_bytes=memory_bytes, memory_measured=True, was_loaded=was_loaded)
+    result.load_time.FromSeconds(seconds)
+    return LoadResponse(result=result)
+
+
+def said(stage: str, share: float | None = None, eta_seconds: int | None = None) -> LoadResponse:
+    progress = runner_service_pb2.LoadProgress(stage=stage, progress=share)
+    if eta_seconds is not None:
+        progress.eta.FromSeconds(eta_seconds)
+    return LoadResponse(progress=progress)
+
+
+def load(model: str = "m1", *, evict: str = "", replicas: int = 0, context: int = 0) -> Action:
+    message = operation_pb2.LoadModel(model=model, evict_model=evict, replicas=replicas)
+    if context:
+        message.options.parameters["context_tokens"].CopyFrom(load_pb2.LoadValue(integer=context))
+    return Action(load_model=message)
+
+
+def unload(model: str = "m1") -> Action:
+    return Action(unload_model=operation_pb2.UnloadModel(model=model))
+
+
+def flush(
+    scope: runner_service_pb2.FlushCacheRequest.Scope.ValueType, *, model: str = "", tenant: str = "", runner: str = ""
+) -> Action:
+    return Action(flush_cache=operation_pb2.FlushCache(scope=scope, model=model, tenant=tenant, runner=runner))
+
+
+@dataclass
+class ScriptedCalls:
+    """See RunnerCalls. A load waits for what `answer` says of its model; unloads succeed at once unless held."""
+
+    heard: list[str] = field(default_factory=list)
+    """Every call and every end of a load without a result, in order."""
+    requests: list[runner_service_pb2.FlushCacheRequest] = field(default_factory=list)
+    options: list[load_pb2.LoadOptions] = field(default_factory=list)
+    failures: dict[str, list[WeftError]] = field(default_factory=dict)
+    """Of unloads by model and of flushes by runner, one per call."""
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Unloads by model, and flushes by runner, that wait."""
+    _answers: defaultdict[str, "asyncio.Queue[LoadResponse | WeftError]"] = field(
+        default_factory=lambda: defaultdict(asyncio.Queue)
+    )
+
+    def answer(self, model: str, *answers: LoadResponse | WeftError) -> None:
+        for each in answers:
+            self._answers[model].put_nowait(each)
+
+    async def load(
+        self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
+    ) -> AsyncGenerator[LoadResponse]:
+        del operation_id
+        self.heard.append(f"load {model} on {runner}")
+        self.options.append(options)
+        over = False
+        try:
+            while not over:
+                answer = await self._answers[model].get()
+                over = isinstance(answer, WeftError) or answer.WhichOneof("kind") == "result"
+                if isinstance(answer, WeftError):
+                    raise answer
+                yield answer
+        finally:
+            if not over:
+                # As a runner does, it takes a moment until it has stopped.
+                await asyncio.sleep(0)
+                self.heard.append(f"load {model} stopped")
+
+    async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
+        del operation_id
+        self.heard.append(f"unload {model} on {runner}")
+        await self._pass(model)
+        return runner_service_pb2.UnloadResponse(memory_freed_bytes=7, cache_flushed=True)
+
+    async def flush_cache(
+        self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
+    ) -> runner_service_pb2.FlushCacheResponse:
+        del operation_id
+        self.heard.append(f"flush {request.model or 'all'} on {runner}")
+        self.requests.append(request)
+        await self._pass(runner)
+        return runner_service_pb2.FlushCacheResponse(entry_count=2, token_count=50)
+
+    async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
+        raise AssertionError(f"operations ask nobody to yield: {request}")
+
+    async def _pass(self, name: str) -> None:
+        if (gate := self.held.get(name)) is not None:
+            await gate.wait()
+        if failures := self.failures.get(name):
+            raise failures.pop(0)
+
+
+@dataclass
+class FakeDirectory:
+    """See Directory. Models by runner; every model is in a pool of its own, or in those of `pools`."""
+
+    models: dict[str, str] = field(default_factory=lambda: {"m1": "r1", "m2": "r1", "m3": "r2"})
+    pools: dict[str, list[PoolMember]] = field(default_factory=dict)
+    runners: dict[str, RunnerSight] = field(
+        default_factory=lambda: {name: RunnerSight(name=name, incarnation="i1", active=True) for name in ("r1", "r2")}
+    )
+
+    def runner_of(self, model: str) -> str | None:
+        return self.models.get(model)
+
+    def pool(self, name: str) -> tuple[PoolMember, ...]:
+        if name in self.pools:
+            return tuple(self.pools[name])
+        return (PoolMember(model=name, reachable=True, loaded=False),) if name in self.models else ()
+
+    def names_pool(self, name: str) -> bool:
+        return name in self.pools
+
+    def runner(self, name: str) -> RunnerSight | None:
+        return self.runners.get(name)
+
+    def active_runners(self) -> list[str]:
+        return sorted(name for name, sight in self.runners.items() if sight.active)
+
+    def lose(self, runner: str) -> None:
+        self.runners[runner] = replace(self.runners[runner], active=False)
+
+    def restart(self, runner: str, incarnation: str = "i2") -> None:
+        self.runners[runner] = RunnerSight(name=runner, incarnation=incarnation, active=True)
+
+
+@dataclass
+class Stage:
+    """Operations on a database in memory that outlives them."""
+
+    database: SqlStore
+    store: OperationStore
+    clock: FakeClock = field(default_factory=FakeClock)
+    calls: ScriptedCalls = field(default_factory=ScriptedCalls)
+    directory: FakeDirectory = field(default_factory=FakeDirectory)
+    gatekeeper: Gatekeeper = field(default_factory=OpenGate)
+    settings: OperationSettings = field(default_factory=OperationSettings)
+    operations: Operations = field(init=False)
+    _asked: int = 0
+
+    async def start(self) -> None:
+        """A new life of the registry on the same database."""
+        tools = JobTools(
+            calls=self.calls,
+            directory=self.directory,
+            clock=self.clock,
+            times=LoadTimes(),
+            attendance=Attendance(self.directory, self.clock),
+        )
+        self.operations = Operations(self.store, tools, self.gatekeeper, self.settings)
+        await self.operations.start()
+
+    async def restart(self) -> None:
+        await self.operations.stop(1.0)
+        await self.start()
+
+    def asked(
+        self, action: Action, request_id: str = "", *, requested_by: str = "alice", authorization: str = ""
+    ) -> Asked:
+        self._asked += 1
+        return Asked(
+            request_id=request_id or f"request-{self._asked}",
+            action=checked_action(action),
+            requested_by=requested_by,
+            authorization=authorization,
+        )
+
+    async def create(self, action: Action, request_id: str = "", **more: str) -> str:
+        """The id of the operation."""
+        view, _ = await self.operations.create(self.asked(action, request_id, **more))
+        return view.operation.id
+
+    async def state(self, operation_id: str) -> OperationState:
+        return (await self.operations.get(operation_id)).operation.state
+
+    async def views(self, operation_id: str) -> list[OperationView]:
+        """Every view until the end, as one hears them who follows from now on."""
+        followed = await self.operations.watch(operation_id)
+        if isinstance(followed, OperationView):
+            return [followed]
+        async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+            with followed:
+                return [view async for view in followed]
+
+    async def end(self, operation_id: str) -> OperationView:
+        """How it ends."""
+        return (await self.views(operation_id))[-1]
+
+    async def end_as_time_passes(self, operation_id: str, step_seconds: float) -> OperationView:
+        """How it ends when that takes time on the clock."""
+        ending = asyncio.create_task(self.end(operation_id))
+        while not ending.done():
+            # A moment of real time for the database, whose work no clock knows.
+            await asyncio.wait({ending}, timeout=0.02)
+            await self.clock.advance(step_seconds)
+        return ending.result()
+
+    async def until_heard(self, *calls: str) -> None:
+        """Return once runners have heard these calls, in this order, and nothing else."""
+        async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+            while self.calls.heard != list(calls):
+                assert self.calls.heard == list(calls)[: len(self.calls.heard)], self.calls.heard
+                await asyncio.sleep(0.001)
+
+    async def until_stage(self, operation_id: str, stage: str) -> OperationView:
+        """How it is once it is at this stage."""
+        followed = await self.operations.watch(operation_id)
+        assert not isinstance(followed, OperationView), "it has ended"
+        async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+            with followed:
+                async for view in followed:
+                    if view.progress.stage == stage:
+                        return view
+        raise AssertionError("it ended without that stage")
+
+    async def audit(self) -> list[AuditEntry]:
+        return await self.store.page_audit(after_sequence=0, size=10_000)
+
+    async def events(self) -> list[str]:
+        return [entry.draft.event.removeprefix("operation.") for entry in await self.audit()]
+
+
+@asynccontextmanager
+async def running_stage(
+    gatekeeper: Gatekeeper | None = None, url: str = "sqlite+aiosqlite://", **settings: float
+) -> AsyncIterator[Stage]:
+    database = SqlStore(url)
+    await database.open()
+    chosen = OperationSettings(**settings)  # type: ignore[arg-type]
+    stage = Stage(database, SqlOperationStore(database), gatekeeper=gatekeeper or OpenGate(), settings=chosen)
+    await stage.start()
+    try:
+        yield stage
+    finally:
+        await stage.operations.stop(1.0)
+        await database.close()

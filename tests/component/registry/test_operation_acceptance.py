@@ -1,0 +1,498 @@
+"""Which operations are accepted, what a refusal leaves behind, and what a restart carries on."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from operation_stage import Action, Stage, load, loaded, running_stage, said, unload
+from structlog.testing import capture_logs
+
+from registry_svc.operations.audit_log import ENTRIES_PER_OPERATION
+from registry_svc.operations.book import MAX_WATCHERS, OperationView
+from registry_svc.operations.executor import RESUME_PATIENCE_SECONDS
+from registry_svc.operations.gatekeeper import (
+    Admission,
+    GovernanceMarks,
+    GovernanceMode,
+    GovernanceRules,
+    Refused,
+)
+from registry_svc.operations.keeper import HOUSEKEEPING_INTERVAL_SECONDS, Keeper
+from registry_svc.policy.audit import AuditCheck, AuditDraft, AuditHead
+from registry_svc.policy.operation_refusals import MAX_ENTRIES_PER_WINDOW, SHARE_FOR_REFUSALS, WINDOW_SECONDS
+from registry_svc.policy.operations import GovernedOperation, OperationState
+from registry_svc.store.operation_sql import SqlOperationStore
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+KILLED_AFTER_A_COMMIT = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {folder!r})
+from operation_stage import load, loaded, running_stage
+
+async def main():
+    async with running_stage(url={url!r}) as stage:
+        commits = 0
+        def killed_after(write):
+            async def written(*args):
+                nonlocal commits
+                result = await write(*args)
+                commits += 1
+                if commits == {commits}:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return result
+            return written
+        stage.store.save_new = killed_after(stage.store.save_new)
+        stage.store.update = killed_after(stage.store.update)
+        stage.calls.answer("m1", loaded())
+        await stage.end(await stage.create(load(), "the-request"))
+
+asyncio.run(main())
+"""
+# Accepted, begun, its runner, its load, its end.
+COMMITS = 5
+
+
+class ScriptedGate:
+    """Admits what is authorized as "nonce:<nonce>"; everything else is refused with the authorization as why."""
+
+    def __init__(self) -> None:
+        self.marks: list[GovernanceMarks] = []
+        self.seen: list[bytes] = []
+
+    def recall(self, marks: GovernanceMarks) -> None:
+        self.marks.append(marks)
+
+    def admit(self, action_bytes: bytes, action: Action, authorization: str, now_utc: datetime) -> Admission:
+        assert action_bytes == action.SerializeToString(deterministic=True)
+        self.seen.append(action_bytes)
+        kind, _, nonce = authorization.partition(":")
+        if kind != "nonce":
+            raise Refused(authorization or "there was no token", actors=("alice-2026",))
+        return Admission(
+            signers=("alice-2026", "bob-2026"),
+            nonce=nonce,
+            nonce_kept_until=now_utc + timedelta(minutes=6),
+            issued_at=now_utc,
+            mark=now_utc,
+        )
+
+    def describe(self) -> GovernanceRules:
+        return GovernanceRules(mode=GovernanceMode.SIGNATURES, required_signers=2)
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with running_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Stage]:
+    async with running_stage(ScriptedGate()) as stage:
+        yield stage
+
+
+async def refused(stage: Stage, authorization: str) -> WeftError:
+    with pytest.raises(WeftError) as refusal:
+        await stage.create(load(), authorization=authorization)
+    return refusal.value
+
+
+async def test_a_repeat_of_a_request_gets_the_same_operation_whatever_its_state(stage: Stage) -> None:
+    first, existed = await stage.operations.create(stage.asked(load(), "r1"))
+    assert not existed
+    for _ in range(2):
+        again, existed = await stage.operations.create(stage.asked(load(), "r1"))
+        assert (again.operation.id, existed) == (first.operation.id, True)
+        stage.calls.answer("m1", loaded())
+        await stage.end(first.operation.id)
+    assert (await stage.events()).count("accepted") == 1
+    assert stage.calls.heard == ["load m1 on r1"]
+
+
+async def test_a_repeat_is_answered_though_its_model_is_gone_by_then(stage: Stage) -> None:
+    first = await stage.create(load(), "r1")
+    stage.calls.answer("m1", loaded())
+    await stage.end(first)
+    del stage.directory.models["m1"]
+    assert await stage.create(load(), "r1") == first
+    with pytest.raises(WeftError) as refusal:
+        await stage.create(load(), "r2")
+    assert refusal.value.reason is Reason.MODEL_NOT_FOUND
+
+
+async def test_a_request_id_of_another_action_is_refused(stage: Stage) -> None:
+    await stage.create(load(), "r1")
+    with pytest.raises(WeftError) as refusal:
+        await stage.create(load(context=1), "r1")
+    assert refusal.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_100_calls_with_one_request_id_make_one_operation(stage: Stage) -> None:
+    answers = await asyncio.gather(*(stage.operations.create(stage.asked(load(), "r1")) for _ in range(100)))
+    assert len({view.operation.id for view, _ in answers}) == 1
+    assert [existed for _, existed in answers].count(False) == 1
+
+
+async def test_more_than_may_wait_are_refused_and_one_that_ended_makes_room() -> None:
+    async with running_stage(max_unfinished=2, max_running=1) as stage:
+        first = await stage.create(load())
+        await stage.create(unload())
+        with pytest.raises(WeftError) as refusal:
+            await stage.create(load("m3"))
+        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+        stage.calls.answer("m1", loaded())
+        await stage.end(first)
+        await stage.create(load("m3"))
+
+
+async def test_a_caller_who_is_gone_does_not_undo_what_was_begun(stage: Stage) -> None:
+    calling = asyncio.create_task(stage.create(load(), "r1"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    view, _ = await stage.operations.create(stage.asked(load(), "r1"))
+    stage.calls.answer("m1", loaded())
+    assert (await stage.end(view.operation.id)).operation.state is OperationState.SUCCEEDED
+    assert stage.calls.heard == ["load m1 on r1"]
+
+
+async def test_a_refusal_says_refused_and_only_the_audit_log_says_why(guarded: Stage) -> None:
+    error = await refused(guarded, "expired by 1 s")
+    assert (error.reason, error.message, error.metadata) == (Reason.OPERATION_REFUSED, "refused", {})
+    (entry,) = await guarded.audit()
+    detail = json.loads(entry.draft.detail)
+    assert (entry.draft.event, entry.draft.actor, entry.draft.operation) == ("operation.refused", "alice", "")
+    assert (detail["why"], detail["action"]) == ("expired by 1 s", {"load_model": {"model": "m1"}})
+    assert detail["proven_signers"] == ["alice-2026"]
+    assert await guarded.operations.page(before_number=None, size=10, unfinished_only=False) == []
+
+
+async def test_what_was_admitted_is_kept_with_its_signers_and_its_mark(guarded: Stage) -> None:
+    operation = await guarded.create(load(), authorization="nonce:n1")
+    assert (await guarded.operations.get(operation)).operation.signers == ("alice-2026", "bob-2026")
+    await guarded.restart()
+    gate = guarded.gatekeeper
+    assert isinstance(gate, ScriptedGate)
+    assert [marks.newest_issued_at for marks in gate.marks] == [None, guarded.clock.utc_now()]
+    assert gate.marks[0].audience == gate.marks[1].audience != ""
+
+
+async def test_of_100_parallel_operations_with_one_nonce_exactly_one_is_accepted(guarded: Stage) -> None:
+    outcomes = await asyncio.gather(
+        *(guarded.create(load(), authorization="nonce:n1") for _ in range(100)), return_exceptions=True
+    )
+    assert sum(isinstance(outcome, str) for outcome in outcomes) == 1
+    errors = [outcome for outcome in outcomes if isinstance(outcome, WeftError)]
+    assert {(error.reason, error.message) for error in errors} == {(Reason.OPERATION_REFUSED, "refused")}
+    assert len(errors) == 99
+    why = {json.loads(entry.draft.detail).get("why") for entry in await guarded.audit()}
+    assert "its nonce was used before" in why
+
+
+async def test_a_repeat_of_an_accepted_request_is_no_second_use_of_its_nonce(guarded: Stage) -> None:
+    first = await guarded.create(load(), "r1", authorization="nonce:n1")
+    assert await guarded.create(load(), "r1", authorization="nonce:n1") == first
+    assert await guarded.events() == ["accepted", "started"]
+
+
+async def test_one_that_finds_no_place_keeps_its_nonce() -> None:
+    async with running_stage(ScriptedGate(), max_unfinished=1) as stage:
+        first = await stage.create(load(), authorization="nonce:n1")
+        with pytest.raises(WeftError) as refusal:
+            await stage.create(load(), authorization="nonce:n2")
+        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+        stage.calls.answer("m1", loaded())
+        await stage.end(first)
+        await stage.create(load(), authorization="nonce:n2")
+
+
+async def test_a_flood_of_refusals_is_counted_and_not_written_one_by_one(guarded: Stage) -> None:
+    for number in range(200):
+        await refused(guarded, "bad" if number % 2 else "worse")
+    assert await guarded.events() == ["refused"] * MAX_ENTRIES_PER_WINDOW
+    await guarded.clock.advance(WINDOW_SECONDS)
+    await guarded.operations.keep_house()
+    last = (await guarded.audit())[-1].draft
+    counted = json.loads(last.detail)
+    assert (last.event, counted["count"], counted["why"]) == (
+        "operation.refusals_counted",
+        180,
+        {"bad": 90, "worse": 90},
+    )
+    await refused(guarded, "bad")
+    assert (await guarded.events())[-1] == "refused"
+
+
+async def test_what_was_counted_is_written_at_the_stop(guarded: Stage) -> None:
+    for _ in range(MAX_ENTRIES_PER_WINDOW + 5):
+        await refused(guarded, "bad")
+    await guarded.restart()
+    assert json.loads((await guarded.audit())[-1].draft.detail)["count"] == 5
+
+
+async def test_refusals_leave_room_in_the_log_for_operations() -> None:
+    limit = 40
+    async with running_stage(ScriptedGate(), max_audit_entries=limit) as stage:
+        for _ in range(10):
+            for _ in range(MAX_ENTRIES_PER_WINDOW):
+                await refused(stage, "bad")
+            await stage.clock.advance(WINDOW_SECONDS)
+        assert len(await stage.events()) == limit * SHARE_FOR_REFUSALS
+        await stage.create(load(), authorization="nonce:n1")
+
+
+async def test_a_log_that_could_be_full_before_the_ends_are_written_takes_no_further_operation() -> None:
+    async with running_stage(max_audit_entries=3 * ENTRIES_PER_OPERATION) as stage:
+        accepted = [await stage.create(load(name)) for name in ("m1", "m3")]
+        with pytest.raises(WeftError) as refusal:
+            await stage.create(load("m2"))
+        assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+        assert "max_audit_entries" in refusal.value.message
+        for operation in accepted:
+            await stage.operations.cancel(operation, "bob")
+            await stage.end(operation)
+        assert stage.operations.audit.head.sequence == 2 * ENTRIES_PER_OPERATION
+
+
+async def test_a_restart_carries_on_what_had_not_ended_and_in_order(stage: Stage) -> None:
+    first, second = await stage.create(load()), await stage.create(unload())
+    stage.calls.answer("m1", said("loading"))
+    await stage.until_stage(first, "loading")
+    await stage.restart()
+    assert stage.calls.heard == ["load m1 on r1", "load m1 stopped"]
+    stage.calls.answer("m1", loaded())
+    assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
+    assert (await stage.end(second)).operation.state is OperationState.SUCCEEDED
+    assert stage.calls.heard[2:] == ["load m1 on r1", "unload m1 on r1"]
+    assert (await stage.events()).count("started") == 2
+
+
+async def test_a_cancel_that_was_asked_for_before_a_restart_is_carried_out_after_it(stage: Stage) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    stage.calls.held["m1"] = asyncio.Event()
+    await stage.operations.cancel(operation, "bob")
+    await stage.until_heard("load m1 on r1", "load m1 stopped", "unload m1 on r1")
+    await stage.restart()
+    stage.calls.held["m1"].set()
+    assert (await stage.end(operation)).operation.state is OperationState.CANCELLED
+    assert stage.calls.heard[3:] == ["unload m1 on r1"]
+
+
+async def test_after_a_restart_a_runner_has_time_to_come_back_and_no_more_than_that(stage: Stage) -> None:
+    first, second = await stage.create(load("m1")), await stage.create(load("m3"))
+    await stage.until_heard("load m1 on r1", "load m3 on r2")
+    stage.directory.lose("r1")
+    stage.directory.lose("r2")
+    await stage.restart()
+    restarted_at = stage.clock.monotonic()
+    await stage.clock.wait_for_sleepers(4)
+    stage.directory.restart("r1")
+    stage.calls.answer("m1", loaded())
+    end = (await stage.end_as_time_passes(second, step_seconds=2.0)).operation
+    assert (end.state, end.reason) == (OperationState.FAILED, Reason.NO_RUNNER_AVAILABLE)
+    assert stage.clock.monotonic() - restarted_at >= RESUME_PATIENCE_SECONDS
+    assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
+
+
+async def test_time_that_passed_before_a_restart_counts() -> None:
+    async with running_stage(timeout_seconds=60.0) as stage:
+        operation = await stage.create(load())
+        await stage.until_heard("load m1 on r1")
+        await stage.clock.advance(50.0)
+        await stage.restart()
+        await stage.until_heard("load m1 on r1", "load m1 stopped", "load m1 on r1")
+        await stage.clock.advance(10.0)
+        assert (await stage.end(operation)).operation.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_an_end_that_the_database_does_not_take_is_told_only_once_it_has_taken_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    update, failing = stage.store.update, 3
+
+    async def failing_update(*args: object) -> object:
+        nonlocal failing
+        if failing:
+            failing -= 1
+            assert await stage.state(operation) is OperationState.RUNNING
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
+        return await update(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage.store, "update", failing_update)
+    stage.calls.answer("m1", loaded())
+    assert (await stage.end_as_time_passes(operation, step_seconds=1.0)).operation.state is OperationState.SUCCEEDED
+    assert failing == 0
+    assert await stage.events() == ["accepted", "started", "succeeded"]
+
+
+async def test_an_operation_that_is_cancelled_just_as_its_turn_comes_is_not_begun(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await stage.create(load()), await stage.create(unload())
+    await stage.until_heard("load m1 on r1")
+    update, ending, gate = stage.store.update, asyncio.Event(), asyncio.Event()
+
+    async def held_update(operation: GovernedOperation, audit: Sequence[AuditDraft]) -> AuditHead:
+        if operation.id == first:
+            ending.set()
+            await gate.wait()
+        else:
+            await asyncio.sleep(0.05)  # the end of the first one is told meanwhile, and with it comes the turn
+        return await update(operation, audit)
+
+    monkeypatch.setattr(stage.store, "update", held_update)
+    stage.calls.answer("m1", loaded())
+    await ending.wait()
+    with capture_logs() as logs:
+        cancelling = asyncio.create_task(stage.operations.cancel(second, "bob"))
+        await asyncio.sleep(0)
+        gate.set()
+        assert (await cancelling).operation.state is OperationState.CANCELLED
+        assert (await stage.end(first)).operation.state is OperationState.SUCCEEDED
+        third = await stage.create(load("m3"))
+        await stage.until_heard("load m1 on r1", "load m3 on r2")
+        await stage.operations.cancel(third, "bob")
+        await stage.end(third)
+    assert [each["event"] for each in logs if each["log_level"] == "critical"] == []
+
+
+@pytest.mark.parametrize("commits", range(1, COMMITS + 1))
+async def test_after_kill_9_at_any_commit_the_retry_finds_the_operation_and_it_ends_once(
+    tmp_path: Path, commits: int
+) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/registry.db"
+    script = KILLED_AFTER_A_COMMIT.format(folder=str(Path(__file__).parent), url=url, commits=commits)
+    process = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], timeout=60, check=False)
+    assert process.returncode == -signal.SIGKILL
+    async with running_stage(url=url) as stage:
+        (kept,) = await stage.store.page(before_number=None, size=10)
+        assert kept.ended == (commits == COMMITS)
+        view, existed = await stage.operations.create(stage.asked(load(), "the-request"))
+        assert (view.operation.id, existed) == (kept.id, True)
+        stage.calls.answer("m1", loaded())
+        assert (await stage.end(kept.id)).operation.state is OperationState.SUCCEEDED
+        assert await stage.events() == ["accepted", "started", "succeeded"]
+        check = AuditCheck(kept=stage.operations.audit.head)
+        check.read(await stage.audit())
+        assert check.verdict() is None
+
+
+async def test_an_acceptance_whose_answer_the_database_lost_is_found_by_the_retry(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_new = stage.store.save_new
+
+    async def saved_and_lost(new: object) -> object:
+        await save_new(new)  # type: ignore[arg-type]
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
+
+    monkeypatch.setattr(stage.store, "save_new", saved_and_lost)
+    with pytest.raises(WeftError):
+        await stage.create(load(), "r1")
+    monkeypatch.undo()
+    view, existed = await stage.operations.create(stage.asked(load(), "r1"))
+    assert existed
+    stage.calls.answer("m1", loaded())
+    assert (await stage.end(view.operation.id)).operation.state is OperationState.SUCCEEDED
+
+
+async def test_outside_of_start_and_stop_everything_is_shutting_down_and_who_follows_hears_it(stage: Stage) -> None:
+    operation = await stage.create(load())
+    followed = await stage.operations.watch(operation)
+    await stage.operations.stop(1.0)
+    with pytest.raises(WeftError) as end:
+        async for _ in followed:  # type: ignore[union-attr]
+            pass
+    assert end.value.reason is Reason.SHUTTING_DOWN
+    for call in (
+        stage.operations.get(operation),
+        stage.operations.create(stage.asked(load())),
+        stage.operations.cancel(operation, ""),
+        stage.operations.page(before_number=None, size=1, unfinished_only=False),
+        stage.operations.audit_page(0, 1),
+        stage.operations.keep_house(),
+    ):
+        with pytest.raises(WeftError) as refusal:
+            await call
+        assert refusal.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_one_follower_too_many_is_refused_and_one_that_left_makes_room(stage: Stage) -> None:
+    operation = await stage.create(load())
+    followed = [await stage.operations.watch(operation) for _ in range(MAX_WATCHERS)]
+    with pytest.raises(WeftError) as refusal:
+        await stage.operations.watch(operation)
+    assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+    assert not isinstance(followed[0], OperationView)
+    with followed[0]:
+        pass
+    await stage.operations.watch(operation)
+
+
+async def test_what_ended_long_ago_is_forgotten_and_its_entries_stay() -> None:
+    async with running_stage(keep_seconds=3600.0, timeout_seconds=36_000.0) as stage:
+        ended = await stage.create(load())
+        stage.calls.answer("m1", loaded())
+        await stage.end(ended)
+        waiting = await stage.create(load("m3"))
+        await stage.clock.advance(3599.0)
+        await stage.operations.keep_house()
+        assert await stage.state(ended) is OperationState.SUCCEEDED
+        await stage.clock.advance(2.0)
+        await stage.operations.keep_house()
+        with pytest.raises(WeftError) as refusal:
+            await stage.operations.get(ended)
+        assert refusal.value.reason is Reason.NOT_FOUND
+        assert await stage.state(waiting) is OperationState.RUNNING
+        assert len(await stage.audit()) == 5
+
+
+async def test_the_keeper_keeps_house_and_tells_the_head_and_survives_a_failure(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, rounds = FakeClock(), 0
+
+    async def keep_house() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 1:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
+
+    monkeypatch.setattr(stage.operations, "keep_house", keep_house)
+    await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    keeper = Keeper(stage.operations, clock, 3600.0)
+    with capture_logs() as logs:
+        keeper.start()
+        await clock.advance(3600.0, sleepers=2)
+        await keeper.stop()
+        await keeper.stop()
+    head = stage.operations.audit.head
+    assert rounds == 3600 / HOUSEKEEPING_INTERVAL_SECONDS
+    told = [(each["sequence"], each["hash"]) for each in logs if each["event"] == "audit head"]
+    assert told == [(head.sequence, head.hash)]
+
+
+async def test_the_head_of_the_log_is_told_at_the_stop(stage: Stage) -> None:
+    await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    with capture_logs() as logs:
+        await stage.operations.stop(1.0)
+    head = await SqlOperationStore(stage.database).audit_head()
+    told = [(each["sequence"], each["hash"]) for each in logs if each["event"] == "audit head"]
+    assert told == [(head.sequence, head.hash)]
+    assert head.sequence == 2

@@ -1,0 +1,367 @@
+"""What becomes of an operation: done, failed, cancelled, and only one of these."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from operation_stage import Stage, flush, load, loaded, running_stage, said, unload
+
+from registry_svc.operations.attendance import LOOK_INTERVAL_SECONDS
+from registry_svc.operations.book import WATCH_BUFFER
+from registry_svc.operations.job import MAX_NAMED_MODELS
+from registry_svc.policy.audit import AuditCheck
+from registry_svc.policy.operation_pools import PoolMember
+from registry_svc.policy.operations import OperationState
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+SUCCEEDED, FAILED, CANCELLED = OperationState.SUCCEEDED, OperationState.FAILED, OperationState.CANCELLED
+Scope = runner_service_pb2.FlushCacheRequest
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with running_stage() as stage:
+        yield stage
+
+
+def result_of(result: bytes) -> operation_pb2.OperationResult:
+    return operation_pb2.OperationResult.FromString(result)
+
+
+async def test_a_load_tells_its_stages_and_ends_with_what_it_took(stage: Stage) -> None:
+    operation = await stage.create(load())
+    following = asyncio.create_task(stage.views(operation))
+    stage.calls.answer("m1", said("waiting for memory"), said("loading", 0.5, eta_seconds=20), loaded(100, 30))
+    views = await following
+    assert [view.progress.stage for view in views if view.progress.stage][-2:] == ["waiting for memory", "loading"]
+    half = next(view for view in views if view.progress.share == 0.5)
+    assert half.progress.ends_at == stage.clock.monotonic() + 20
+    end = views[-1].operation
+    result = result_of(end.result)
+    assert (end.state, end.runner, list(result.models)) == (SUCCEEDED, "r1", ["m1"])
+    assert (result.memory_bytes, result.memory_measured, result.load_time.seconds) == (100, True, 30)
+    assert await stage.operations.get(operation) == views[-1]
+    assert await stage.events() == ["accepted", "started", "succeeded"]
+
+
+async def test_states_are_told_in_order_and_end_once(stage: Stage) -> None:
+    stage.calls.answer("m1", *(said("loading", number / 100) for number in range(100)), loaded())
+    operation = await stage.create(load())
+    states = [view.operation.state for view in await stage.views(operation)]
+    assert states == sorted(states)
+    assert sum(state in {SUCCEEDED, FAILED, CANCELLED} for state in states) == 1
+
+
+async def test_a_watcher_who_falls_behind_hears_the_newest_states_in_order_and_the_end(stage: Stage) -> None:
+    operation = await stage.create(load())
+    followed = await stage.operations.watch(operation)
+    stage.calls.answer("m1", *(said("loading", number / 1000) for number in range(1000)), loaded())
+    assert (await stage.end(operation)).operation.state is SUCCEEDED
+    views = [view async for view in followed]  # type: ignore[union-attr]
+    shares = [view.progress.share for view in views[:-1]]
+    assert len(views) == WATCH_BUFFER
+    assert shares == sorted(shares, key=lambda share: share or 0.0)
+    assert shares[-1] == 0.999
+    assert views[-1].operation.state is SUCCEEDED
+
+
+async def test_a_model_to_evict_is_unloaded_first(stage: Stage) -> None:
+    stage.calls.answer("m1", loaded())
+    end = await stage.end(await stage.create(load(evict="m2")))
+    assert stage.calls.heard == ["unload m2 on r1", "load m1 on r1"]
+    assert result_of(end.operation.result).memory_freed_bytes == 7
+
+
+async def test_options_are_passed_on_as_they_are(stage: Stage) -> None:
+    stage.calls.answer("m1", loaded())
+    await stage.end(await stage.create(load(context=8192)))
+    assert stage.calls.options[0] == load(context=8192).load_model.options
+
+
+async def test_what_a_runner_says_against_a_load_is_the_failure(stage: Stage) -> None:
+    stage.calls.answer("m1", WeftError(Reason.INSUFFICIENT_MEMORY, "needs 9 GiB, m2 \x1b[31mholds 4"))
+    end = (await stage.end(await stage.create(load()))).operation
+    assert (end.state, end.reason) == (FAILED, Reason.INSUFFICIENT_MEMORY)
+    assert end.detail == "needs 9 GiB, m2  [31mholds 4"
+    assert stage.calls.heard == ["load m1 on r1"]
+    assert json.loads((await stage.audit())[-1].draft.detail)["reason"] == "insufficient_memory"
+
+
+async def test_a_model_whose_runner_is_not_there_fails_at_once(stage: Stage) -> None:
+    stage.directory.lose("r1")
+    end = (await stage.end(await stage.create(load()))).operation
+    assert (end.state, end.reason, stage.calls.heard) == (FAILED, Reason.NO_RUNNER_AVAILABLE, [])
+
+
+@pytest.mark.parametrize(("gone", "reason"), [("lost", Reason.WORKER_LOST), ("restarted", Reason.WORKER_RESTARTED)])
+async def test_a_runner_that_goes_in_the_middle_behind_a_relay_ends_the_load(
+    stage: Stage, gone: str, reason: Reason
+) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    if gone == "lost":
+        stage.directory.lose("r1")
+    else:
+        stage.directory.restart("r1")
+    await stage.clock.advance(LOOK_INTERVAL_SECONDS)
+    end = (await stage.end(operation)).operation
+    assert (end.state, end.reason) == (FAILED, reason)
+    assert stage.calls.heard == ["load m1 on r1", "load m1 stopped"]
+
+
+async def test_a_connection_that_breaks_ends_the_load(stage: Stage) -> None:
+    stage.calls.answer("m1", said("loading"), WeftError(Reason.WORKER_LOST, "the connection was lost"))
+    end = (await stage.end(await stage.create(load()))).operation
+    assert (end.state, end.reason) == (FAILED, Reason.WORKER_LOST)
+
+
+async def test_a_cancelled_load_is_cancelled_only_once_it_was_stopped_and_unloaded(stage: Stage) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    stage.calls.held["m1"] = asyncio.Event()
+    view = await stage.operations.cancel(operation, "bob")
+    assert (view.operation.state, view.operation.cancel_requested) == (OperationState.RUNNING, True)
+    await stage.until_heard("load m1 on r1", "load m1 stopped", "unload m1 on r1")
+    assert (await stage.operations.get(operation)).progress.stage == "cancelling"
+    assert await stage.state(operation) is OperationState.RUNNING
+    stage.calls.held["m1"].set()
+    end = (await stage.end(operation)).operation
+    assert (end.state, end.reason, end.detail) == (CANCELLED, Reason.CANCELLED, "")
+    assert await stage.events() == ["accepted", "started", "cancel_requested", "cancelled"]
+    assert (await stage.audit())[2].draft.actor == "bob"
+
+
+async def test_cancelling_twice_or_after_the_end_changes_nothing(stage: Stage) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    for _ in range(3):
+        await stage.operations.cancel(operation, "bob")
+    await stage.end(operation)
+    assert (await stage.operations.cancel(operation, "bob")).operation.state is CANCELLED
+    assert (await stage.events()).count("cancel_requested") == 1
+
+
+async def test_an_operation_that_waits_is_cancelled_at_once_and_no_runner_hears_of_it(stage: Stage) -> None:
+    first, second = await stage.create(load()), await stage.create(unload())
+    await stage.until_heard("load m1 on r1")
+    assert (await stage.operations.cancel(second, "bob")).operation.state is CANCELLED
+    stage.calls.answer("m1", loaded())
+    await stage.end(first)
+    assert stage.calls.heard == ["load m1 on r1"]
+    of_second = [entry.draft.event for entry in await stage.audit() if entry.draft.operation == f"operations/{second}"]
+    assert of_second == ["operation.accepted", "operation.cancel_requested", "operation.cancelled"]
+
+
+async def test_a_runner_that_went_while_a_load_was_cancelled_holds_nothing_up(stage: Stage) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    stage.directory.lose("r1")
+    await stage.operations.cancel(operation, "bob")
+    end = (await stage.end(operation)).operation
+    assert (end.state, end.detail) == (CANCELLED, "")
+
+
+async def test_what_could_not_be_unloaded_after_a_cancel_is_said(stage: Stage) -> None:
+    operation = await stage.create(load())
+    await stage.until_heard("load m1 on r1")
+    stage.calls.failures["m1"] = [WeftError(Reason.BACKEND_ERROR, "it is stuck")]
+    await stage.operations.cancel(operation, "bob")
+    assert (await stage.end(operation)).operation.detail == "could not be unloaded: m1: it is stuck"
+
+
+async def test_an_unload_that_is_cancelled_ends_what_it_has_begun(stage: Stage) -> None:
+    stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=True) for name in ("m1", "m2", "m3")]
+    stage.calls.held["m1"] = asyncio.Event()
+    operation = await stage.create(unload("p"))
+    await stage.until_heard("unload m1 on r1")
+    await stage.operations.cancel(operation, "bob")
+    assert await stage.state(operation) is OperationState.RUNNING
+    stage.calls.held["m1"].set()
+    assert (await stage.end(operation)).operation.state is CANCELLED
+    assert stage.calls.heard == ["unload m1 on r1"]
+
+
+async def test_an_operation_that_takes_too_long_is_undone_and_failed() -> None:
+    async with running_stage(timeout_seconds=60.0) as stage:
+        operation = await stage.create(load())
+        await stage.until_heard("load m1 on r1")
+        await stage.clock.advance(60.0)
+        end = (await stage.end(operation)).operation
+        assert (end.state, end.reason) == (FAILED, Reason.DEADLINE_EXCEEDED)
+        assert end.detail == "it took longer than 60 s"
+        assert stage.calls.heard == ["load m1 on r1", "load m1 stopped", "unload m1 on r1"]
+
+
+async def test_operations_on_one_model_run_in_order_and_on_others_at_the_same_time(stage: Stage) -> None:
+    first, second, other = await stage.create(load()), await stage.create(unload()), await stage.create(load("m3"))
+    await stage.until_heard("load m1 on r1", "load m3 on r2")
+    stage.calls.answer("m3", loaded())
+    await stage.end(other)
+    assert await stage.state(second) is OperationState.PENDING
+    stage.calls.answer("m1", loaded())
+    await stage.end(first)
+    assert (await stage.end(second)).operation.state is SUCCEEDED
+    assert stage.calls.heard[-1] == "unload m1 on r1"
+
+
+async def test_a_model_that_is_evicted_counts_as_one_the_operation_is_on(stage: Stage) -> None:
+    first = await stage.create(load("m2"))
+    second = await stage.create(load("m1", evict="m2"))
+    await stage.until_heard("load m2 on r1")
+    stage.calls.answer("m2", loaded())
+    stage.calls.answer("m1", loaded())
+    await stage.end(first)
+    await stage.end(second)
+    assert stage.calls.heard == ["load m2 on r1", "unload m2 on r1", "load m1 on r1"]
+
+
+async def test_no_more_run_at_once_than_may() -> None:
+    async with running_stage(max_running=1) as stage:
+        first, second = await stage.create(load("m1")), await stage.create(load("m3"))
+        await stage.until_heard("load m1 on r1")
+        assert await stage.state(second) is OperationState.PENDING
+        stage.calls.answer("m1", loaded())
+        stage.calls.answer("m3", loaded())
+        await stage.end(first)
+        assert (await stage.end(second)).operation.state is SUCCEEDED
+
+
+async def test_how_long_a_load_will_take_is_learned_from_earlier_ones_also_across_a_restart(stage: Stage) -> None:
+    for seconds in (10, 40, 20):
+        stage.calls.answer("m1", loaded(seconds=seconds))
+        await stage.end(await stage.create(load()))
+    for _ in range(2):
+        operation = await stage.create(load())
+        view = await stage.until_stage(operation, "asking the runner")
+        assert view.progress.ends_at == stage.clock.monotonic() + 20
+        stage.calls.answer("m1", loaded(was_loaded=True))
+        await stage.end(operation)
+        await stage.restart()
+
+
+async def test_a_pool_is_loaded_until_so_many_members_are_and_the_others_are_unloaded(stage: Stage) -> None:
+    stage.directory.pools["p"] = [
+        PoolMember(model="m1", reachable=True, loaded=True),
+        PoolMember(model="m2", reachable=True, loaded=False),
+        PoolMember(model="m3", reachable=True, loaded=False),
+    ]
+    stage.calls.answer("m2", WeftError(Reason.INSUFFICIENT_MEMORY, "full"))
+    stage.calls.answer("m3", loaded())
+    end = await stage.end(await stage.create(load("p", replicas=2)))
+    assert stage.calls.heard == ["load m2 on r1", "load m3 on r2"]
+    assert list(result_of(end.operation.result).models) == ["m1", "m3"]
+    stage.directory.pools["p"] = [
+        PoolMember(model=name, reachable=True, loaded=True, slots_used=used)
+        for name, used in (("m1", 0), ("m2", 3), ("m3", 1))
+    ]
+    stage.calls.heard.clear()
+    await stage.end(await stage.create(load("p", replicas=1)))
+    assert stage.calls.heard == ["unload m1 on r1", "unload m3 on r2"]
+
+
+async def test_a_pool_of_which_too_few_can_be_loaded_fails_with_the_last_word(stage: Stage) -> None:
+    stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m3")]
+    stage.calls.answer("m1", loaded())
+    stage.calls.answer("m3", WeftError(Reason.INSUFFICIENT_MEMORY, "full"))
+    end = (await stage.end(await stage.create(load("p", replicas=2)))).operation
+    assert (end.state, end.reason) == (FAILED, Reason.INSUFFICIENT_MEMORY)
+    assert end.detail == "1 more members could not be loaded; the last: full"
+
+
+async def test_a_cancelled_load_of_a_pool_unloads_what_it_loaded_and_nothing_that_was_loaded_before(
+    stage: Stage,
+) -> None:
+    stage.directory.pools["p"] = [
+        PoolMember(model="m1", reachable=True, loaded=True),
+        PoolMember(model="m2", reachable=True, loaded=False),
+        PoolMember(model="m3", reachable=True, loaded=False),
+    ]
+    stage.calls.answer("m1", loaded(was_loaded=True))
+    stage.calls.answer("m2", loaded())
+    operation = await stage.create(load("p", replicas=3, context=4096))
+    await stage.until_heard("load m1 on r1", "load m2 on r1", "load m3 on r2")
+    await stage.operations.cancel(operation, "bob")
+    assert (await stage.end(operation)).operation.state is CANCELLED
+    assert stage.calls.heard[3:] == ["load m3 stopped", "unload m2 on r1", "unload m3 on r2"]
+
+
+async def test_an_unload_of_a_pool_passes_over_members_whose_runners_are_gone(stage: Stage) -> None:
+    stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=True) for name in ("m1", "m2", "m3")]
+    stage.directory.lose("r2")
+    end = await stage.end(await stage.create(unload("p")))
+    result = result_of(end.operation.result)
+    assert (list(result.models), result.memory_freed_bytes, result.cache_flushed) == (["m1", "m2"], 14, True)
+
+
+async def test_a_result_names_no_more_models_than_fit_into_a_page(stage: Stage) -> None:
+    names = [f"n{number:04}" for number in range(300)]
+    stage.directory.models |= dict.fromkeys(names, "r1")
+    stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=True) for name in names]
+    end = await stage.end(await stage.create(unload("p")))
+    result = result_of(end.operation.result)
+    assert (len(result.models), result.memory_freed_bytes) == (MAX_NAMED_MODELS, 300 * 7)
+
+
+async def test_a_flush_of_everything_asks_every_runner_and_adds_up(stage: Stage) -> None:
+    end = await stage.end(await stage.create(flush(Scope.SCOPE_TENANT, tenant="acme")))
+    result = result_of(end.operation.result)
+    assert sorted(stage.calls.heard) == ["flush all on r1", "flush all on r2"]
+    assert (stage.calls.requests[0].scope, stage.calls.requests[0].tenant) == (Scope.SCOPE_TENANT, "acme")
+    assert (result.entry_count, result.token_count, result.HasField("reusable_bytes")) == (4, 100, False)
+
+
+async def test_a_flush_of_one_model_asks_its_runner_alone(stage: Stage) -> None:
+    end = await stage.end(await stage.create(flush(Scope.SCOPE_MODEL, model="m3")))
+    assert stage.calls.heard == ["flush m3 on r2"]
+    assert (end.operation.runner, list(result_of(end.operation.result).models)) == ("r2", ["m3"])
+
+
+async def test_an_engine_that_cannot_flush_is_a_failure_only_where_no_other_could(stage: Stage) -> None:
+    cannot = WeftError(Reason.UNSUPPORTED_OPERATION, "cannot")
+    stage.calls.failures = {"r1": [cannot]}
+    assert (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation.state is SUCCEEDED
+    stage.calls.failures = {"r1": [cannot], "r2": [cannot]}
+    end = (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation
+    assert (end.state, end.reason) == (FAILED, Reason.UNSUPPORTED_OPERATION)
+
+
+async def test_a_runner_that_failed_to_flush_is_a_failure_though_another_did(stage: Stage) -> None:
+    stage.calls.failures = {"r1": [WeftError(Reason.WORKER_LOST, "lost")]}
+    end = (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation
+    assert (end.state, end.reason) == (FAILED, Reason.WORKER_LOST)
+    assert end.detail == "1 of 2 caches were not flushed; the first: lost"
+
+
+async def test_a_model_that_moved_to_another_runner_is_loaded_where_it_is_now(stage: Stage) -> None:
+    first, second = await stage.create(unload()), await stage.create(load())
+    stage.directory.models["m1"] = "r2"
+    stage.calls.answer("m1", loaded())
+    await stage.end(first)
+    await stage.end(second)
+    assert stage.calls.heard[-1] == "load m1 on r2"
+
+
+async def test_every_operation_leaves_a_good_chain_of_entries(stage: Stage) -> None:
+    for number in range(10):
+        stage.calls.answer("m1", loaded() if number % 2 else WeftError(Reason.WAKE_FAILED, "no"))
+        await stage.end(await stage.create(load()))
+    check = AuditCheck(kept=stage.operations.audit.head)
+    check.read(await stage.audit())
+    assert check.verdict() is None
+    assert stage.operations.audit.head.sequence == 30
+    first = (await stage.audit())[0].draft
+    detail = json.loads(first.detail)
+    assert (first.event, first.actor, detail["action"]) == (
+        "operation.accepted",
+        "alice",
+        {"load_model": {"model": "m1"}},
+    )
+    forged = [replace(entry, hash="0" * 64) if entry.sequence == 7 else entry for entry in await stage.audit()]
+    check = AuditCheck()
+    check.read(forged)
+    assert check.verdict() is not None

@@ -1,0 +1,369 @@
+"""The registry's calls, to a real gRPC server that checks permits as a runner does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gated_store import GatedStore
+from operation_stage import Stage, load
+from roster_harness import BareRegistry
+
+from registry_svc.config import RegistryConfig
+from registry_svc.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile, Session
+from registry_svc.grpc_runner_calls import GrpcRunnerCalls
+from registry_svc.operations.attendance import LOOK_INTERVAL_SECONDS
+from registry_svc.operations.desk import OperationDesk
+from registry_svc.operations.directory import MeshDirectory, RunnerSight
+from registry_svc.operations.gatekeeper import OpenGate
+from registry_svc.operations.settings import OperationSettings
+from registry_svc.policy.operation_pools import PoolMember
+from registry_svc.policy.operations import OperationState
+from registry_svc.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.store.operation_sql import SqlOperationStore
+from weft.api.common.v1 import priority_pb2
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
+from weft.dispatch.permits import Action, PermitGate
+from weft.kernel.address import RUNNER_KEY, relayed_address
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.testing.fake_clock import FakeClock
+
+LIMIT_SECONDS = 20.0
+pb = runner_service_pb2
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass
+class PermitCheckingRunner(runner_service_pb2_grpc.RunnerServiceServicer):
+    """A runner whose backends are words."""
+
+    clock: FakeClock
+    gate: PermitGate
+    heard: list[str] = field(default_factory=list)
+    relayed_to: list[str] = field(default_factory=list)
+    flushes: list[pb.FlushCacheRequest] = field(default_factory=list)
+    yields: list[pb.YieldMemoryRequest] = field(default_factory=list)
+    failure: WeftError | None = None
+    hangs: bool = False
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    loading: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def Load(self, request: pb.LoadRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        async with answering(context):
+            self.admit(request.permit, Action.LOAD, request.model, context)
+            await context.write(pb.LoadResponse(progress=pb.LoadProgress(stage="loading")))
+            self.loading.set()
+            try:
+                if self.hangs:
+                    await asyncio.Event().wait()
+            finally:
+                self.stopped.set()
+            if self.failure is not None:
+                raise self.failure
+            tokens = request.options.parameters["context_tokens"].integer
+            await context.write(pb.LoadResponse(result=pb.LoadResult(memory_bytes=tokens)))
+
+    async def Unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:  # noqa: N802
+        async with answering(context):
+            self.admit(request.permit, Action.UNLOAD, request.model, context)
+            return pb.UnloadResponse(memory_freed_bytes=9)
+
+    async def FlushCache(  # noqa: N802
+        self, request: pb.FlushCacheRequest, context: Context
+    ) -> pb.FlushCacheResponse:
+        async with answering(context):
+            self.admit(request.permit, Action.FLUSH, request.model, context)
+            self.flushes.append(request)
+            return pb.FlushCacheResponse(entry_count=3)
+
+    async def YieldMemory(  # noqa: N802
+        self, request: pb.YieldMemoryRequest, context: Context
+    ) -> pb.YieldMemoryResponse:
+        async with answering(context):
+            self.admit(request.permit, Action.YIELD, request.model, context)
+            self.yields.append(request)
+            return pb.YieldMemoryResponse()
+
+    def admit(self, permit: permit_pb2.OperationPermit, action: Action, model: str, context: Context) -> None:
+        self.relayed_to += [str(value) for key, value in context.invocation_metadata() or () if key == RUNNER_KEY]
+        operation = self.gate.admit(permit, action, model=model, now=self.clock.utc_now().timestamp())
+        self.heard.append(f"{action.name.lower()} {model} of {operation}")
+        if self.failure is not None and action is not Action.LOAD:
+            raise self.failure
+
+
+@dataclass
+class RunnerStage:
+    """A registry that knows one runner, which answers."""
+
+    registry: BareRegistry
+    session: Session
+    runner: PermitCheckingRunner
+    server: grpc.aio.Server
+    calls: GrpcRunnerCalls
+    address: str
+
+    async def load(self, model: str = "m1") -> list[pb.LoadResponse]:
+        options = load_pb2.LoadOptions()
+        options.parameters["context_tokens"].integer = 8192
+        async with (
+            asyncio.timeout(LIMIT_SECONDS),
+            aclosing(self.calls.load("r1", model, options, operation_id="op-1")) as said,
+        ):
+            return [response async for response in said]
+
+    async def yielded(self) -> YieldAnswer:
+        request = YieldRequest(
+            runner="r1", model="m1", lease_id="lease-1", priority=Priority.HIGH, wanted_by="m2 of r1"
+        )
+        async with asyncio.timeout(LIMIT_SECONDS):
+            return await self.calls.yield_memory(request)
+
+
+def opening(address: str, incarnation: str = "life-1") -> Opening:
+    def manifest(name: str, pool: str) -> Manifest:
+        return Manifest(
+            name=name, pool_name=pool, operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False
+        )
+
+    return Opening(
+        request_id=f"open-{incarnation}",
+        session_id="",
+        profile=RunnerProfile(
+            name="r1", incarnation=incarnation, address=address, host="h", runtime="fake", version="1"
+        ),
+        capability=Capability(),
+        models=(manifest("m1", ""), manifest("m2", "p"), manifest("m3", "p")),
+    )
+
+
+@asynccontextmanager
+async def a_stage(tmp_path: Path, *, relayed: bool = False) -> AsyncIterator[RunnerStage]:
+    clock, store, channels = FakeClock(), GatedStore(), ChannelPool()
+    config = RegistryConfig(database_url="sqlite+aiosqlite://", restart_spread_seconds=0)
+    registry = BareRegistry(store, clock, config)
+    await registry.start()
+    target = f"unix:{tmp_path}/runner.sock"
+    address = relayed_address(target, "r1") if relayed else target
+    session = await registry.roster.open_session(opening(address))
+    gate = PermitGate(runner="r1", incarnation="life-1")
+    gate.use_key(session.ticket_key)
+    runner = PermitCheckingRunner(clock, gate)  # type: ignore[abstract]  # nobody calls the other methods
+    server = new_server()
+    runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(runner, server)
+    server.add_insecure_port(target)
+    await server.start()
+    calls = GrpcRunnerCalls(registry.core, channels)
+    try:
+        yield RunnerStage(registry, session, runner, server, calls, address)
+    finally:
+        await channels.close()
+        await server.stop(grace=None)
+        await registry.stop()
+        await store.really_close()
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[RunnerStage]:
+    async with a_stage(tmp_path) as stage:
+        yield stage
+
+
+async def test_a_load_carries_its_options_and_a_permit_that_the_runner_takes(stage: RunnerStage) -> None:
+    progress, result = await stage.load()
+    assert (progress.progress.stage, result.result.memory_bytes) == ("loading", 8192)
+    assert stage.runner.heard == ["load m1 of op-1"]
+
+
+async def test_each_call_has_a_permit_of_its_own_kind(stage: RunnerStage) -> None:
+    answer = await stage.calls.unload("r1", "m1", operation_id="op-1")
+    assert answer.memory_freed_bytes == 9
+    request = pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_TAG, tag="t", tenant="acme")
+    assert (await stage.calls.flush_cache("r1", request, operation_id="op-2")).entry_count == 3
+    assert await stage.yielded() is YieldAnswer.GIVEN_UP
+    assert stage.runner.heard == ["unload m1 of op-1", "flush  of op-2", "yield m1 of "]
+    assert (stage.runner.flushes[0].tag, stage.runner.flushes[0].tenant) == ("t", "acme")
+    assert not request.HasField("permit")
+    asked = stage.runner.yields[0]
+    assert (asked.lease_id, asked.priority, asked.wanted_by) == ("lease-1", priority_pb2.PRIORITY_HIGH, "m2 of r1")
+
+
+async def test_a_runner_of_another_key_refuses(stage: RunnerStage) -> None:
+    stage.runner.gate.use_key(b"x" * 32)
+    for call in (stage.load(), stage.calls.unload("r1", "m1", operation_id="op-1")):
+        with pytest.raises(WeftError) as refusal:
+            await call
+        assert refusal.value.reason is Reason.PERMIT_INVALID
+
+
+async def test_a_relay_is_told_which_runner_is_meant(tmp_path: Path) -> None:
+    async with a_stage(tmp_path, relayed=True) as stage:
+        await stage.load()
+        await stage.calls.unload("r1", "m1", operation_id="op-1")
+        assert await stage.yielded() is YieldAnswer.GIVEN_UP
+        assert stage.runner.relayed_to == ["r1"] * 3
+
+
+async def test_a_runner_that_is_unknown_or_gone_is_not_called(stage: RunnerStage) -> None:
+    with pytest.raises(WeftError) as refusal:
+        await stage.calls.unload("r9", "m1", operation_id="op-1")
+    assert refusal.value.reason is Reason.NO_RUNNER_AVAILABLE
+    await stage.registry.roster.close_session(stage.session.id, "life-1")
+    with pytest.raises(WeftError) as refusal:
+        await stage.load()
+    assert refusal.value.reason is Reason.NO_RUNNER_AVAILABLE
+    assert await stage.yielded() is YieldAnswer.UNREACHABLE
+    assert stage.runner.heard == []
+
+
+async def test_what_the_runner_says_against_it_arrives_as_it_is(stage: RunnerStage) -> None:
+    stage.runner.failure = WeftError(Reason.INSUFFICIENT_MEMORY, "m2 holds 9 GiB", metadata={"needed": "1"})
+    for call in (stage.load(), stage.calls.unload("r1", "m1", operation_id="op-1")):
+        with pytest.raises(WeftError) as failure:
+            await call
+        assert (failure.value.reason, failure.value.message) == (Reason.INSUFFICIENT_MEMORY, "m2 holds 9 GiB")
+        assert failure.value.metadata == {"needed": "1"}
+
+
+async def test_leaving_a_load_cancels_it_on_the_runner(stage: RunnerStage) -> None:
+    stage.runner.hangs = True
+    loading = asyncio.create_task(stage.load())
+    await stage.runner.loading.wait()
+    assert not stage.runner.stopped.is_set()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await stage.runner.stopped.wait()
+
+
+async def test_a_runner_that_stops_in_the_middle_is_a_lost_one_and_no_cancel(stage: RunnerStage) -> None:
+    stage.runner.hangs = True
+    loading = asyncio.create_task(stage.load())
+    await stage.runner.loading.wait()
+    await stage.server.stop(grace=None)
+    with pytest.raises(WeftError) as failure:
+        await loading
+    assert failure.value.reason is Reason.WORKER_LOST
+
+
+async def test_a_runner_that_does_not_listen_is_a_lost_one(stage: RunnerStage) -> None:
+    await stage.server.stop(grace=None)
+    with pytest.raises(WeftError) as failure:
+        await stage.calls.unload("r1", "m1", operation_id="op-1")
+    assert failure.value.reason is Reason.WORKER_LOST
+    assert await stage.yielded() is YieldAnswer.UNREACHABLE
+
+
+@pytest.mark.parametrize("reason", [Reason.RESOURCE_IN_USE, Reason.UNSUPPORTED_OPERATION, Reason.LEASE_LOST])
+async def test_a_runner_that_keeps_its_memory_refused(stage: RunnerStage, reason: Reason) -> None:
+    stage.runner.failure = WeftError(reason, "no")
+    assert await stage.yielded() is YieldAnswer.REFUSED
+
+
+async def test_the_directory_says_what_the_registry_knows(stage: RunnerStage) -> None:
+    directory = MeshDirectory(stage.registry.core)
+    assert (directory.runner_of("m1"), directory.runner_of("m9")) == ("r1", None)
+    assert (directory.names_pool("p"), directory.names_pool("m1")) == (True, False)
+    assert directory.runner("r1") == RunnerSight(name="r1", incarnation="life-1", active=True)
+    assert directory.runner("r9") is None
+    assert directory.active_runners() == ["r1"]
+    asleep = PoolMember(model="m2", reachable=True, loaded=False)
+    assert directory.pool("p") == (asleep, replace(asleep, model="m3"))
+    assert directory.pool("m1") == (replace(asleep, model="m1"),)
+    assert directory.pool("m2") == ()
+
+    def instance(model: str, phase: Phase, used: int) -> Instance:
+        return Instance(
+            model=model,
+            phase=phase,
+            slots_total=4,
+            slots_used=used,
+            load_progress=None,
+            context_tokens=0,
+            detail="",
+        )
+
+    report = Capability(instances=(instance("m2", Phase.READY, 3), instance("m3", Phase.HIBERNATING, 0)))
+    beat = Heartbeat(session_id=stage.session.id, incarnation="life-1", sequence=1, capability=report)
+    await stage.registry.roster.hear(beat)
+    busy = PoolMember(model="m2", reachable=True, loaded=True, slots_used=3)
+    assert directory.pool("p") == (busy, replace(asleep, model="m3"))
+    await stage.registry.roster.close_session(stage.session.id, "life-1")
+    assert directory.active_runners() == []
+    assert [member.reachable for member in directory.pool("p")] == [False, False]
+
+
+async def test_a_runner_that_came_back_is_called_as_its_new_self(stage: RunnerStage) -> None:
+    again = replace(opening(stage.address, "life-2"), session_id=stage.session.id)
+    session = await stage.registry.roster.open_session(again)
+    with pytest.raises(WeftError) as refusal:
+        await stage.load()
+    assert refusal.value.reason is Reason.PERMIT_INVALID
+    gate = PermitGate(runner="r1", incarnation="life-2")
+    gate.use_key(session.ticket_key)
+    stage.runner.gate = gate
+    assert len(await stage.load()) == 2
+
+
+@asynccontextmanager
+async def operating(stage: RunnerStage) -> AsyncIterator[Stage]:
+    """Operations on the registry's own database and mesh, as the service puts them together."""
+    store = stage.registry.core.store
+    assert isinstance(store, GatedStore)
+    desk = OperationDesk(stage.registry.core, store.inner, stage.calls, OpenGate(), OperationSettings())
+    await desk.start()
+    operations = Stage(store.inner, SqlOperationStore(store.inner), clock=stage.runner.clock)
+    operations.operations = desk.operations
+    yield operations
+    await desk.stop(1.0)
+    await desk.stop(1.0)
+
+
+async def test_an_operation_goes_all_the_way_to_a_runner_and_back(stage: RunnerStage) -> None:
+    async with operating(stage) as operations:
+        end = (await operations.end(await operations.create(load(context=4096)))).operation
+        assert (end.state, end.runner) == (OperationState.SUCCEEDED, "r1")
+        assert operation_pb2.OperationResult.FromString(end.result).memory_bytes == 4096
+        assert stage.runner.heard == [f"load m1 of {end.id}"]
+
+
+async def test_a_cancel_goes_all_the_way_and_is_followed_by_an_unload(stage: RunnerStage) -> None:
+    stage.runner.hangs = True
+    async with operating(stage) as operations:
+        operation = await operations.create(load())
+        await stage.runner.loading.wait()
+        await operations.operations.cancel(operation, "bob")
+        assert (await operations.end(operation)).operation.state is OperationState.CANCELLED
+        assert stage.runner.stopped.is_set()
+        assert stage.runner.heard == [f"load m1 of {operation}", f"unload m1 of {operation}"]
+
+
+async def test_a_runner_that_dies_under_an_operation_fails_it_at_once(stage: RunnerStage) -> None:
+    stage.runner.hangs = True
+    async with operating(stage) as operations:
+        operation = await operations.create(load())
+        await stage.runner.loading.wait()
+        await stage.server.stop(grace=None)
+        end = (await operations.end(operation)).operation
+        assert (end.state, end.reason) == (OperationState.FAILED, Reason.WORKER_LOST)
+
+
+async def test_a_runner_that_was_started_anew_under_an_operation_fails_it(stage: RunnerStage) -> None:
+    stage.runner.hangs = True
+    async with operating(stage) as operations:
+        operation = await operations.create(load())
+        await stage.runner.loading.wait()
+        again = replace(opening(stage.address, "life-2"), session_id=stage.session.id)
+        await stage.registry.roster.open_session(again)
+        await stage.runner.clock.advance(LOOK_INTERVAL_SECONDS)
+        end = (await operations.end(operation)).operation
+        assert (end.state, end.reason) == (OperationState.FAILED, Reason.WORKER_RESTARTED)

@@ -1,0 +1,370 @@
+"""Operations over the wire: every limit of the contract, pages, watches, the audit log."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
+from registry_harness import refused
+
+from registry_svc.operations.actions import MAX_ACTION_BYTES, MAX_PARAMETERS
+from registry_svc.operations.gatekeeper import OpenGate
+from registry_svc.operations.requests import MAX_ACTOR_CHARS, MAX_AUTHORIZATION_CHARS
+from registry_svc.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead
+from registry_svc.policy.operation_pools import PoolMember
+from registry_svc.servicers.operations import OperationServicer
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import new_server, open_channel
+
+if TYPE_CHECKING:
+    from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceAsyncStub
+
+pb = operation_service_pb2
+Operation = operation_pb2.Operation
+Scope = runner_service_pb2.FlushCacheRequest
+
+
+@dataclass
+class Desk:
+    """Operations that answer over gRPC."""
+
+    stage: Stage
+    stub: "OperationServiceAsyncStub"
+
+    async def create(
+        self, action: operation_pb2.OperationAction, request_id: str = "r1", **more: str
+    ) -> operation_pb2.Operation:
+        request = pb.CreateOperationRequest(request_id=request_id, action=action, **more)
+        return (await self.stub.CreateOperation(request)).operation
+
+    async def watched(self, name: str) -> list[operation_pb2.Operation]:
+        async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+            call = self.stub.WatchOperation(pb.WatchOperationRequest(name=name))
+            return [response.operation async for response in call]
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with running_stage(OpenGate()) as stage:
+        server, address = new_server(), f"unix:{tmp_path}/registry.sock"
+        servicer = OperationServicer(stage.operations, stage.clock)
+        operation_service_pb2_grpc.add_OperationServiceServicer_to_server(servicer, server)
+        server.add_insecure_port(address)
+        await server.start()
+        async with open_channel(address) as channel:
+            stub = cast("OperationServiceAsyncStub", operation_service_pb2_grpc.OperationServiceStub(channel))
+            yield Desk(stage, stub)
+        await server.stop(grace=None)
+
+
+async def test_an_operation_is_followed_from_its_acceptance_to_its_result(desk: Desk) -> None:
+    made = await desk.create(load(context=8192), requested_by="alice\x1b[31m\nof ops")
+    assert made.name.startswith("operations/op-")
+    assert (made.action, made.request_id, made.requested_by) == (load(context=8192), "r1", "alice [31m of ops")
+    assert made.HasField("create_time")
+    following = asyncio.create_task(desk.watched(made.name))
+    desk.stage.calls.answer("m1", said("loading", 0.25, eta_seconds=9))
+    await desk.stage.until_stage(made.name.removeprefix("operations/"), "loading")
+    now = (await desk.stub.GetOperation(pb.GetOperationRequest(name=made.name))).operation
+    assert (now.state, now.stage, now.progress, now.eta.seconds) == (Operation.STATE_RUNNING, "loading", 0.25, 9)
+    assert not now.HasField("result")
+    await desk.stage.clock.advance(4.0)
+    now = (await desk.stub.GetOperation(pb.GetOperationRequest(name=made.name))).operation
+    assert now.eta.seconds == 5
+    desk.stage.calls.answer("m1", loaded(100, 30))
+    end = (await following)[-1]
+    assert (end.state, end.runner, end.progress) == (Operation.STATE_SUCCEEDED, "r1", 1.0)
+    assert (end.result.memory_bytes, list(end.result.models)) == (100, ["m1"])
+    assert end.HasField("start_time")
+    assert end.HasField("end_time")
+    assert await desk.watched(made.name) == [end]
+
+
+async def test_a_repeat_says_that_it_existed(desk: Desk) -> None:
+    request = pb.CreateOperationRequest(request_id="r1", action=load())
+    first = await desk.stub.CreateOperation(request)
+    second = await desk.stub.CreateOperation(request)
+    assert (first.existed, second.existed, first.operation.name) == (False, True, second.operation.name)
+    with refused(Reason.ALREADY_EXISTS):
+        await desk.create(unload(), "r1")
+
+
+async def test_the_order_of_a_map_is_no_other_action(desk: Desk) -> None:
+    def with_parameters(*names: str) -> operation_pb2.OperationAction:
+        action = load()
+        for name in names:
+            action.load_model.options.parameters[name].integer = 1
+        return action
+
+    names = [f"p{number}" for number in range(40)]
+    await desk.create(with_parameters(*names), "r1")
+    await desk.create(with_parameters(*reversed(names)), "r1")
+
+
+async def test_a_cancel_over_the_wire_is_answered_at_once_and_told_when_it_is_done(desk: Desk) -> None:
+    made = await desk.create(load())
+    await desk.stage.until_heard("load m1 on r1")
+    answer = await desk.stub.CancelOperation(pb.CancelOperationRequest(name=made.name, requested_by="bob"))
+    assert answer.operation.state in {Operation.STATE_RUNNING, Operation.STATE_CANCELLED}
+    assert (await desk.watched(made.name))[-1].state == Operation.STATE_CANCELLED
+    again = await desk.stub.CancelOperation(pb.CancelOperationRequest(name=made.name))
+    assert again.operation.state == Operation.STATE_CANCELLED
+
+
+async def test_a_follower_who_leaves_is_forgotten(desk: Desk) -> None:
+    made = await desk.create(load())
+    call = desk.stub.WatchOperation(pb.WatchOperationRequest(name=made.name))
+    await cast("Any", call).read()
+    live = desk.stage.operations._book.get(made.name.removeprefix("operations/"))
+    assert live is not None
+    assert len(live.watchers) == 1
+    call.cancel()
+    async with asyncio.timeout(WAIT_LIMIT_SECONDS):
+        while live.watchers:  # noqa: ASYNC110 - nothing tells when the server has noticed
+            await asyncio.sleep(0.005)
+
+
+async def test_lists_are_newest_first_page_by_page(desk: Desk) -> None:
+    for number in range(5):
+        await desk.create(load("m1" if number % 2 else "m3"), f"r{number}")
+    seen, token = [], ""
+    while True:
+        page = await desk.stub.ListOperations(pb.ListOperationsRequest(page_size=2, page_token=token))
+        seen += [operation.request_id for operation in page.operations]
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen == ["r4", "r3", "r2", "r1", "r0"]
+    desk.stage.calls.answer("m3", loaded())
+    await desk.stage.end((await desk.create(load("m3"), "r0")).name.removeprefix("operations/"))
+    unfinished = await desk.stub.ListOperations(pb.ListOperationsRequest(unfinished_only=True))
+    assert [operation.request_id for operation in unfinished.operations] == ["r4", "r3", "r2", "r1"]
+    assert unfinished.next_page_token == ""
+
+
+async def test_the_audit_log_can_be_verified_from_what_the_wire_says(desk: Desk) -> None:
+    for number in range(3):
+        desk.stage.calls.answer("m1", loaded())
+        await desk.watched((await desk.create(load(), f"r{number}", requested_by="Zoë")).name)
+    entries: list[AuditEntry] = []
+    head = AuditHead()
+    while True:
+        request = pb.ListAuditEntriesRequest(page_size=4, after_sequence=len(entries))
+        page = await desk.stub.ListAuditEntries(request)
+        entries += [from_wire(entry) for entry in page.entries]
+        head = AuditHead(sequence=page.head.sequence, hash=page.head.hash)
+        if len(page.entries) < 4:
+            break
+    check = AuditCheck(kept=head)
+    check.read(entries)
+    assert (check.verdict(), head.sequence, len(entries)) == (None, 9, 9)
+    broken = AuditCheck(kept=AuditHead(sequence=9, hash="0" * 64))
+    broken.read(entries)
+    assert broken.verdict() is not None
+
+
+def from_wire(entry: pb.AuditEntry) -> AuditEntry:
+    draft = AuditDraft(
+        at=entry.time.ToDatetime(UTC),
+        event=entry.event,
+        actor=entry.actor,
+        operation=entry.operation,
+        detail=entry.detail,
+    )
+    return AuditEntry(sequence=entry.sequence, draft=draft, previous_hash=entry.previous_hash, hash=entry.hash)
+
+
+async def test_governance_that_is_off_says_so_and_names_the_audience(desk: Desk) -> None:
+    rules = await desk.stub.GetGovernance(pb.GetGovernanceRequest())
+    assert rules.mode == pb.GetGovernanceResponse.MODE_OFF
+    assert rules.audience.startswith("reg-")
+
+
+def options(**parameters: load_pb2.LoadValue) -> operation_pb2.OperationAction:
+    action = load()
+    for name, value in parameters.items():
+        action.load_model.options.parameters[name].CopyFrom(value)
+    return action
+
+
+def with_options(**changes: Any) -> operation_pb2.OperationAction:
+    return operation_pb2.OperationAction(
+        load_model=operation_pb2.LoadModel(model="m1", options=load_pb2.LoadOptions(**changes))
+    )
+
+
+def flushing(**changes: Any) -> operation_pb2.OperationAction:
+    return operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache(**changes))
+
+
+def keep_alive(seconds: int, nanos: int = 0) -> operation_pb2.OperationAction:
+    action = load()
+    action.load_model.options.keep_alive.seconds = seconds
+    action.load_model.options.keep_alive.nanos = nanos
+    return action
+
+
+UNKNOWN_FIELD = operation_pb2.OperationAction.FromString(load().SerializeToString() + b"\xfa\x3e\x01x")
+WORD, NUMBER = load_pb2.LoadValue(word="x" * 257), load_pb2.LoadValue(number=float("nan"))
+BAD_ACTIONS = [
+    (operation_pb2.OperationAction(), "action"),
+    (UNKNOWN_FIELD, "action"),
+    (with_options(quantization="q" * MAX_ACTION_BYTES), "action"),
+    (load(""), "action.load_model.model"),
+    (load("../m1"), "action.load_model.model"),
+    (load("m1", evict="m1"), "action.load_model.evict_model"),
+    (load("m1", evict="no such name!"), "action.load_model.evict_model"),
+    (load("m1", replicas=-1), "action.load_model.replicas"),
+    (load("m1", replicas=2), "action.load_model.replicas"),
+    (load("m1", replicas=1025), "action.load_model.replicas"),
+    (load("p", evict="m1"), "action.load_model.evict_model"),
+    (options(a=load_pb2.LoadValue()), "action.load_model.options.parameters.a"),
+    (options(a=NUMBER), "action.load_model.options.parameters.a"),
+    (options(a=WORD), "action.load_model.options.parameters.a"),
+    (options(**{"": load_pb2.LoadValue(flag=True)}), "action.load_model.options.parameters"),
+    (options(**{"a\n": load_pb2.LoadValue(flag=True)}), "action.load_model.options.parameters"),
+    (options(**{"a" * 65: load_pb2.LoadValue(flag=True)}), "action.load_model.options.parameters"),
+    (
+        options(**{f"p{number}": load_pb2.LoadValue(integer=1) for number in range(MAX_PARAMETERS + 1)}),
+        "action.load_model.options.parameters",
+    ),
+    (with_options(quantization="q 8"), "action.load_model.options.quantization"),
+    (with_options(memory_budget_bytes=-1), "action.load_model.options.memory_budget_bytes"),
+    (keep_alive(10**12), "action.load_model.options.keep_alive"),
+    (keep_alive(1, -1), "action.load_model.options.keep_alive"),
+    (keep_alive(0, 10**9), "action.load_model.options.keep_alive"),
+    (unload(""), "action.unload_model.model"),
+    (flushing(), "action.flush_cache.scope"),
+    (flushing(scope=9), "action.flush_cache.scope"),
+    (flushing(scope=Scope.SCOPE_MODEL), "action.flush_cache.model"),
+    (flushing(scope=Scope.SCOPE_TENANT), "action.flush_cache.tenant"),
+    (flushing(scope=Scope.SCOPE_TENANT, tenant="a b"), "action.flush_cache.tenant"),
+    (flushing(scope=Scope.SCOPE_TAG), "action.flush_cache.tag"),
+    (flushing(scope=Scope.SCOPE_TAG, tag="t" * 65), "action.flush_cache.tag"),
+    (flushing(scope=Scope.SCOPE_ALL, tenant="acme"), "action.flush_cache.tenant"),
+    (flushing(scope=Scope.SCOPE_MODEL, model="m1", tag="t"), "action.flush_cache.tag"),
+    (flushing(scope=Scope.SCOPE_ALL, runner="r 1"), "action.flush_cache.runner"),
+    (flushing(scope=Scope.SCOPE_MODEL, model="m1", runner="r2"), "action.flush_cache.runner"),
+]
+
+
+@pytest.mark.parametrize(("action", "field"), BAD_ACTIONS, ids=lambda value: value if isinstance(value, str) else "")
+async def test_an_action_out_of_bounds_names_its_field_and_leaves_nothing(
+    desk: Desk, action: operation_pb2.OperationAction, field: str
+) -> None:
+    desk.stage.directory.pools["p"] = [PoolMember(model=name, reachable=True, loaded=False) for name in ("m1", "m2")]
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await desk.create(action)
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == field
+    assert await desk.stage.audit() == []
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (load("m9"), Reason.MODEL_NOT_FOUND),
+        (load("m1", evict="m9"), Reason.MODEL_NOT_FOUND),
+        (unload("m9"), Reason.MODEL_NOT_FOUND),
+        (flushing(scope=Scope.SCOPE_MODEL, model="m9"), Reason.MODEL_NOT_FOUND),
+        (flushing(scope=Scope.SCOPE_ALL, runner="r9"), Reason.NOT_FOUND),
+    ],
+    ids=["load", "evict", "unload", "flush", "runner"],
+)
+async def test_a_name_that_nobody_knows_is_refused_at_once(
+    desk: Desk, action: operation_pb2.OperationAction, reason: Reason
+) -> None:
+    with refused(reason):
+        await desk.create(action)
+    assert await desk.stage.audit() == []
+
+
+GOOD_ACTIONS = [
+    with_options(quantization="q8_0", memory_budget_bytes=2**40, pin=True),
+    options(a=load_pb2.LoadValue(word="x" * 256), b=load_pb2.LoadValue(number=-1.5), c=load_pb2.LoadValue(flag=False)),
+    keep_alive(-1),
+    keep_alive(0),
+    keep_alive(300, 5),
+    load("m1", replicas=1),
+    flushing(scope=Scope.SCOPE_ALL),
+    flushing(scope=Scope.SCOPE_ALL, model="m1", runner="r1"),
+    flushing(scope=Scope.SCOPE_TAG, tag="session 1", tenant="acme"),
+]
+
+
+@pytest.mark.parametrize("action", GOOD_ACTIONS, ids=range(len(GOOD_ACTIONS)))
+async def test_an_action_within_its_bounds_is_accepted(desk: Desk, action: operation_pb2.OperationAction) -> None:
+    assert (await desk.create(action)).action == action
+
+
+@pytest.mark.parametrize(
+    ("request_id", "more", "field"),
+    [
+        ("", {}, "request_id"),
+        ("r" * 129, {}, "request_id"),
+        ("r 1", {}, "request_id"),
+        ("r/1", {}, "request_id"),
+        ("r1\n", {}, "request_id"),
+        ("r1", {"requested_by": "x" * (MAX_ACTOR_CHARS + 1)}, "requested_by"),
+        ("r1", {"authorization": "x" * (MAX_AUTHORIZATION_CHARS + 1)}, "authorization"),
+    ],
+)
+async def test_a_call_out_of_bounds_names_its_field(
+    desk: Desk, request_id: str, more: dict[str, str], field: str
+) -> None:
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await desk.create(load(), request_id, **more)
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == field
+
+
+async def test_a_call_at_its_bounds_is_accepted(desk: Desk) -> None:
+    at_bounds = {"requested_by": "x" * MAX_ACTOR_CHARS, "authorization": "x" * MAX_AUTHORIZATION_CHARS}
+    assert (await desk.create(load(), "-" + "r" * 127, **at_bounds)).requested_by == "x" * MAX_ACTOR_CHARS
+
+
+@pytest.mark.parametrize("name", ["", "op-1", "operations/", "operations/a b", "operations/" + "x" * 129])
+async def test_a_name_of_no_operation_is_refused_by_every_call(desk: Desk, name: str) -> None:
+    for call in (
+        desk.stub.GetOperation(pb.GetOperationRequest(name=name)),
+        desk.stub.CancelOperation(pb.CancelOperationRequest(name=name)),
+        desk.watched(name),
+    ):
+        with refused(Reason.INVALID_ARGUMENT):
+            await cast("Any", call)
+
+
+async def test_an_operation_that_nobody_knows_is_not_found(desk: Desk) -> None:
+    name = "operations/op-1"
+    for call in (
+        desk.stub.GetOperation(pb.GetOperationRequest(name=name)),
+        desk.stub.CancelOperation(pb.CancelOperationRequest(name=name)),
+        desk.watched(name),
+    ):
+        with refused(Reason.NOT_FOUND):
+            await cast("Any", call)
+
+
+@pytest.mark.parametrize(
+    "token", ["no base64!", "bm90IGEgbnVtYmVy", "LTE=", "OTk5OTk5OTk5OTk5OTk5OTk5OTk=", "OTIyMzM3MjAzNjg1NDc3NTgwOA=="]
+)
+async def test_a_page_token_that_no_page_returned_is_refused(desk: Desk, token: str) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await desk.stub.ListOperations(pb.ListOperationsRequest(page_token=token))
+
+
+async def test_pages_have_bounds(desk: Desk) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await desk.stub.ListOperations(pb.ListOperationsRequest(page_size=-1))
+    with refused(Reason.INVALID_ARGUMENT):
+        await desk.stub.ListAuditEntries(pb.ListAuditEntriesRequest(page_size=-1))
+    with refused(Reason.INVALID_ARGUMENT):
+        await desk.stub.ListAuditEntries(pb.ListAuditEntriesRequest(after_sequence=-1))
+    assert (await desk.stub.ListAuditEntries(pb.ListAuditEntriesRequest(after_sequence=2**63 - 1))).head.sequence == 0

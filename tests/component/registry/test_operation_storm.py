@@ -1,0 +1,158 @@
+"""Random operations, failures, cancels and restarts of the registry: whatever comes, each ends once and in order."""
+
+import asyncio
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator
+
+import pytest
+from operation_stage import LoadResponse, ScriptedCalls, Stage, flush, load, loaded, running_stage, said, unload
+
+from registry_svc.policy.audit import AuditCheck
+from registry_svc.policy.operations import GovernedOperation, OperationState
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+OPERATIONS = 40
+MAX_PAUSE_SECONDS = 0.02
+LONG_PAUSE_SECONDS = 0.5
+PATIENCE_SECONDS = 0.4
+MODELS = ("m1", "m2", "m3")
+
+
+class MoodyCalls(ScriptedCalls):
+    """Runners that take their time, fail, and notice when two work on one model at once."""
+
+    def __init__(self, dice: random.Random, max_pause_seconds: float = MAX_PAUSE_SECONDS) -> None:
+        super().__init__()
+        self.max_pause_seconds = max_pause_seconds
+        self.dice = dice
+        self.busy: Counter[str] = Counter()
+        self.stuck_share = 0.15
+        self.clashes: list[str] = []
+        self.done_for: defaultdict[str, list[str]] = defaultdict(list)
+        """What runners were asked to do, by operation."""
+
+    async def load(
+        self, runner: str, model: str, options: load_pb2.LoadOptions, *, operation_id: str
+    ) -> AsyncGenerator[LoadResponse]:
+        self._enter(model, operation_id)
+        self.done_for[operation_id].append(f"load {model}")
+        try:
+            for step in range(self.dice.randrange(3)):
+                await self._pause()
+                yield said("loading", step / 4)
+            if self.dice.random() < self.stuck_share:
+                await asyncio.Event().wait()  # it is stuck, until somebody cancels
+            await self._pause()
+            if self.dice.random() < 0.2:
+                raise WeftError(self.dice.choice([Reason.WORKER_LOST, Reason.INSUFFICIENT_MEMORY]), "so it goes")
+            yield loaded()
+        finally:
+            self.busy[model] -= 1
+
+    async def unload(self, runner: str, model: str, *, operation_id: str) -> runner_service_pb2.UnloadResponse:
+        self._enter(model, operation_id)
+        self.done_for[operation_id].append(f"unload {model}")
+        try:
+            await self._pause()
+            return runner_service_pb2.UnloadResponse(memory_freed_bytes=1)
+        finally:
+            self.busy[model] -= 1
+
+    async def flush_cache(
+        self, runner: str, request: runner_service_pb2.FlushCacheRequest, *, operation_id: str
+    ) -> runner_service_pb2.FlushCacheResponse:
+        await self._pause()
+        return runner_service_pb2.FlushCacheResponse(entry_count=1)
+
+    def _enter(self, model: str, operation_id: str) -> None:
+        self.busy[model] += 1
+        if self.busy[model] > 1:
+            self.clashes.append(f"{operation_id} on {model}")
+
+    async def _pause(self) -> None:
+        # Real time, as the database's: shorter than that and no two operations ever meet.
+        await asyncio.sleep(self.dice.random() * self.max_pause_seconds)
+
+
+async def disturb(stage: Stage, dice: random.Random, known: list[str]) -> None:
+    """One random act of somebody."""
+    match dice.randrange(10):
+        case 0:
+            await stage.restart()
+        case 1 | 2:
+            running = await stage.operations.page(before_number=None, size=100, unfinished_only=True)
+            if running:
+                await stage.operations.cancel(dice.choice(running).operation.id, "storm")
+        case 3:
+            known.append(await stage.create(flush(runner_service_pb2.FlushCacheRequest.SCOPE_ALL)))
+        case 4 | 5:
+            known.append(await stage.create(unload(dice.choice(MODELS))))
+        case _:
+            model, evict = dice.sample(MODELS, 2)
+            known.append(await stage.create(load(model, evict=evict if dice.random() < 0.3 else "")))
+    for _ in range(dice.randrange(30)):
+        await asyncio.sleep(0)
+
+
+async def ended_or_cancelled(stage: Stage, operation_id: str) -> GovernedOperation:
+    """How it ends; one that is stuck is cancelled. Those accepted before it must have ended."""
+    ending = asyncio.create_task(stage.end_as_time_passes(operation_id, step_seconds=1.0))
+    await asyncio.wait({ending}, timeout=PATIENCE_SECONDS)
+    if not ending.done():
+        await stage.operations.cancel(operation_id, "storm")
+    return (await ending).operation
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_in_a_storm_each_operation_ends_once_and_no_two_work_on_one_model(seed: int) -> None:
+    dice = random.Random(seed)
+    async with running_stage(max_running=4) as stage:
+        calls = MoodyCalls(dice)
+        stage.calls = calls
+        await stage.restart()
+        known: list[str] = []
+        while len(known) < OPERATIONS:
+            await disturb(stage, dice, known)
+        calls.stuck_share = 1.0
+        known.append(await stage.create(load(dice.choice(MODELS))))
+        ends = [await ended_or_cancelled(stage, operation) for operation in known]
+        entries = await stage.audit()
+        check = AuditCheck(kept=stage.operations.audit.head)
+        check.read(entries)
+        assert check.verdict() is None
+        assert calls.clashes == []
+        assert not +calls.busy
+        told: defaultdict[str, list[str]] = defaultdict(list)
+        for entry in entries:
+            told[entry.draft.operation].append(entry.draft.event.removeprefix("operation."))
+        cancelled_loads = 0
+        for end in ends:
+            assert end.ended
+            assert told[end.name].count(end.state.name.lower()) == 1
+            assert told[end.name][0] == "accepted"
+            assert told[end.name][-1] == end.state.name.lower()
+            assert len(told[end.name]) == len(set(told[end.name])) <= 4
+            done = calls.done_for[end.id]
+            if end.state is OperationState.CANCELLED and done and done[-1].startswith("load"):
+                raise AssertionError(f"a cancelled load was not followed by an unload: {done}")
+            cancelled_loads += end.state is OperationState.CANCELLED and any(each.startswith("load") for each in done)
+        assert OperationState.SUCCEEDED in {end.state for end in ends}
+        assert cancelled_loads > 0
+        assert json.loads(entries[0].draft.detail)["request_id"] == ends[0].request_id
+
+
+async def test_the_storm_notices_operations_that_are_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("registry_svc.operations.operations.subjects_of", lambda *_: frozenset())
+    async with running_stage() as stage:
+        calls = MoodyCalls(random.Random(0), LONG_PAUSE_SECONDS)
+        calls.stuck_share = 0.0
+        stage.calls = calls
+        await stage.restart()
+        operations = [await stage.create(load()) for _ in range(6)]
+        for operation in operations:
+            await stage.end(operation)
+        assert calls.clashes != []

@@ -1,0 +1,100 @@
+"""The backend suite's checks of load orders find the backends that they are there to find."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import BackendFacts, LoadOrder
+from runner_svc.supervise.process import StopGraces
+from weft.gpu.sighting import ProcessId
+from weft.testing.conformance.backend import Engine
+from weft.testing.conformance.backend_loads import LoadOrderChecks
+from weft.testing.fake_backend.process import fake_backend_command
+
+
+class DeafBackend(LlamaServerBackend):
+    """Starts as it is configured, whatever it is asked for."""
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        del order
+        return await super().start()
+
+
+class BoastfulBackend(LlamaServerBackend):
+    """Says that what was asked for is in force, also in the next load."""
+
+    asked_for = 0
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        facts = await super().start(order)
+        if order is not None and "context_tokens" in order.parameters:
+            self.asked_for = int(order.parameters["context_tokens"])
+        return replace(facts, context_tokens=self.asked_for or facts.context_tokens)
+
+
+class BlindBackend(LlamaServerBackend):
+    """Knows of its first process alone."""
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        return tuple(one for one in super().processes() if one.pid == self.process_id)
+
+
+class ForgetfulBackend(LlamaServerBackend):
+    """Still tells of processes that are gone."""
+
+    seen: tuple[ProcessId, ...] = ()
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        self.seen = super().processes() or self.seen
+        return self.seen
+
+
+class _Suite(LoadOrderChecks):
+    def __init__(self, kind: type[LlamaServerBackend]) -> None:
+        self._kind = kind
+        self.made: list[LlamaServerBackend] = []
+
+    def make_variant(self) -> Path:
+        return Path(__file__).with_name("test_placement_conformance.py")
+
+    def make_backend(self, engine: Engine) -> LlamaServerBackend:
+        command = fake_backend_command(fork_grandchild=engine is Engine.WITH_DESCENDANT)
+        config = LlamaServerConfig(
+            command=tuple(command), model_path=Path(__file__), alias="fake", graces=StopGraces(first_term_seconds=0.5)
+        )
+        self.made.append(self._kind(config))
+        return self.made[-1]
+
+
+@asynccontextmanager
+async def _suite(kind: type[LlamaServerBackend]) -> AsyncGenerator[_Suite]:
+    suite = _Suite(kind)
+    try:
+        yield suite
+    finally:
+        for backend in suite.made:
+            await backend.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        (DeafBackend, "test_a_load_parameter_holds_for_one_load"),
+        (DeafBackend, "test_a_parameter_that_is_not_declared_starts_nothing"),
+        (DeafBackend, "test_a_parameter_beyond_its_range_starts_nothing"),
+        (DeafBackend, "test_a_variant_is_loaded_where_the_order_names_one"),
+        (BoastfulBackend, "test_a_load_parameter_holds_for_one_load"),
+        (BlindBackend, "test_the_processes_of_an_engine_are_all_that_it_runs"),
+        (ForgetfulBackend, "test_the_processes_of_an_engine_are_all_that_it_runs"),
+    ],
+)
+async def test_a_backend_that_is_wrong_about_loads_is_found_out(kind: type[LlamaServerBackend], check: str) -> None:
+    async with _suite(kind) as suite:
+        with pytest.raises(AssertionError):
+            await getattr(suite, check)()
+    async with _suite(LlamaServerBackend) as suite:
+        await getattr(suite, check)()

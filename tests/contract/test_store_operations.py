@@ -1,0 +1,237 @@
+"""One suite that every OperationStore passes, on each kind of database."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import update
+from stored_values import ELSEWHERE, NOW, WORDS, stored
+
+from registry_svc.policy.audit import AuditCheck, AuditDraft, AuditHead, Damage, Fault
+from registry_svc.policy.operations import GovernedOperation, OperationState
+from registry_svc.store.operation_port import NewOperation, NonceUsed, RequestKnown, Saved, SpentNonce
+from registry_svc.store.operation_sql import SqlOperationStore
+from registry_svc.store.operation_tables import audit_entries
+from registry_svc.store.sql import SqlStore
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+
+@pytest.fixture
+def operations(store: SqlStore) -> SqlOperationStore:
+    return SqlOperationStore(store)
+
+
+def operation(number: int = 1, **changes: object) -> GovernedOperation:
+    """With every field set to something that a careless store would lose."""
+    made = GovernedOperation(
+        id=f"op-{number}",
+        request_id=f"request-{number}",
+        action=b"\x00\xff\x10",
+        requested_by=WORDS,
+        signers=("alice-2026", "bob-2026"),
+        runner="gpu-1",
+        detail=WORDS,
+        result=b"\x00\x01",
+        created_at=NOW.astimezone(ELSEWHERE),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def entry(event: str = "operation.accepted", at: timedelta = timedelta(0)) -> AuditDraft:
+    return AuditDraft(
+        at=NOW.astimezone(ELSEWHERE) + at, event=event, actor=WORDS, operation="operations/op-1", detail='{"a":"ü"}'
+    )
+
+
+def new(number: int = 1, nonce: str = "", **changes: object) -> NewOperation:
+    spent = SpentNonce(nonce=nonce, kept_until=NOW + timedelta(minutes=6)) if nonce else None
+    return NewOperation(operation=operation(number, **changes), audit=(entry(),), nonce=spent)
+
+
+async def saved(operations: SqlOperationStore, number: int = 1, nonce: str = "") -> GovernedOperation:
+    outcome = await operations.save_new(new(number, nonce))
+    assert isinstance(outcome, Saved)
+    return outcome.operation
+
+
+async def test_an_operation_comes_back_whole_and_numbered(operations: SqlOperationStore) -> None:
+    first, second = await saved(operations), await saved(operations, 2)
+    assert first == replace(operation(), number=1)
+    assert (first.created_at.utcoffset(), second.number) == (timedelta(0), 2)
+    assert await operations.get("op-1") == first
+    assert await operations.of_request("request-2") == second
+    assert await operations.get("op-3") is None
+    assert await operations.of_request("op-1") is None
+
+
+async def test_every_state_and_reason_comes_back(operations: SqlOperationStore) -> None:
+    first = await saved(operations)
+    for state in OperationState:
+        for reason in Reason:
+            changed = replace(first, state=state, reason=reason)
+            await operations.update(changed, [])
+            assert await operations.get("op-1") == changed
+
+
+async def test_a_request_id_makes_one_operation_and_a_repeat_writes_nothing(operations: SqlOperationStore) -> None:
+    first = await saved(operations)
+    other = NewOperation(operation=operation(2, request_id="request-1"), audit=(entry(),))
+    assert await operations.save_new(other) == RequestKnown(first)
+    assert await operations.get("op-2") is None
+    assert (await operations.audit_head()).sequence == 1
+
+
+async def test_a_used_nonce_writes_nothing(operations: SqlOperationStore) -> None:
+    await saved(operations, 1, nonce="n1")
+    head = await operations.audit_head()
+    assert await operations.save_new(new(2, nonce="n1")) == NonceUsed()
+    assert await operations.get("op-2") is None
+    assert await operations.audit_head() == head
+    assert isinstance(await operations.save_new(new(2, nonce="n2")), Saved)
+
+
+async def test_of_100_parallel_uses_of_one_nonce_exactly_one_wins(operations: SqlOperationStore) -> None:
+    outcomes = await asyncio.gather(*(operations.save_new(new(number, nonce="n1")) for number in range(1, 101)))
+    assert sum(isinstance(outcome, Saved) for outcome in outcomes) == 1
+    assert outcomes.count(NonceUsed()) == 99
+    assert len(await operations.page(before_number=None, size=1000)) == 1
+    assert (await operations.audit_head()).sequence == 1
+
+
+async def test_a_nonce_is_used_for_the_next_owner_of_the_database_too(
+    store: SqlStore, operations: SqlOperationStore, database_url: str
+) -> None:
+    await saved(operations, 1, nonce="n1")
+    await store.close()
+    again = SqlStore(database_url)
+    await again.open()
+    assert await SqlOperationStore(again).save_new(new(2, nonce="n1")) == NonceUsed()
+    await again.close()
+
+
+async def test_a_nonce_is_remembered_until_it_need_not_be(operations: SqlOperationStore) -> None:
+    await saved(operations, 1, nonce="n1")
+    assert await operations.purge_nonces(NOW + timedelta(minutes=6)) == 0
+    assert await operations.purge_nonces(NOW + timedelta(minutes=6, seconds=1)) == 1
+    assert isinstance(await operations.save_new(new(2, nonce="n1")), Saved)
+
+
+async def test_a_refused_operation_leaves_neither_nonce_nor_entry(operations: SqlOperationStore) -> None:
+    broken = NewOperation(
+        operation=operation(1),
+        audit=(entry(), replace(entry(), actor=None)),  # type: ignore[arg-type]
+        nonce=SpentNonce(nonce="n1", kept_until=NOW),
+    )
+    with pytest.raises(WeftError) as failure:
+        await operations.save_new(broken)
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert await operations.get("op-1") is None
+    assert await operations.audit_head() == AuditHead()
+    assert isinstance(await operations.save_new(new(1, nonce="n1")), Saved)
+
+
+async def test_pages_are_newest_first_and_meet_without_gap_or_repetition(operations: SqlOperationStore) -> None:
+    for number in range(1, 8):
+        await saved(operations, number)
+    await operations.update(replace(operation(4, ended_at=NOW), number=4), [])
+    seen: list[str] = []
+    before: int | None = None
+    while page := await operations.page(before_number=before, size=3):
+        seen += [each.id for each in page]
+        before = page[-1].number
+    assert seen == [f"op-{number}" for number in range(7, 0, -1)]
+    unfinished = await operations.page(before_number=None, size=10, unfinished_only=True)
+    assert [each.number for each in unfinished] == [7, 6, 5, 3, 2, 1]
+    assert [each.number for each in await operations.load_unfinished()] == [1, 2, 3, 5, 6, 7]
+
+
+async def test_only_what_has_ended_is_forgotten(operations: SqlOperationStore) -> None:
+    for number in (1, 2, 3):
+        await saved(operations, number)
+    await operations.update(replace(operation(1, ended_at=NOW), number=1), [])
+    await operations.update(replace(operation(2, ended_at=NOW + timedelta(seconds=1)), number=2), [])
+    assert await operations.delete_ended_before(NOW + timedelta(seconds=1)) == 1
+    assert [each.id for each in await operations.page(before_number=None, size=10)] == ["op-3", "op-2"]
+    assert isinstance(await operations.save_new(new(9, request_id="request-1")), Saved)
+
+
+async def test_an_update_that_is_repeated_writes_no_second_entry(operations: SqlOperationStore) -> None:
+    first = await saved(operations)
+    running = replace(first, state=OperationState.RUNNING, started_at=NOW)
+    head = await operations.update(running, [entry("operation.started")])
+    assert await operations.update(running, [entry("operation.started")]) == head
+    assert head.sequence == 2
+
+
+async def test_an_operation_that_was_never_saved_cannot_be_updated(operations: SqlOperationStore) -> None:
+    with pytest.raises(WeftError) as failure:
+        await operations.update(operation(5), [entry()])
+    assert failure.value.reason is Reason.NOT_FOUND
+    assert await operations.audit_head() == AuditHead()
+
+
+async def test_entries_are_numbered_without_gaps_and_chained_however_they_are_written(
+    operations: SqlOperationStore,
+) -> None:
+    first = await saved(operations)
+    running = replace(first, state=OperationState.RUNNING)
+    # Others write at the same time.
+    await asyncio.gather(
+        *(operations.append_audit([entry(f"event-{number}"), entry("second")]) for number in range(20)),
+        operations.update(running, [entry("operation.started")]),
+        *(operations.save_new(new(number)) for number in range(2, 12)),
+    )
+    entries = await operations.page_audit(after_sequence=0, size=1000)
+    assert [each.sequence for each in entries] == list(range(1, 53))
+    check = AuditCheck(kept=await operations.audit_head())
+    check.read(entries)
+    assert check.verdict() is None
+    assert [each.draft for each in entries if each.draft.event == "event-7"] == [entry("event-7")]
+    page = await operations.page_audit(after_sequence=10, size=5)
+    assert page == entries[10:15]
+
+
+async def test_an_entry_that_somebody_changed_in_the_database_shows(
+    store: SqlStore, operations: SqlOperationStore
+) -> None:
+    await operations.append_audit([entry(f"event-{number}") for number in range(5)])
+    async with store.transaction() as connection:
+        changed = update(audit_entries).where(audit_entries.c.sequence == 3).values(actor="nobody")
+        await connection.execute(changed)
+    check = AuditCheck()
+    check.read(await operations.page_audit(after_sequence=0, size=100))
+    assert check.verdict() == Fault(damage=Damage.CHANGED, sequence=3)
+
+
+async def test_the_audience_is_made_once_and_the_mark_never_falls(
+    store: SqlStore, operations: SqlOperationStore, database_url: str
+) -> None:
+    marks = await operations.load_marks()
+    assert marks.audience.startswith("reg-")
+    assert marks.newest_issued_at is None
+    for number, mark in enumerate((NOW, NOW - timedelta(seconds=1), None), start=1):
+        await operations.save_new(replace(new(number), mark=mark))
+        assert (await operations.load_marks()).newest_issued_at == NOW
+    await operations.save_new(replace(new(9), mark=NOW + timedelta(seconds=1)))
+    await store.close()
+    again = SqlStore(database_url)
+    await again.open()
+    later = await SqlOperationStore(again).load_marks()
+    assert (later.audience, later.newest_issued_at) == (marks.audience, NOW + timedelta(seconds=1))
+    await again.close()
+
+
+async def test_transactions_of_different_stores_pass_one_after_the_other(
+    store: SqlStore, operations: SqlOperationStore
+) -> None:
+    """Without a turn SQLite ends one that reads, then writes, after another one has written in between."""
+    await asyncio.gather(
+        *(store.save_session(stored(f"s{number}", f"r{number}", (f"m{number}",))) for number in range(20)),
+        *(operations.save_new(new(number)) for number in range(1, 21)),
+    )
+    assert len((await store.load()).sessions) == 20
+    assert len(await operations.load_unfinished()) == 20

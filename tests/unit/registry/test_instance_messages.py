@@ -1,0 +1,73 @@
+"""What a runner reports of one model, in and out again."""
+
+from collections.abc import Callable
+
+import pytest
+
+from registry_svc.instances import instance_message, instance_of
+from weft.api.registry.v1 import runner_pb2
+from weft.kernel.errors import FieldError
+
+State = runner_pb2.InstanceState
+
+
+def _state() -> State:
+    state = State(
+        model="qwen",
+        phase=State.PHASE_READY,
+        slots_total=4,
+        slots_used=1,
+        context_tokens=2048,
+        detail="fine",
+        pinned=True,
+        memory=runner_pb2.InstanceMemory(
+            leased_bytes=5 << 30,
+            measured_bytes=4 << 30,
+            estimated_bytes=6 << 30,
+            estimate_source="header",
+            device_indexes=[0, 3],
+        ),
+    )
+    state.unload_time.FromNanoseconds(1_700_000_000_250_000_000)
+    state.load_eta.FromNanoseconds(1_500_000_000)
+    return state
+
+
+def test_a_report_leaves_the_registry_as_it_came() -> None:
+    assert instance_message(instance_of(_state(), "state")) == _state()
+
+
+def test_a_report_that_says_nothing_of_memory_leaves_it_so() -> None:
+    plain = State(model="qwen", phase=State.PHASE_READY)
+    assert instance_message(instance_of(plain, "state")) == plain
+
+
+def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
+    unknown, empty = _state(), _state()
+    unknown.memory.ClearField("measured_bytes")
+    empty.memory.measured_bytes = 0
+    assert not instance_message(instance_of(unknown, "state")).memory.HasField("measured_bytes")
+    assert instance_message(instance_of(empty, "state")).memory.HasField("measured_bytes")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (lambda state: setattr(state.memory, "leased_bytes", -1), "memory.leased_bytes"),
+        (lambda state: setattr(state.memory, "measured_bytes", -1), "memory.measured_bytes"),
+        (lambda state: setattr(state.memory, "estimated_bytes", -1), "memory.estimated_bytes"),
+        (lambda state: setattr(state.memory, "estimate_source", "x" * 33), "memory.estimate_source"),
+        (lambda state: setattr(state.memory, "estimate_source", "a\nb"), "memory.estimate_source"),
+        (lambda state: state.memory.device_indexes.append(-1), "memory.device_indexes"),
+        (lambda state: state.memory.device_indexes.extend(range(63)), "memory.device_indexes"),
+        (lambda state: setattr(state.unload_time, "seconds", 1 << 60), "unload_time"),
+        (lambda state: setattr(state.load_eta, "seconds", -1), "load_eta"),
+        (lambda state: setattr(state.load_eta, "seconds", 86_401), "load_eta"),
+    ],
+)
+def test_a_bad_figure_is_refused_by_its_path(spoil: Callable[[State], None], field: str) -> None:
+    state = _state()
+    spoil(state)
+    with pytest.raises(FieldError) as refusal:
+        instance_of(state, "state")
+    assert refusal.value.field == f"state.{field}"

@@ -1,0 +1,252 @@
+"""The life of operations, their order, pools, times and refusals: pure decisions."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry_svc.policy.operation_order import Unfinished, startable
+from registry_svc.policy.operation_pools import PoolMember, PoolPlan, plan_pool
+from registry_svc.policy.operation_refusals import (
+    MAX_COUNTED_REASONS,
+    MAX_ENTRIES_PER_WINDOW,
+    OTHER_REASONS,
+    WINDOW_SECONDS,
+    RefusalWindow,
+)
+from registry_svc.policy.operation_times import LAST_LOADS, MAX_MODELS, LoadTimes
+from registry_svc.policy.operations import (
+    Ending,
+    GovernedOperation,
+    OperationState,
+    WrongStepError,
+    assigned,
+    cancel_requested,
+    ended,
+    require_place,
+    require_same_action,
+    seconds_left,
+    started,
+)
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = NOW + timedelta(seconds=10)
+ENDS = (OperationState.SUCCEEDED, OperationState.FAILED, OperationState.CANCELLED)
+PENDING = GovernedOperation(id="op-1", request_id="r1", action=b"a", requested_by="", created_at=NOW)
+RUNNING = started(PENDING, NOW)
+
+
+def test_the_states_have_the_numbers_of_the_contract() -> None:
+    names = {state.value: f"STATE_{state.name}" for state in OperationState}
+    numbers = operation_pb2.Operation.State
+    assert {numbers.Value(name): name for name in names.values()} == names
+    assert len(numbers.values()) == len(names) + 1
+
+
+def test_an_operation_starts_once_and_a_restart_does_not_begin_its_time_anew() -> None:
+    assert (RUNNING.state, RUNNING.started_at) == (OperationState.RUNNING, NOW)
+    assert started(RUNNING, LATER) == RUNNING
+
+
+@pytest.mark.parametrize(("state", "before"), list(product(ENDS, (PENDING, RUNNING))))
+def test_an_operation_ends_once(state: OperationState, before: GovernedOperation) -> None:
+    if (state, before) == (OperationState.SUCCEEDED, PENDING):
+        with pytest.raises(WrongStepError):
+            ended(before, Ending(state=state), LATER)
+        return
+    over = ended(before, Ending(state=state, reason=Reason.CANCELLED, detail="d", result=b"r"), LATER)
+    assert (over.state, over.reason, over.detail, over.result, over.ended_at) == (
+        state,
+        Reason.CANCELLED,
+        "d",
+        b"r",
+        LATER,
+    )
+    assert over.ended
+    for again in ENDS:
+        with pytest.raises(WrongStepError):
+            ended(over, Ending(state=again), LATER)
+    with pytest.raises(WrongStepError):
+        started(over, LATER)
+    with pytest.raises(WrongStepError):
+        assigned(over, "gpu-1")
+    assert cancel_requested(over) == over
+
+
+def test_pending_and_running_are_no_ends() -> None:
+    for state in (OperationState.PENDING, OperationState.RUNNING):
+        with pytest.raises(WrongStepError):
+            ended(RUNNING, Ending(state=state), LATER)
+
+
+def test_a_cancel_is_remembered_and_changes_nothing_else() -> None:
+    assert cancel_requested(RUNNING) == replace(RUNNING, cancel_requested=True)
+    assert cancel_requested(cancel_requested(RUNNING)) == cancel_requested(RUNNING)
+
+
+def test_a_request_id_is_for_one_action() -> None:
+    require_same_action(PENDING, b"a")
+    with pytest.raises(WeftError) as refusal:
+        require_same_action(PENDING, b"b")
+    assert refusal.value.reason is Reason.ALREADY_EXISTS
+    assert refusal.value.metadata == {"operation": "operations/op-1"}
+
+
+def test_one_more_than_the_limit_is_refused() -> None:
+    require_place(9, 10)
+    with pytest.raises(WeftError) as refusal:
+        require_place(10, 10)
+    assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+
+
+def test_time_spent_before_a_restart_counts_and_a_clock_set_back_gives_no_more_than_the_whole() -> None:
+    assert seconds_left(PENDING, LATER, 60.0) == 60.0
+    assert seconds_left(RUNNING, LATER, 60.0) == 50.0
+    assert seconds_left(RUNNING, NOW + timedelta(hours=1), 60.0) == 0.0
+    assert seconds_left(RUNNING, NOW - timedelta(hours=1), 60.0) == 60.0
+
+
+def unfinished(name: str, *subjects: str, running: bool = False) -> Unfinished:
+    return Unfinished(id=name, subjects=frozenset(subjects), running=running)
+
+
+def test_operations_on_one_model_run_one_after_the_other_in_order_of_acceptance() -> None:
+    first, second, third = unfinished("1", "m"), unfinished("2", "m"), unfinished("3", "n")
+    assert startable([first, second, third], 10) == ["1", "3"]
+    assert startable([replace(first, running=True), second, third], 10) == ["3"]
+    assert startable([second, third], 10) == ["2", "3"]
+
+
+def test_nobody_is_overtaken_by_a_later_one_on_one_of_its_models() -> None:
+    running = unfinished("1", "m", running=True)
+    assert startable([running, unfinished("2", "m", "n"), unfinished("3", "n")], 10) == []
+
+
+def test_no_more_run_than_may() -> None:
+    running = [unfinished(str(number), f"m{number}", running=True) for number in range(3)]
+    assert startable([*running, unfinished("3", "x"), unfinished("4", "y")], 4) == ["3"]
+    assert startable([*running, unfinished("3", "x")], 3) == []
+
+
+def test_one_without_subjects_disturbs_nobody() -> None:
+    assert startable([unfinished("1", "m", running=True), unfinished("2"), unfinished("3")], 10) == ["2", "3"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.frozensets(st.sampled_from("abcd"), max_size=2), st.booleans()),
+        max_size=12,
+    ),
+    st.integers(1, 6),
+)
+def test_whatever_waits_the_running_ones_share_no_model_and_something_always_moves(
+    wanted: list[tuple[frozenset[str], bool]], max_running: int
+) -> None:
+    # Only what the rule itself would have started counts as running.
+    queue = [Unfinished(id=str(at), subjects=subjects, running=False) for at, (subjects, _) in enumerate(wanted)]
+    chosen = set(startable(queue, max_running))
+    queue = [replace(each, running=each.id in chosen) for each in queue]
+    assert startable(queue, max_running) == [] or len(chosen) < max_running
+    subjects = [name for each in queue if each.running for name in each.subjects]
+    assert len(subjects) == len(set(subjects))
+    assert len(chosen) <= max_running
+    assert chosen or not queue
+
+
+def member(name: str, *, loaded: bool = False, used: int = 0, reachable: bool = True) -> PoolMember:
+    return PoolMember(model=name, reachable=reachable, loaded=loaded, slots_used=used)
+
+
+def test_sleeping_members_are_loaded_until_there_are_enough_and_more_are_tried_if_one_fails() -> None:
+    plan = plan_pool([member("a", loaded=True), member("c"), member("b"), member("d", reachable=False)], 2)
+    assert plan == PoolPlan(keep=("a",), load=("b", "c"), missing=1, unload=())
+
+
+def test_too_many_members_are_unloaded_idle_ones_first() -> None:
+    members = [member("a", loaded=True), member("b", loaded=True, used=2), member("c", loaded=True, used=1)]
+    assert plan_pool(members, 1) == PoolPlan(keep=("b",), load=(), missing=0, unload=("a", "c"))
+
+
+def test_a_member_whose_runner_is_gone_counts_as_nothing() -> None:
+    plan = plan_pool([member("a", loaded=True, reachable=False), member("b")], 1)
+    assert plan == PoolPlan(keep=(), load=("b",), missing=1, unload=())
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=8),
+    st.integers(1, 8),
+)
+def test_a_plan_leads_to_so_many_replicas_or_to_all_there_are(
+    drawn: list[tuple[bool, bool, int]], replicas: int
+) -> None:
+    members = [
+        member(f"m{at}", loaded=loaded, used=used, reachable=reachable)
+        for at, (loaded, reachable, used) in enumerate(drawn)
+    ]
+    plan = plan_pool(members, replicas)
+    there = sum(each.reachable for each in members)
+    assert len(plan.keep) + min(plan.missing, len(plan.load)) == min(replicas, there)
+    assert not {*plan.keep} & {*plan.unload}
+    assert not (plan.load and plan.unload)
+
+
+def test_how_long_a_load_will_take_is_the_median_of_the_last_few() -> None:
+    times = LoadTimes()
+    assert times.eta_seconds("m", 0.0) is None
+    for seconds in (1000.0, 10.0, 30.0, 20.0, 40.0, 50.0):
+        times.learn("m", seconds)
+    assert LAST_LOADS == 5
+    assert times.eta_seconds("m", 0.0) == 30.0
+    assert times.eta_seconds("m", 12.0) == 18.0
+    assert times.eta_seconds("m", 31.0) is None
+    assert times.eta_seconds("n", 0.0) is None
+
+
+def test_load_times_of_the_model_that_was_loaded_longest_ago_are_forgotten_first() -> None:
+    times = LoadTimes()
+    for number in range(MAX_MODELS):
+        times.learn(f"m{number}", 1.0)
+    times.learn("m0", 1.0)
+    times.learn("one more", 1.0)
+    assert times.eta_seconds("m1", 0.0) is None
+    assert times.eta_seconds("m0", 0.0) == 1.0
+
+
+def test_the_first_refusals_of_a_window_are_written_and_the_others_counted_by_why() -> None:
+    window = RefusalWindow()
+    assert window.closed(NOW) is None
+    assert [window.takes(NOW) for _ in range(MAX_ENTRIES_PER_WINDOW)] == [True] * MAX_ENTRIES_PER_WINDOW
+    for why in ("b", "a", "b"):
+        assert not window.takes(LATER)
+        window.count(why)
+    assert window.closed(NOW + timedelta(seconds=WINDOW_SECONDS - 1)) is None
+    end = NOW + timedelta(seconds=WINDOW_SECONDS)
+    counted = window.closed(end)
+    assert counted is not None
+    assert (counted.since, counted.until, counted.count, counted.reasons) == (NOW, end, 3, {"a": 1, "b": 2})
+    assert window.takes(end)
+    assert window.closed(end + timedelta(seconds=WINDOW_SECONDS)) is None
+
+
+def test_what_is_counted_of_a_flood_is_bounded() -> None:
+    window = RefusalWindow()
+    window.takes(NOW)
+    for number in range(10_000):
+        window.count(f"why {number}")
+    counted = window.closed(NOW, at_once=True)
+    assert counted is not None
+    assert (counted.count, len(counted.reasons)) == (10_000, MAX_COUNTED_REASONS + 1)
+    assert counted.reasons[OTHER_REASONS] == 10_000 - MAX_COUNTED_REASONS
+
+
+def test_a_clock_that_was_set_back_ends_a_window_of_refusals() -> None:
+    window = RefusalWindow()
+    window.takes(NOW)
+    window.count("why")
+    assert window.closed(NOW - timedelta(days=1)) is not None
