@@ -1,0 +1,1 @@
+"""Who may have an operation carried out: tokens, signatures, and the rules."""

@@ -1,0 +1,106 @@
+"""An OperationService behind a real gate, and the `weft` command run against it: tokens are really checked."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cli_harness import refuse
+from typer.testing import CliRunner, Result
+
+from registry_svc.governance.config import GovernanceConfig, Signer
+from registry_svc.governance.gate import build_gate
+from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceMarks, GovernanceMode, Refused
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.cli.main import app
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import SERVER_OPTIONS
+from weft.signing.keys import new_key_file
+from weft.testing.fake_clock import FakeClock
+
+AUDIENCE = "reg-of-this-test"
+POLICY = "3"
+SHARED_KEY = b"a shared key of more than 32 bytes, really"
+NAMES = ("alice", "bob", "carol")
+
+
+@dataclass
+class GovernedRegistry:
+    """What was admitted and refused, and where the keys are."""
+
+    home: Path
+    gate: Gatekeeper
+    admitted: list[tuple[operation_pb2.OperationAction, Admission]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def key(self, name: str) -> str:
+        """The file of a signer's private key."""
+        return str(self.home / f"{name}.pem")
+
+    def run(self, *arguments: str, stdin: str | None = None) -> Result:
+        """A `weft` command to its end."""
+        return CliRunner().invoke(app, arguments, input=stdin, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+
+
+class _Governed(operation_service_pb2_grpc.OperationServiceServicer):
+    def __init__(self, registry: GovernedRegistry) -> None:
+        self._registry = registry
+
+    def GetGovernance(self, request: Any, context: Any) -> Any:  # noqa: N802
+        rules = self._registry.gate.describe()
+        response = pb.GetGovernanceResponse(
+            mode=rules.mode.value,  # type: ignore[arg-type]  # same numbers
+            required_signers=rules.required_signers,
+            signers=rules.signers,
+            audience=rules.audience,
+            policy_version=rules.policy_version,
+        )
+        response.token_lifetime.FromTimedelta(timedelta(seconds=rules.token_lifetime_seconds))
+        return response
+
+    def CreateOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
+        data = request.action.SerializeToString(deterministic=True)
+        try:
+            admission = self._registry.gate.admit(data, request.action, request.authorization, datetime.now(UTC))
+        except Refused as error:
+            self._registry.refused.append(error.why)
+            refuse(context, Reason.OPERATION_REFUSED, "refused")
+        self._registry.admitted.append((request.action, admission))
+        return pb.CreateOperationResponse(operation=_done(request.action))
+
+    def WatchOperation(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        yield pb.WatchOperationResponse(operation=_done(self._registry.admitted[-1][0]))
+
+
+def _done(action: operation_pb2.OperationAction) -> operation_pb2.Operation:
+    return operation_pb2.Operation(
+        name="operations/op-1", state=operation_pb2.Operation.STATE_SUCCEEDED, action=action, request_id="r-1"
+    )
+
+
+@contextmanager
+def governed_registry(home: Path, mode: GovernanceMode, changes: Mapping[str, Any]) -> Iterator[GovernedRegistry]:
+    """A registry that has run for a minute, with Alice, Bob and Carol, two of whom must agree."""
+    (home / "run").mkdir(parents=True)
+    signers = tuple(Signer(id=name, public_key=new_key_file(home / f"{name}.pem", "--out")) for name in NAMES)
+    settings: dict[str, Any] = {"signers": signers, "required_signers": 2, "shared_key": SHARED_KEY, **changes}
+    config = GovernanceConfig(mode=mode, policy_version=POLICY, **settings)
+    gate = build_gate(config, FakeClock(utc=datetime.fromtimestamp(time.time() - 60.0, UTC)))
+    gate.recall(GovernanceMarks(audience=AUDIENCE))
+    registry = GovernedRegistry(home, gate)
+    server = grpc.server(ThreadPoolExecutor(max_workers=4), options=SERVER_OPTIONS)
+    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(_Governed(registry), server)  # type: ignore[abstract]  # only what the CLI calls
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    (home / "run" / "up.json").write_text(json.dumps({"grpc": address, "url": "http://127.0.0.1:1"}))
+    server.start()
+    try:
+        yield registry
+    finally:
+        server.stop(grace=None).wait()

@@ -1,0 +1,97 @@
+"""Operations on a real SQLite database behind a real gate, without runners. As a program: one life that is killed."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from registry_svc.governance.gate import build_gate
+from registry_svc.operations.actions import CheckedAction
+from registry_svc.operations.attendance import Attendance
+from registry_svc.operations.directory import RunnerSight
+from registry_svc.operations.gatekeeper import Gatekeeper, GovernanceMode
+from registry_svc.operations.job import JobTools
+from registry_svc.operations.operations import Asked, Operations
+from registry_svc.operations.settings import OperationSettings
+from registry_svc.policy.operation_pools import PoolMember
+from registry_svc.policy.operation_times import LoadTimes
+from registry_svc.store.operation_sql import SqlOperationStore
+from registry_svc.store.sql import SqlStore
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.clock import Clock, SystemClock
+
+DATABASE = "registry.db"
+WITNESS = "witness.json"
+
+
+class NobodyThere:
+    """See Directory: two models are known, and no runner."""
+
+    def runner_of(self, model: str) -> str | None:
+        return "" if model in ("qwen", "other") else None
+
+    def pool(self, name: str) -> tuple[PoolMember, ...]:
+        return ()
+
+    def names_pool(self, name: str) -> bool:
+        return False
+
+    def runner(self, name: str) -> RunnerSight | None:
+        return None
+
+    def active_runners(self) -> list[str]:
+        return []
+
+
+@asynccontextmanager
+async def governed(folder: Path, gate: Gatekeeper, clock: Clock) -> AsyncIterator[Operations]:
+    """Operations on the database in `folder`, from start to stop."""
+    store = SqlStore(f"sqlite+aiosqlite:///{folder / DATABASE}")
+    await store.open()
+    directory = NobodyThere()
+    tools = JobTools(
+        calls=cast("Any", None),  # nobody is there to be called
+        directory=directory,
+        clock=clock,
+        times=LoadTimes(),
+        attendance=Attendance(directory, clock),
+    )
+    operations = Operations(SqlOperationStore(store), tools, gate, OperationSettings())
+    await operations.start()
+    try:
+        yield operations
+    finally:
+        await operations.stop(5.0)
+        await store.close()
+
+
+def asked(action: operation_pb2.OperationAction, token: str, request_id: str) -> Asked:
+    """A request within all limits."""
+    checked = CheckedAction(action=action, data=action.SerializeToString(deterministic=True))
+    return Asked(request_id=request_id, action=checked, requested_by="a test", authorization=token)
+
+
+def _say(**facts: object) -> None:
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
+
+
+async def _one_killed_life(folder: Path) -> None:
+    from governance_stage import AUDIENCE, config, load  # noqa: PLC0415 - the stage is found beside this program alone
+
+    settings = config(GovernanceMode.SIGNATURES, audience=AUDIENCE, witness_file=folder / WITNESS)
+    async with governed(folder, build_gate(settings, SystemClock()), SystemClock()) as operations:
+        _say(ready=True)
+        token = await asyncio.to_thread(sys.stdin.readline)
+        view, existed = await operations.create(asked(load(), token, "first"))
+        _say(name=view.operation.name, existed=existed)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    asyncio.run(_one_killed_life(Path(sys.argv[1])))

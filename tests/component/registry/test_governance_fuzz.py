@@ -1,0 +1,150 @@
+"""Tokens that were changed at random: none passes as another one, and nothing but a refusal comes of them."""
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from governance_stage import Stage, b64, canonical, compact, load, with_code
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from registry_svc.operations.gatekeeper import GovernanceMode, Refused
+
+MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", "3000"))
+SEED = 20_261_120
+FIELDS = {"operation": "model-load", "modelId": "qwen", "maxContextLength": 8192}
+ACTION = load(context_tokens=8192)
+_SNIPPETS = [
+    '"',
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "\\",
+    "null",
+    "true",
+    "1e5",
+    ".",
+    "=",
+    "-",
+    "\u0000",
+    "é",
+    "\ud800",
+    " ",
+]
+
+
+def _signed(stage: Stage) -> str:
+    return stage.signed(ACTION)
+
+
+def _signed_base64url(stage: Stage) -> str:
+    return b64(stage.signed(ACTION).encode())
+
+
+def _with_code(stage: Stage) -> str:
+    return with_code(stage.op_token(FIELDS))
+
+
+def _compact(stage: Stage) -> str:
+    return compact(canonical(stage.op_token(FIELDS)))
+
+
+KINDS = [
+    (GovernanceMode.SIGNATURES, _signed),
+    (GovernanceMode.SIGNATURES, _signed_base64url),
+    (GovernanceMode.SHARED_KEY, _with_code),
+    (GovernanceMode.SHARED_KEY, _compact),
+]
+
+
+def _mutated(text: str, chance: random.Random) -> str:
+    for _ in range(chance.choice([1, 1, 1, 2, 5])):
+        place = chance.randrange(len(text) + 1)
+        end = min(len(text), place + chance.choice([0, 1, 1, 2, 20]))
+        filling = chance.choice(["", chance.choice(_SNIPPETS), chr(chance.randrange(32, 127)), text[place : end + 9]])
+        text = text[:place] + filling + text[end:]
+    return text
+
+
+@pytest.mark.parametrize(("mode", "make"), KINDS, ids=["signatures", "base64url", "code", "compact"])
+def test_a_token_that_was_changed_is_refused_or_is_the_same_token(
+    mode: GovernanceMode, make: Callable[[Stage], str]
+) -> None:
+    """A space between two names makes no other token; its nonce is the same, so it is good once with the first."""
+    stage, chance = Stage(mode), random.Random(SEED)
+    good = make(stage)
+    first = stage.admit(ACTION, good)
+    refused = 0
+    for _ in range(MUTATIONS):
+        changed = _mutated(good, chance)
+        try:
+            again = stage.admit(ACTION, changed)
+        except Refused:
+            refused += 1
+        else:
+            assert (again.nonce, again.signers, again.issued_at) == (first.nonce, first.signers, first.issued_at)
+    assert refused > MUTATIONS * 0.8
+
+
+@pytest.mark.parametrize("mode", [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY])
+def test_any_text_at_all_is_refused(mode: GovernanceMode) -> None:
+    stage = Stage(mode)
+
+    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.one_of(st.text(max_size=200), st.from_regex(r"[A-Za-z0-9_-]{2,40}\.[A-Za-z0-9_-]{2,40}\.[A-Za-z0-9_-]*")))
+    def refuses(text: str) -> None:
+        with pytest.raises(Refused):
+            stage.admit(ACTION, text)
+
+    refuses()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+# A text may be a good nonce or the policy, and a token may be good from any moment in the past on.
+_MAY_BE_GOOD = {("nonce", str), ("policy", str), ("nbf", int)}
+_NAMES = ["aud", "op", "action", "readable", "nonce", "nbf", "exp", "iat", "policy", "opToken", "signers", "issuedAt"]
+
+
+def test_properly_signed_nonsense_is_refused() -> None:
+    """Signers can be careless or hostile: what they sign is no more trusted in form than what anybody sends."""
+    signatures, shared = Stage(GovernanceMode.SIGNATURES), Stage(GovernanceMode.SHARED_KEY)
+
+    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.sampled_from(_NAMES), _JSON)
+    def refuses(name: str, value: object) -> None:
+        if (name, type(value)) in _MAY_BE_GOOD:
+            value = [value]
+        changes: dict[str, Any] = {name: [] if value is None else value}
+        with pytest.raises(Refused):
+            signatures.admit(ACTION, signatures.signed(ACTION, **changes))
+        if name not in ("signers", "issuedAt"):
+            with pytest.raises(Refused):
+                shared.admit(ACTION, with_code(shared.op_token({**FIELDS, f"{name}x": changes[name]})))
+
+    refuses()
+
+
+def test_headers_of_any_kind_are_refused() -> None:
+    """Under a good code: what is in a header must not choose anything, nor stop anything."""
+    stage = Stage(GovernanceMode.SHARED_KEY)
+    payload = canonical(stage.op_token(FIELDS))
+
+    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.sampled_from(["alg", "kid", "crit", "b64", "jwk", "x5c", "zip", "enc"]), _JSON)
+    def refuses(name: str, value: object) -> None:
+        if (name, value) == ("alg", "HS256"):
+            return
+        header: dict[str, Any] = {name: value}
+        with pytest.raises(Refused):
+            stage.admit(ACTION, compact(payload, **header))
+
+    refuses()

@@ -1,0 +1,96 @@
+"""Governance as operators set it up: a configuration file, the registry's own process, and the `weft` command."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from weft.cli.main import app
+
+STOP_LIMIT_SECONDS = 30.0
+MODEL = {"kind": "model", "name": "qwen"}
+
+
+@contextmanager
+def _serving(home: Path, config: Path) -> Iterator["subprocess.Popen[str]"]:
+    """The registry as a process; it is killed at the end, whatever it does."""
+    command = [sys.executable, "-m", "weft.cli.main", "serve", "registry"]
+    process = subprocess.Popen(
+        [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert "serves at" in process.stdout.readline(), "the registry did not start"
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(STOP_LIMIT_SECONDS)
+        process.stdout.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def _weft(home: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, words, env={"WEFT_HOME": str(home), "COLUMNS": "200"})
+
+
+def _configured(folder: Path) -> Path:
+    signers = []
+    for name in ("alice", "bob"):
+        made = _weft(folder, "sign", "new-key", "--out", str(folder / f"{name}.pem"))
+        signers.append({"id": name, **yaml.safe_load(made.stdout)})
+    governance = {"mode": "signatures", "required_signers": 2, "signers": signers}
+    config = folder / "weft.yaml"
+    config.write_text(yaml.safe_dump({"registry": {"governance": governance}}))
+    (folder / "model.yaml").write_text(yaml.safe_dump(MODEL))
+    return config
+
+
+def _agreed(home: Path, folder: Path, token: Path) -> None:
+    key = ("--key", str(folder / "alice.pem"), "--as", "alice")
+    signed = _weft(home, "sign", "load", "qwen", "--ctx", "8192", *key, "--out", str(token))
+    assert signed.exit_code == 0, signed.stderr
+    agreed = _weft(home, "approve", str(token), "--key", str(folder / "bob.pem"), "--as", "bob", "--yes")
+    assert agreed.exit_code == 0, agreed.stderr
+
+
+def _whys(home: Path) -> list[str]:
+    listed = _weft(home, "audit", "list", "-o", "json")
+    assert listed.exit_code == 0, listed.stderr
+    entries: list[Any] = json.loads(listed.stdout)["items"]
+    return [json.loads(entry["detail"])["why"] for entry in entries if entry["event"] == "operation.refused"]
+
+
+def test_a_token_is_good_once_over_a_kill_of_the_registry(home: Path, tmp_path: Path) -> None:
+    config = _configured(tmp_path)
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    load = ("load", "qwen", "--ctx", "8192", "--no-wait")
+    with _serving(home, config):
+        applied = _weft(home, "apply", "-f", str(tmp_path / "model.yaml"))
+        assert applied.exit_code == 0, applied.stderr
+        without = _weft(home, *load)
+        assert (without.exit_code, without.stdout) == (1, "")
+        assert without.stderr == "weft: refused\n"
+        _agreed(home, tmp_path, first)
+        _agreed(home, tmp_path, second)
+        done = _weft(home, *load, "--token", str(first), "--request-id", "mine")
+        assert done.exit_code == 0, (done.stderr, _whys(home))
+    with _serving(home, config):
+        again = _weft(home, *load, "--token", str(first))
+        assert (again.exit_code, again.stderr) == (1, "weft: refused\n")
+        same = _weft(home, *load, "--token", str(first), "--request-id", "mine")
+        assert (same.exit_code, same.stdout) == (0, done.stdout)
+        other = _weft(home, *load, "--token", str(second))
+        assert other.exit_code == 0, "a token that was signed before the restart is as good as before"
+        assert _whys(home) == ["there is no authorization", "its nonce was used before"]

@@ -1,0 +1,300 @@
+"""A token is good once: at the same time, after a crash, after a restore, and whatever clocks do."""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from governance_stage import (
+    AUDIENCE,
+    LIFETIME,
+    SKEW,
+    Scope,
+    Stage,
+    config,
+    flush,
+    load,
+    signature_of,
+    unload,
+    with_code,
+)
+from governance_stage import envelope as envelope_of
+from governed_registry import DATABASE, WITNESS, asked, governed
+
+from registry_svc.governance.gate import build_gate
+from registry_svc.governance.witness import WitnessFile
+from registry_svc.operations.gatekeeper import GovernanceMarks, GovernanceMode, Refused
+from registry_svc.operations.operations import Operations
+from registry_svc.policy.governance_marks import Marks
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+PARALLEL = 100
+KILL_LIMIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def _makers(clock: FakeClock, mode: GovernanceMode = GovernanceMode.SIGNATURES) -> Stage:
+    """Whoever makes tokens, now; its gate is nobody's."""
+    stage = Stage(mode, {"audience": AUDIENCE}, clock)
+    stage.seconds_later = 0.0
+    return stage
+
+
+def _life(folder: Path, clock: FakeClock, mode: GovernanceMode = GovernanceMode.SIGNATURES) -> Any:
+    """The gate is new and has not been started; Operations does that."""
+    settings = config(mode, audience=AUDIENCE, witness_file=folder / WITNESS)
+    return governed(folder, build_gate(settings, clock), clock)
+
+
+async def _refused(operations: Operations, action: operation_pb2.OperationAction, token: str, request_id: str) -> str:
+    """Why, from the audit log; and the caller has heard nothing of it."""
+    with pytest.raises(WeftError) as refused:
+        await operations.create(asked(action, token, request_id))
+    assert (refused.value.reason, refused.value.message) == (Reason.OPERATION_REFUSED, "refused")
+    assert refused.value.metadata == {}
+    entries, _ = await operations.audit_page(0, 1000)
+    refusals = [entry.draft for entry in entries if entry.draft.event == "operation.refused"]
+    return str(json.loads(refusals[-1].detail)["why"])
+
+
+@pytest.mark.parametrize("mode", [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY])
+async def test_of_a_hundred_uses_at_once_exactly_one_wins(
+    tmp_path: Path, clock: FakeClock, mode: GovernanceMode
+) -> None:
+    stage = _makers(clock, mode)
+    plain = {"operation": "model-load", "modelId": "qwen"}
+    token = stage.signed(load()) if mode is GovernanceMode.SIGNATURES else with_code(stage.op_token(plain))
+    async with _life(tmp_path, clock, mode) as operations:
+        outcomes = await asyncio.gather(
+            *(operations.create(asked(load(), token, f"request-{number}")) for number in range(PARALLEL)),
+            return_exceptions=True,
+        )
+        won = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        lost = [outcome for outcome in outcomes if isinstance(outcome, WeftError)]
+        assert (len(won), len(lost)) == (1, PARALLEL - 1)
+        assert {(error.reason, error.message) for error in lost} == {(Reason.OPERATION_REFUSED, "refused")}
+        assert len(await operations.page(before_number=None, size=1000, unfinished_only=False)) == 1
+
+
+async def test_the_same_request_again_is_no_second_use(tmp_path: Path, clock: FakeClock) -> None:
+    token = _makers(clock).signed(load())
+    async with _life(tmp_path, clock) as operations:
+        first, existed = await operations.create(asked(load(), token, "mine"))
+        again, known = await operations.create(asked(load(), token, "mine"))
+        assert (existed, known, first.operation.id) == (False, True, again.operation.id)
+        assert await _refused(operations, load(), token, "other") == "its nonce was used before"
+    clock_later = FakeClock(utc=clock.utc_now() + timedelta(seconds=LIFETIME * 2))
+    async with _life(tmp_path, clock_later) as operations:
+        later, known = await operations.create(asked(load(), token, "mine"))
+        assert (known, later.operation.id) == (True, first.operation.id)
+
+
+async def test_a_nonce_is_spent_over_a_kill(tmp_path: Path) -> None:
+    """The process is killed the moment it has answered."""
+    clock = SystemClock()
+    stage = Stage(GovernanceMode.SIGNATURES, {"audience": AUDIENCE})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("governed_registry.py")),
+        str(tmp_path),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(KILL_LIMIT_SECONDS):
+            assert process.stdout is not None
+            while await process.stdout.readline() != b'{"ready": true}\n':
+                assert not process.stdout.at_eof(), "the registry did not start"
+            now = int(time.time())
+            token = stage.signed(load(), iat=now, nbf=now, exp=now + LIFETIME)
+            output, _ = await process.communicate(f"{token}\n".encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    answered = json.loads(output.splitlines()[-1])
+    assert answered["existed"] is False
+    settings = config(GovernanceMode.SIGNATURES, audience=AUDIENCE, witness_file=tmp_path / WITNESS)
+    async with governed(tmp_path, build_gate(settings, clock), clock) as operations:
+        assert await _refused(operations, load(), token, "second") == "its nonce was used before"
+        view, existed = await operations.create(asked(load(), token, "first"))
+        assert (existed, view.operation.name) == (True, answered["name"])
+
+
+async def test_after_a_restore_of_the_database_used_tokens_are_refused_by_the_mark(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    stage = _makers(clock)
+    used, late = stage.signed(load()), stage.signed(load("other"))
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), stage.signed(load()), "before the copy"))
+    copy = tmp_path / "copy.db"
+    shutil.copy(tmp_path / DATABASE, copy)
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), used, "after the copy"))
+    shutil.copy(copy, tmp_path / DATABASE)
+    async with _life(tmp_path, clock) as operations:
+        assert "used tokens are known" in await _refused(operations, load(), used, "again")
+        assert "used tokens are known" in await _refused(operations, load("other"), late, "never used, as old")
+        stage.seconds_later = 1.0
+        await clock.advance(1.0)
+        await operations.create(asked(load(), stage.signed(load()), "signed after it"))
+    # The mark of the database has caught up with the witness; what was lost is still lost.
+    async with _life(tmp_path, clock) as operations:
+        assert "used tokens are known" in await _refused(operations, load(), used, "after another restart")
+
+
+async def test_a_witness_that_is_put_back_with_the_database_knows_no_more_than_it(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    """The control of the test before, and what docs/governance.md warns of: delete the witness after a restore."""
+    stage = _makers(clock)
+    used = stage.signed(load())
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), stage.signed(load()), "before the copy"))
+    shutil.copy(tmp_path / DATABASE, tmp_path / "copy.db")
+    shutil.copy(tmp_path / WITNESS, tmp_path / "copy.json")
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), used, "after the copy"))
+    shutil.copy(tmp_path / "copy.db", tmp_path / DATABASE)
+    shutil.copy(tmp_path / "copy.json", tmp_path / WITNESS)
+    async with _life(tmp_path, clock) as operations:
+        _, existed = await operations.create(asked(load(), used, "again"))
+        assert not existed
+
+
+async def test_without_any_witness_tokens_from_before_the_start_are_refused(tmp_path: Path, clock: FakeClock) -> None:
+    stage = _makers(clock)
+    unused = stage.signed(load())
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), stage.signed(load()), "one"))
+    (tmp_path / WITNESS).unlink()
+    async with _life(tmp_path, clock) as operations:
+        assert "used tokens are known" in await _refused(operations, load(), unused, "two")
+        stage.seconds_later = SKEW + 1.0
+        await clock.advance(SKEW + 1.0)
+        await operations.create(asked(load(), stage.signed(load()), "three"))
+
+
+async def test_tokens_that_come_out_of_order_pass(tmp_path: Path, clock: FakeClock) -> None:
+    async with _life(tmp_path, clock) as operations:
+        await clock.advance(LIFETIME)
+        stage = _makers(clock)
+        for age in (0, 100, 50, 290):
+            token = stage.signed(load(), iat=stage.now - age, nbf=stage.now - age, exp=stage.now - age + LIFETIME)
+            _, existed = await operations.create(asked(load(), token, f"age-{age}"))
+            assert not existed
+
+
+async def test_a_clock_that_is_set_back_brings_no_used_token_back(tmp_path: Path, clock: FakeClock) -> None:
+    stage = _makers(clock)
+    used, unused = stage.signed(load()), stage.signed(load())
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), used, "one"))
+        await clock.advance(3600.0)
+        await operations.keep_house()
+        stage.seconds_later = 3600.0
+        await operations.create(asked(load(), stage.signed(load()), "two"))
+    set_back = FakeClock(utc=clock.utc_now() - timedelta(seconds=3590))
+    async with _life(tmp_path, set_back) as operations:
+        why = await _refused(operations, load(), used, "again")
+        assert why == "it was issued long before the newest token"
+        assert await _refused(operations, load(), unused, "never used, as old") == why
+
+
+async def test_callers_hear_the_same_whatever_was_wrong_and_the_log_says_what(tmp_path: Path, clock: FakeClock) -> None:
+    stage = _makers(clock)
+    now = stage.now
+    used = stage.signed(load())
+    hostile: dict[str, str] = {
+        "nothing": "",
+        "nonsense": "nonsense",
+        "one signer": stage.signed(load(), by=["alice"]),
+        "one twice": stage.signed(load(), by=["alice", "alice"]),
+        "unknown": stage.signed(load(), by=["mallory"]),
+        "revoked": stage.signed(load(), by=["alice", "eve"]),
+        "forged": envelope_of(stage.payload(load()), [signature_of("alice"), signature_of("bob", key_of="eve")]),
+        "none": envelope_of(stage.payload(load()), [signature_of("alice", alg="none"), signature_of("bob")]),
+        "expired": stage.signed(load(), iat=now - 301, nbf=now - 301, exp=now - 1),
+        "future": stage.signed(load(), iat=now + SKEW + 1, nbf=now, exp=now + 60),
+        "audience": stage.signed(load(), aud="another"),
+        "policy": stage.signed(load(), policy="another"),
+        "action": stage.signed(load("another")),
+        "used": used,
+    }
+    whys = {}
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), used, "first"))
+        for name, token in hostile.items():
+            whys[name] = await _refused(operations, load(), token, name.replace(" ", "-"))
+    assert len(set(whys.values())) == len(whys) - 1, "one signer twice is one signer; all else differs"
+    assert not any(part in why for why in whys.values() for part in (used[:40], "mallory"))
+
+
+async def test_every_kind_of_operation_is_governed(tmp_path: Path, clock: FakeClock) -> None:
+    stage = _makers(clock)
+    async with _life(tmp_path, clock) as operations:
+        for number, action in enumerate([load(), unload(), flush(Scope.SCOPE_ALL)]):
+            assert await _refused(operations, action, "", f"without-{number}") == "there is no authorization"
+            view, _ = await operations.create(asked(action, stage.signed(action), f"with-{number}"))
+            assert view.operation.signers == ("alice", "bob")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"newest_microseconds": "x"}', b'{"newest_microseconds": 1, "refused_before": NaN}', b"\xff"],
+)
+def test_a_witness_that_cannot_be_read_is_a_lost_one(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / WITNESS).write_bytes(content)
+    assert WitnessFile(tmp_path / WITNESS).read() is None
+
+
+def test_a_witness_keeps_what_it_was_told(tmp_path: Path) -> None:
+    witness = WitnessFile(tmp_path / WITNESS)
+    assert witness.read() is None
+    told = Marks(newest_microseconds=1_800_000_000_000_001, floor=1_799_999_999.0)
+    witness.write(told)
+    assert witness.read() == told
+    assert (tmp_path / WITNESS).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_witness_that_cannot_be_written_stops_the_gate(tmp_path: Path, clock: FakeClock) -> None:
+    """Rather than admit what a restore could let pass once more."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    stage = Stage(GovernanceMode.SIGNATURES, {"witness_file": folder / WITNESS}, clock)
+    stage.admit(load(), stage.signed(load()))
+    shutil.rmtree(folder)
+    with pytest.raises(Refused, match="witness"):
+        stage.admit(load(), stage.signed(load()))
+    with pytest.raises(FieldError, match="witness"):
+        stage.gate.recall(GovernanceMarks(audience=AUDIENCE))
+
+
+def _mark_of(stage: Stage, make: Callable[[], str]) -> float:
+    mark = stage.admit(load(), make()).mark
+    assert mark is not None
+    return mark.timestamp()
+
+
+def test_marks_rise_with_each_token_so_that_a_copy_is_known_by_them(clock: FakeClock) -> None:
+    stage = Stage(GovernanceMode.SIGNATURES, {}, clock)
+    first = _mark_of(stage, lambda: stage.signed(load()))
+    older = _mark_of(stage, lambda: stage.signed(load(), iat=stage.now - 9, exp=stage.now + 60))
+    assert first == stage.now
+    assert 0 < older - first < 0.001

@@ -1,0 +1,332 @@
+"""Governance with a shared key: the tokens of the runner API, in each of their forms."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from governance_stage import (
+    LIFETIME,
+    SHARED_KEY,
+    SKEW,
+    Scope,
+    Stage,
+    b64,
+    canonical,
+    compact,
+    config,
+    flush,
+    load,
+    private_key,
+    public_bytes,
+    unload,
+    with_code,
+)
+
+from registry_svc.governance.gate import build_gate
+from registry_svc.operations.gatekeeper import GovernanceMode, Refused
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2
+from weft.kernel.errors import FieldError
+from weft.signing.actions import token_fields
+from weft.signing.op_token import make_op_token, read_shared_key
+from weft.testing.fake_clock import FakeClock
+
+PLAIN = {"operation": "model-load", "modelId": "qwen"}
+NO_CODE = "its authentication code is not that of the shared key"
+OTHER = "it is for another action, or for other options"
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage(GovernanceMode.SHARED_KEY)
+
+
+def _why(stage: Stage, action: operation_pb2.OperationAction, token: str) -> str:
+    with pytest.raises(Refused) as refused:
+        stage.admit(action, token)
+    return refused.value.why
+
+
+def _everything() -> operation_pb2.OperationAction:
+    options = load_pb2.LoadOptions(
+        quantization="q8_0",
+        memory_budget_bytes=40_000 * 1024 * 1024,
+        keep_alive=Duration(seconds=300, nanos=500_000_000),
+        pin=True,
+        parameters={
+            "context_tokens": load_pb2.LoadValue(integer=32_768),
+            "spec_draft_p_min": load_pb2.LoadValue(number=0.75),
+            "cache_type_k": load_pb2.LoadValue(word="q8_0"),
+            "flash_attention": load_pb2.LoadValue(flag=True),
+        },
+    )
+    return operation_pb2.OperationAction(
+        load_model=operation_pb2.LoadModel(model="big", options=options, evict_model="small", replicas=2)
+    )
+
+
+EVERYTHING: dict[str, Any] = {
+    "operation": "model-load",
+    "modelId": "big",
+    "quantization": "q8_0",
+    "maxContextLength": 32_768,
+    "gpuMemoryBudgetMB": 40_000,
+    "evictModel": "small",
+    "keepAlive": 300.5,
+    "pin": True,
+    "replicas": 2,
+    "parameters": {"spec_draft_p_min": 0.75, "cache_type_k": "q8_0", "flash_attention": True},
+}
+
+
+def test_the_token_of_the_runner_api_passes_in_every_form(stage: Stage) -> None:
+    forms = [
+        with_code(stage.op_token(PLAIN)),
+        b64(with_code(stage.op_token(PLAIN)).encode()),
+        base64.urlsafe_b64encode(with_code(stage.op_token(PLAIN)).encode()).decode(),
+        compact(json.dumps(stage.op_token(PLAIN)).encode()),
+        compact(json.dumps(stage.op_token(PLAIN), indent=3).encode(), typ="JWT"),
+    ]
+    assert forms[3].startswith("eyJ")
+    for form in forms:
+        admission = stage.admit(load(), form)
+        assert admission.signers == ("alice", "bob")
+        assert admission.nonce
+        assert admission.issued_at is not None
+        assert admission.issued_at.timestamp() == stage.now
+
+
+def test_the_code_may_be_hex_or_base64url(stage: Stage) -> None:
+    token = json.loads(with_code(stage.op_token(PLAIN)))
+    code = bytes.fromhex(token["signature"])
+    for form in (code.hex().upper(), b64(code), b64(code) + "="):
+        assert stage.admit(load(), json.dumps({**token, "signature": form})).signers
+
+
+def test_every_option_can_be_named(stage: Stage) -> None:
+    assert token_fields(_everything()) == EVERYTHING
+    assert stage.admit(_everything(), with_code(stage.op_token(EVERYTHING))).signers
+
+
+def test_what_this_library_makes_passes(stage: Stage) -> None:
+    for action in (_everything(), unload(), flush(Scope.SCOPE_TAG, tenant="acme", tag="häuser")):
+        token = make_op_token(action, signers=["bob", "alice"], issued_at=stage.now, key=SHARED_KEY)
+        assert stage.admit(action, json.dumps(token)).signers == ("alice", "bob")
+
+
+@pytest.mark.parametrize("name", [name for name in EVERYTHING if name not in ("operation", "modelId")])
+def test_an_option_that_the_token_does_not_name_is_refused(stage: Stage, name: str) -> None:
+    """A token for a plain load allows no other context length."""
+    assert _why(stage, _everything(), with_code(stage.op_token(EVERYTHING, **{name: None}))) == OTHER
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("operation", "model-unload"),
+        ("modelId", "bigger"),
+        ("quantization", "q4_0"),
+        ("maxContextLength", 32_769),
+        ("maxContextLength", "32768"),
+        ("maxContextLength", 32768.0),
+        ("gpuMemoryBudgetMB", 39_999),
+        ("evictModel", "another"),
+        ("keepAlive", 300),
+        ("pin", 1),
+        ("replicas", True),
+        ("parameters", {}),
+        ("parameters", {"spec_draft_p_min": 0.75, "cache_type_k": "q8_0", "flash_attention": 1}),
+        ("scope", "all"),
+    ],
+)
+def test_an_option_that_differs_is_refused(stage: Stage, name: str, value: object) -> None:
+    assert _why(stage, _everything(), with_code(stage.op_token({**EVERYTHING, name: value}))) == OTHER
+
+
+def test_names_that_are_null_are_not_named(stage: Stage) -> None:
+    token = {**stage.op_token({"operation": "cache-flush", "scope": "tenant", "tenantId": "x"}), "modelId": None}
+    assert stage.admit(flush(Scope.SCOPE_TENANT, tenant="x"), with_code(token)).signers
+
+
+@pytest.mark.parametrize(
+    ("fields", "action", "passes"),
+    [
+        ({"modelId": "qwen"}, flush(Scope.SCOPE_MODEL, model="qwen"), True),
+        ({"modelId": "qwen"}, flush(Scope.SCOPE_ALL, model="qwen"), False),
+        ({}, flush(Scope.SCOPE_ALL), False),
+        ({"scope": "all"}, flush(Scope.SCOPE_ALL), True),
+        ({"scope": "all"}, flush(Scope.SCOPE_ALL, runner="r1"), True),
+        ({"scope": "all", "runner": "r1"}, flush(Scope.SCOPE_ALL, runner="r1"), True),
+        ({"scope": "all", "runner": "r1"}, flush(Scope.SCOPE_ALL), False),
+        ({"scope": "all", "runner": "r1"}, flush(Scope.SCOPE_ALL, runner="r2"), False),
+        ({"scope": "tenant", "tenantId": "a"}, flush(Scope.SCOPE_TENANT, tenant="b"), False),
+        ({"scope": "tag", "tag": "t"}, flush(Scope.SCOPE_TAG, tag="t", tenant="a"), False),
+    ],
+)
+def test_a_flush_is_for_what_the_token_names(
+    stage: Stage, fields: dict[str, Any], action: operation_pb2.OperationAction, passes: bool
+) -> None:
+    token = with_code(stage.op_token({"operation": "cache-flush", **fields}))
+    if passes:
+        assert stage.admit(action, token).signers
+    else:
+        assert _why(stage, action, token) == OTHER
+
+
+def test_one_signer_who_is_named_twice_is_one(stage: Stage) -> None:
+    token = with_code(stage.op_token(PLAIN, signers=["alice", "alice"]))
+    assert _why(stage, load(), token) == "1 of 2 signers agreed"
+
+
+def test_one_signer_too_few_is_too_few(stage: Stage) -> None:
+    with pytest.raises(Refused) as refused:
+        stage.admit(load(), with_code(stage.op_token(PLAIN, signers=["bob"])))
+    assert refused.value.why == "1 of 2 signers agreed"
+    assert refused.value.actors == (), "a name in a token proves nothing here"
+
+
+def test_unknown_and_revoked_signers_count_for_nothing(stage: Stage) -> None:
+    assert "unknown: 1" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=["alice", "mallory"])))
+    assert "revoked: eve" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=["alice", "eve"])))
+
+
+@pytest.mark.parametrize("signers", [None, [], "alice", ["alice", 5], [["alice"], "bob"], ["alice"] * 65])
+def test_signers_are_a_list_of_names(stage: Stage, signers: object) -> None:
+    assert "signer" in _why(stage, load(), with_code(stage.op_token(PLAIN, signers=signers)))
+
+
+def test_another_key_is_refused_in_every_form(stage: Stage) -> None:
+    other = bytes(40)
+    assert _why(stage, load(), with_code(stage.op_token(PLAIN), key=other)) == NO_CODE
+    assert _why(stage, load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), key=other)) == NO_CODE
+
+
+@pytest.mark.parametrize("algorithm", ["none", "HS384", "HS512", "EdDSA", "RS256", "", 5, None, ["HS256"]])
+def test_the_algorithm_is_never_taken_from_the_token(stage: Stage, algorithm: object) -> None:
+    token = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg=algorithm)
+    assert _why(stage, load(), token) == NO_CODE
+
+
+def test_a_token_without_a_code_is_refused(stage: Stage) -> None:
+    header, payload, _ = compact(json.dumps(stage.op_token(PLAIN)).encode(), alg="none").split(".")
+    for token in (f"{header}.{payload}.", f"{header}.{payload}.AA"):
+        assert _why(stage, load(), token)
+
+
+@pytest.mark.parametrize("header", [{"kid": "a"}, {"jwk": {}}, {"b64": False}, {"crit": ["b64"], "b64": False}])
+def test_headers_that_choose_anything_are_refused(stage: Stage, header: dict[str, Any]) -> None:
+    assert _why(stage, load(), compact(json.dumps(stage.op_token(PLAIN)).encode(), **header)) == NO_CODE
+
+
+def test_a_swapped_part_is_refused(stage: Stage) -> None:
+    mine, other = stage.op_token(PLAIN), stage.op_token({**PLAIN, "modelId": "other"})
+    code = json.loads(with_code(mine))["signature"]
+    assert _why(stage, load("other"), json.dumps({"opToken": other, "signature": code})) == NO_CODE
+    header, _, signature = compact(canonical(mine)).split(".")
+    assert _why(stage, load("other"), f"{header}.{b64(canonical(other))}.{signature}") == NO_CODE
+
+
+def test_every_truncation_is_refused(stage: Stage) -> None:
+    for token in (with_code(stage.op_token(PLAIN)), compact(canonical(stage.op_token(PLAIN)))):
+        for length in range(len(token)):
+            assert _why(stage, load(), token[:length])
+
+
+def test_fields_do_not_run_into_each_other(stage: Stage) -> None:
+    """ "model-load" + "a" and "model-loada" + "" are the same letters; the canonical form keeps them apart."""
+    split = stage.op_token({"operation": "model-loada", "modelId": ""})
+    token = json.loads(with_code(stage.op_token({"operation": "model-load", "modelId": "a"}, nonce=split["nonce"])))
+    assert _why(stage, load("a"), json.dumps({"opToken": split, "signature": token["signature"]})) == NO_CODE
+    assert stage.admit(load("a"), json.dumps(token)).signers
+
+
+def test_a_token_that_expired_a_second_ago_is_refused(stage: Stage) -> None:
+    token = with_code(stage.op_token(PLAIN))
+    stage.seconds_later += LIFETIME - 1
+    assert stage.admit(load(), token).signers
+    stage.seconds_later += 2
+    assert _why(stage, load(), token) == "it expired"
+
+
+def test_a_token_from_the_future_passes_within_the_skew_alone(stage: Stage) -> None:
+    assert stage.admit(load(), with_code(stage.op_token(PLAIN, issuedAt=stage.now + SKEW))).signers
+    late = with_code(stage.op_token(PLAIN, issuedAt=stage.now + SKEW + 1))
+    assert _why(stage, load(), late) == "it was issued in the future"
+
+
+@pytest.mark.parametrize("moment", [None, "1745880000", 1.5, True, -1, 10**20])
+def test_the_issue_time_is_whole_seconds(stage: Stage, moment: object) -> None:
+    assert "whole seconds" in _why(stage, load(), with_code(stage.op_token(PLAIN, issuedAt=moment)))
+
+
+@pytest.mark.parametrize("nonce", [None, "", "x" * 129, 5, "a b", "é", "a\u0000b"])
+def test_a_nonce_is_printable_and_bounded(stage: Stage, nonce: object) -> None:
+    assert "nonce" in _why(stage, load(), with_code(stage.op_token(PLAIN, nonce=nonce)))
+
+
+def test_a_name_that_this_version_does_not_know_is_refused(stage: Stage) -> None:
+    """It might be a condition."""
+    assert "does not know" in _why(stage, load(), with_code(stage.op_token(PLAIN, onlyOn="r1")))
+
+
+def test_a_name_that_comes_twice_is_refused(stage: Stage) -> None:
+    token = with_code(stage.op_token(PLAIN)).replace('"modelId": "qwen"', '"modelId": "other", "modelId": "qwen"')
+    assert "a name twice" in _why(stage, load(), token)
+    payload = canonical(stage.op_token(PLAIN)).replace(b'"modelId":"qwen"', b'"modelId":"other","modelId":"qwen"')
+    assert "a name twice" in _why(stage, load(), compact(payload))
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
+def test_numbers_that_are_none_are_refused(stage: Stage, text: str) -> None:
+    token = with_code(stage.op_token({**PLAIN, "maxContextLength": 1})).replace(
+        '"maxContextLength": 1', f'"maxContextLength": {text}'
+    )
+    assert _why(stage, load(), token)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "{}", "[]", "eyJ", "a.b.c", "..", "e30.e30.e30", "{" * 9000, "[" * 16_000, "\ud800", "é", "A" * 20_000],
+)
+def test_what_is_no_token_is_refused(stage: Stage, text: str) -> None:
+    assert _why(stage, load(), text)
+
+
+def test_texts_that_no_database_keeps_are_refused(stage: Stage) -> None:
+    token = with_code(stage.op_token(PLAIN)).replace('"qwen"', '"\\ud800"')
+    assert _why(stage, load(), token)
+
+
+@pytest.mark.parametrize("key", [b"", b"short", bytes(31), bytes(5000)])
+def test_a_key_of_another_length_is_no_key(key: bytes) -> None:
+    with pytest.raises(FieldError, match="32 to 4096"):
+        build_gate(config(GovernanceMode.SHARED_KEY, shared_key=key), FakeClock())
+
+
+def test_a_public_key_is_no_secret_to_authenticate_with(tmp_path: Path) -> None:
+    """Whoever puts a PEM there has mixed up the modes: everybody could make tokens."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: PLC0415 - here alone
+
+    pem = private_key("alice").public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    with pytest.raises(FieldError, match="random bytes"):
+        build_gate(config(GovernanceMode.SHARED_KEY, shared_key=pem), FakeClock())
+    (tmp_path / "key").write_bytes(pem)
+    with pytest.raises(FieldError, match="random bytes"):
+        read_shared_key(tmp_path / "key", "key_file")
+    assert len(public_bytes("alice")) == 32
+
+
+def test_a_key_file_that_is_text_ends_before_its_line_end(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"0123456789abcdef0123456789abcdef\r\n")
+    assert read_shared_key(file, "key_file") == b"0123456789abcdef0123456789abcdef"
+    file.write_bytes(bytes(31) + b"\n")
+    assert read_shared_key(file, "key_file") == bytes(31) + b"\n"
+    file.write_bytes(b"too short\n")
+    with pytest.raises(FieldError, match="key_file"):
+        read_shared_key(file, "key_file")
+    with pytest.raises(FieldError, match="cannot be read"):
+        read_shared_key(tmp_path / "none", "key_file")

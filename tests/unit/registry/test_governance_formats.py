@@ -1,0 +1,187 @@
+"""What makers and checkers of tokens share: one reading of JSON, actions as fields and as words."""
+
+import math
+from typing import Any, cast
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.signing.actions import operation_word, read_action, same_action, token_fields
+from weft.signing.strict_json import (
+    MAX_DEPTH,
+    MAX_TOKEN_BYTES,
+    MAX_VALUES,
+    MalformedToken,
+    canonical_json,
+    from_base64url,
+    read_object,
+    to_base64url,
+)
+from weft.signing.words import in_words
+
+_LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
+)
+_BRANCHES = _LEAVES | st.lists(_LEAVES, max_size=4) | st.dictionaries(st.text(max_size=9), _LEAVES, max_size=4)
+_OBJECTS = st.dictionaries(st.text(max_size=9), _BRANCHES | st.lists(_BRANCHES, max_size=4), max_size=5)
+
+
+def _load(**facts: object) -> operation_pb2.OperationAction:
+    return operation_pb2.OperationAction(load_model=operation_pb2.LoadModel(model="qwen", **facts))  # type: ignore[arg-type]
+
+
+@given(_OBJECTS)
+def test_canonical_json_is_read_back_as_it_was(document: dict[str, object]) -> None:
+    text = canonical_json(document)
+    assert read_object(text) == document
+    assert canonical_json(read_object(text)) == text
+
+
+def test_canonical_json_has_one_form() -> None:
+    assert canonical_json({"b": [1, 1.0, True], "a": "ü\n"}) == '{"a":"ü\\n","b":[1,1.0,true]}'.encode()
+    assert canonical_json({"a": 1}) != canonical_json({"a": True})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"a":1}x',
+        b'{"a":1,"a":1}',
+        b'{"a":{"b":1,"b":2}}',
+        b'{"a":NaN}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"\xef\xbb\xbf{}",
+        b"\xff",
+        b'{"a":"' + b"x" * MAX_TOKEN_BYTES + b'"}',
+        b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}",
+        b'{"a":[' + b"1," * MAX_VALUES + b"1]}",
+        b"{" * 16_000,
+        b'{"a":"\\',
+    ],
+)
+def test_json_with_another_reading_or_none_is_refused(text: bytes) -> None:
+    with pytest.raises(MalformedToken):
+        read_object(text)
+
+
+def test_brackets_in_texts_are_no_nesting() -> None:
+    assert read_object(b'{"a":"' + b"[{" * 500 + b'\\"[["}')["a"].startswith("[{")
+
+
+@given(st.binary(max_size=80))
+def test_base64url_has_one_form(data: bytes) -> None:
+    text = to_base64url(data)
+    assert from_base64url(text) == data
+    assert "=" not in text
+
+
+@pytest.mark.parametrize("text", ["A", "AB", "AA+A", "AA/A", "A A", "AAAA=A", "AAA\n", "é", "AAAAA"])
+def test_what_is_not_base64url_is_refused(text: str) -> None:
+    with pytest.raises(MalformedToken):
+        from_base64url(text)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_action_or_malformed(data: bytes) -> None:
+    try:
+        action = read_action(data)
+    except MalformedToken:
+        return
+    assert operation_word(action)
+
+
+def test_an_action_that_does_nothing_is_none() -> None:
+    with pytest.raises(MalformedToken, match="does nothing"):
+        read_action(b"")
+
+
+def test_actions_are_the_same_when_they_do_the_same() -> None:
+    assert same_action(_load(), _load(options=load_pb2.LoadOptions()))
+    assert not same_action(_load(), _load(options=load_pb2.LoadOptions(pin=True)))
+    # Not kept at all and kept as configured are two things.
+    assert not same_action(_load(), _load(options=load_pb2.LoadOptions(keep_alive=Duration())))
+    number = {"a": load_pb2.LoadValue(number=1.0)}
+    integer = {"a": load_pb2.LoadValue(integer=1)}
+    assert not same_action(
+        _load(options=load_pb2.LoadOptions(parameters=number)), _load(options=load_pb2.LoadOptions(parameters=integer))
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (load_pb2.LoadOptions(), {}),
+        (load_pb2.LoadOptions(keep_alive=Duration()), {"keepAlive": 0}),
+        (load_pb2.LoadOptions(keep_alive=Duration(seconds=-1)), {"keepAlive": -1}),
+        (load_pb2.LoadOptions(memory_budget_bytes=1024 * 1024), {"gpuMemoryBudgetMB": 1}),
+        (load_pb2.LoadOptions(memory_budget_bytes=1), {"gpuMemoryBudgetMB": 1 / 1024**2}),
+        (
+            load_pb2.LoadOptions(parameters={"context_tokens": load_pb2.LoadValue(integer=0)}),
+            {"maxContextLength": 0},
+        ),
+        (
+            load_pb2.LoadOptions(parameters={"context_tokens": load_pb2.LoadValue(number=8192.0)}),
+            {"parameters": {"context_tokens": 8192.0}},
+        ),
+        (
+            load_pb2.LoadOptions(parameters={"context_tokens": load_pb2.LoadValue(flag=True)}),
+            {"parameters": {"context_tokens": True}},
+        ),
+    ],
+)
+def test_every_option_of_a_load_has_a_field(options: load_pb2.LoadOptions, fields: dict[str, object]) -> None:
+    found = token_fields(_load(options=options))
+    assert canonical_json(found) == canonical_json({"operation": "model-load", "modelId": "qwen", **fields})
+
+
+def test_no_number_is_a_field_that_json_cannot_say() -> None:
+    action = _load(options=load_pb2.LoadOptions(parameters={"p": load_pb2.LoadValue(number=math.nan)}))
+    with pytest.raises(MalformedToken):
+        canonical_json(token_fields(action))
+
+
+def test_no_part_of_an_action_is_without_a_field() -> None:
+    """A part that is added later must be named by tokens, or they would allow any value of it."""
+    kinds = operation_pb2.OperationAction.DESCRIPTOR.fields_by_name
+    parts = {kind: sorted(cast("Any", kinds[kind].message_type).fields_by_name) for kind in kinds}
+    assert parts == {
+        "load_model": ["evict_model", "model", "options", "replicas"],
+        "unload_model": ["model"],
+        "flush_cache": ["model", "runner", "scope", "tag", "tenant"],
+    }
+    assert sorted(load_pb2.LoadOptions.DESCRIPTOR.fields_by_name) == [
+        "keep_alive",
+        "memory_budget_bytes",
+        "parameters",
+        "pin",
+        "quantization",
+    ]
+
+
+def test_words_leave_nothing_out() -> None:
+    flush = operation_pb2.FlushCache(
+        scope=runner_service_pb2.FlushCacheRequest.SCOPE_TAG, tenant="acme", tag="two words", runner="r1"
+    )
+    assert in_words(operation_pb2.OperationAction(flush_cache=flush)) == [
+        "flush the cache of every model",
+        "scope: tag",
+        "tenant: acme",
+        'tag: "two words"',
+        "runner: r1",
+    ]
+    parameters = {"b": load_pb2.LoadValue(flag=False), "a": load_pb2.LoadValue(number=0.5), "c": load_pb2.LoadValue()}
+    assert in_words(_load(options=load_pb2.LoadOptions(parameters=parameters))) == [
+        "load qwen",
+        "a: 0.5",
+        "b: no",
+        "c: nothing",
+    ]

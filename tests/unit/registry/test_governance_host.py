@@ -1,0 +1,97 @@
+"""From the configuration file to the gate."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from registry_svc.governance.gate import StrictGate, build_gate
+from registry_svc.operations.gatekeeper import GovernanceMode, OpenGate
+from weft.host.config import WeftConfig
+from weft.host.governance import KEY_PATH_VARIABLE, governance_config
+from weft.host.home import WeftHome
+from weft.host.registry_sections import GovernanceSection
+from weft.kernel.errors import FieldError
+from weft.signing.keys import new_key_file
+from weft.testing.fake_clock import FakeClock
+
+KEY = b"0123456789abcdef0123456789abcdef-1"
+OTHER_KEY = b"0123456789abcdef0123456789abcdef-2"
+SIGNERS = [{"id": "alice"}, {"id": "bob", "revoked": True}]
+
+
+def _section(**settings: object) -> GovernanceSection:
+    return WeftConfig.model_validate({"registry": {"governance": settings}}).registry.governance
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    file = tmp_path / "key"
+    file.write_bytes(KEY + b"\n")
+    return file
+
+
+def test_governance_is_off_by_itself(tmp_path: Path) -> None:
+    config = governance_config(_section(), WeftHome(tmp_path), environment={KEY_PATH_VARIABLE: "/nowhere"})
+    assert config.mode is GovernanceMode.OFF
+    assert isinstance(build_gate(config, FakeClock()), OpenGate)
+
+
+def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
+    publics = [new_key_file(tmp_path / name, "--out") for name in ("a", "b")]
+    section = _section(
+        mode="signatures",
+        signers=[{"id": "a", "public_key": publics[0]}, {"id": "b", "public_key": publics[1], "revoked": True}],
+        policy_version="2026-11",
+        token_lifetime_seconds=120.0,
+        clock_skew_seconds=5.0,
+        audience="reg-main",
+    )
+    config = governance_config(section, WeftHome(tmp_path), environment={})
+    assert [(signer.id, signer.public_key, signer.revoked) for signer in config.signers] == [
+        ("a", publics[0], False),
+        ("b", publics[1], True),
+    ]
+    assert (config.token_lifetime_seconds, config.clock_skew_seconds) == (120.0, 5.0)
+    assert (config.policy_version, config.audience, config.required_signers) == ("2026-11", "reg-main", 1)
+    assert config.witness_file is not None
+    assert config.witness_file.parent == WeftHome(tmp_path).state
+    assert isinstance(build_gate(config, FakeClock()), StrictGate)
+
+
+def test_the_key_file_of_the_configuration_comes_first(tmp_path: Path, key_file: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(OTHER_KEY)
+    home, environment = WeftHome(tmp_path), {KEY_PATH_VARIABLE: str(other)}
+    named = _section(mode="shared_key", signers=SIGNERS, key_file=str(key_file))
+    assert governance_config(named, home, environment=environment, default_key_path=other).shared_key == KEY
+    unnamed = _section(mode="shared_key", signers=SIGNERS)
+    assert governance_config(unnamed, home, environment=environment, default_key_path=key_file).shared_key == OTHER_KEY
+    assert governance_config(unnamed, home, environment={}, default_key_path=key_file).shared_key == KEY
+
+
+def test_without_a_key_the_registry_does_not_start(tmp_path: Path) -> None:
+    section = _section(mode="shared_key", signers=SIGNERS)
+    with pytest.raises(FieldError) as missing:
+        governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=tmp_path / "none")
+    assert missing.value.field == "registry.governance.key_file"
+    with pytest.raises(FieldError) as wrong:
+        governance_config(section, WeftHome(tmp_path), environment={KEY_PATH_VARIABLE: str(tmp_path / "none")})
+    assert wrong.value.field == KEY_PATH_VARIABLE
+
+
+def test_a_key_never_shows_in_a_text(tmp_path: Path, key_file: Path) -> None:
+    section = _section(mode="shared_key", signers=SIGNERS, key_file=str(key_file))
+    assert KEY.decode() not in repr(governance_config(section, WeftHome(tmp_path), environment={}))
+
+
+def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file: Path) -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "governance.md").read_text("utf-8")
+    modes = []
+    for block in re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL):
+        section = WeftConfig.model_validate(yaml.safe_load(block)).registry.governance
+        config = governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=key_file)
+        assert isinstance(build_gate(config, FakeClock()), StrictGate)
+        modes.append(config.mode)
+    assert modes == [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY]

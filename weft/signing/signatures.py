@@ -1,0 +1,124 @@
+"""Ed25519 signatures of several signers over the same bytes: a JWS in its general JSON form (RFC 7515, RFC 8037)."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OKPKey
+
+from weft.signing.op_token import MAX_SIGNERS
+from weft.signing.strict_json import (
+    MAX_TOKEN_BYTES,
+    MalformedToken,
+    from_base64url,
+    read_object,
+    to_base64url,
+)
+
+ALGORITHM = "EdDSA"
+TYPE = "weft-op+json"
+MAX_KEY_ID_CHARS = 128
+# One of 128 characters, escaped, with its algorithm and its type.
+MAX_HEADER_CHARS = 512
+
+_HEADER_NAMES = frozenset({"alg", "kid", "typ"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """One signature, unverified."""
+
+    key_id: str
+    protected: str
+    """The protected header, base64url, as it was signed."""
+    signature: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedBytes:
+    """Bytes and who is said to have signed them; nothing of it is verified."""
+
+    payload: str
+    """Base64url, as it was signed."""
+    signatures: tuple[Signature, ...]
+
+    @property
+    def payload_bytes(self) -> bytes:
+        """What was signed. Raises MalformedToken."""
+        return from_base64url(self.payload)
+
+    def as_text(self) -> str:
+        """The JWS as JSON for files."""
+        signatures = [{"protected": each.protected, "signature": each.signature} for each in self.signatures]
+        return json.dumps({"payload": self.payload, "signatures": signatures}, indent=2) + "\n"
+
+
+def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature] = ()) -> SignedBytes:
+    """`payload` with a signature by `key` after those `beside` it."""
+    header = {"alg": ALGORITHM, "kid": key_id, "typ": TYPE}
+    made: Any = jws.serialize_json({"protected": header}, payload, key, registry=_only_ours())
+    own = Signature(key_id=key_id, protected=made["protected"], signature=made["signature"])
+    return SignedBytes(payload=to_base64url(payload), signatures=(*beside, own))
+
+
+def read_signed(text: str) -> SignedBytes:
+    """What `text` is: the JSON, or base64url of it.
+
+    Raises MalformedToken, also for any header beside algorithm, key id and type, and for every other algorithm or type.
+    """
+    if len(text) > MAX_TOKEN_BYTES or not text.isascii():
+        raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB or no ASCII")
+    bare = text.strip()
+    document = read_object(bare.encode("ascii") if bare.startswith("{") else from_base64url(bare))
+    payload, signatures = document.get("payload"), document.get("signatures")
+    if document.keys() != {"payload", "signatures"} or not isinstance(payload, str):
+        raise MalformedToken("is not a payload with signatures")
+    if not isinstance(signatures, list) or not 0 < len(signatures) <= MAX_SIGNERS:
+        raise MalformedToken(f"must have 1 to {MAX_SIGNERS} signatures")
+    return SignedBytes(payload=payload, signatures=tuple(map(_read_signature, signatures)))
+
+
+def is_signed_by(signed: SignedBytes, signature: Signature, key: OKPKey) -> bool:
+    """Whether `signature` is that of `key` over the bytes."""
+    value: Any = {"payload": signed.payload, "protected": signature.protected, "signature": signature.signature}
+    try:
+        jws.deserialize_json(value, key, registry=_only_ours())
+    except (JoseError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _read_signature(found: object) -> Signature:
+    if not isinstance(found, dict) or found.keys() != {"protected", "signature"}:
+        raise MalformedToken("has a signature that is more or less than a protected header and a signature")
+    protected, signature = found["protected"], found["signature"]
+    if not isinstance(protected, str) or not isinstance(signature, str) or len(protected) > MAX_HEADER_CHARS:
+        raise MalformedToken("has a signature that cannot be read")
+    header = read_object(from_base64url(protected))
+    if header.keys() != _HEADER_NAMES or header["alg"] != ALGORITHM or header["typ"] != TYPE:
+        raise MalformedToken(f"has a signature that is not {ALGORITHM} by key id, of type {TYPE}")
+    key_id = header["kid"]
+    if not isinstance(key_id, str) or not 0 < len(key_id) <= MAX_KEY_ID_CHARS:
+        raise MalformedToken("has a signature without a key id")
+    return Signature(key_id=key_id, protected=protected, signature=signature)
+
+
+def _only_ours() -> "_Ed25519Registry":
+    return _Ed25519Registry(algorithms=[ALGORITHM])
+
+
+class _Ed25519Registry(jws.JWSRegistry):
+    """One algorithm and three headers: nothing that a token brings along chooses a key or a way to check."""
+
+    def __init__(self, algorithms: Sequence[str]) -> None:
+        super().__init__(algorithms=algorithms)
+        self.header_registry = {name: self.header_registry[name] for name in sorted(_HEADER_NAMES)}
+
+    def get_alg(self, name: str) -> Any:
+        """The algorithm, whose older name joserfc warns of: RFC 9864 calls it Ed25519, and few libraries know that."""
+        if name != ALGORITHM:
+            raise JoseError(f"{name!r} is not {ALGORITHM}")
+        return self.algorithms[name]

@@ -1,0 +1,100 @@
+"""JSON and base64url as they stand in tokens: bounded, and with one reading only."""
+
+import base64
+import binascii
+import json
+import math
+import re
+from typing import Any
+
+MAX_TOKEN_BYTES = 16 * 1024
+MAX_DEPTH = 10
+MAX_VALUES = 1024
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]*={0,2}")
+
+
+class MalformedToken(ValueError):  # noqa: N818 - what it is, as in house style
+    """Something is not in the form that a token has. The text never repeats what was received."""
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """The JSON object that `data` is.
+
+    Raises MalformedToken where two readers could read it differently (names that come twice, numbers that are none),
+    and beyond MAX_TOKEN_BYTES, MAX_DEPTH and MAX_VALUES.
+    """
+    if len(data) > MAX_TOKEN_BYTES:
+        raise MalformedToken(f"is larger than {MAX_TOKEN_BYTES // 1024} KiB")
+    try:
+        text = data.decode("utf-8")
+        _require_bounded(text)
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+    except MalformedToken:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise MalformedToken("is not JSON") from error
+    if not isinstance(found, dict):
+        raise MalformedToken("is not a JSON object")
+    return found
+
+
+def canonical_json(value: object) -> bytes:
+    """`value` with sorted names, without spaces, in UTF-8. Raises MalformedToken for what is no JSON."""
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8")
+    except (TypeError, ValueError) as error:
+        raise MalformedToken("holds something that JSON cannot say") from error
+
+
+def to_base64url(data: bytes) -> str:
+    """`data` without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def from_base64url(text: str) -> bytes:
+    """The bytes that `text` stands for, with or without padding. Raises MalformedToken."""
+    if _BASE64URL.fullmatch(text) is None:
+        raise MalformedToken("is not base64url")
+    bare = text.rstrip("=")
+    try:
+        data = base64.urlsafe_b64decode(bare + "=" * (-len(bare) % 4))
+    except binascii.Error as error:
+        raise MalformedToken("is not base64url") from error
+    if to_base64url(data) != bare:
+        raise MalformedToken("is not base64url")
+    return data
+
+
+def _require_bounded(text: str) -> None:
+    depth = values = 0
+    for character in _STRING.sub("", text):
+        if character in "[{":
+            depth += 1
+            values += 1
+        elif character in "]}":
+            depth -= 1
+        elif character == ",":
+            values += 1
+        if depth > MAX_DEPTH or values > MAX_VALUES:
+            raise MalformedToken("is nested too deeply or holds too much")
+
+
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        raise MalformedToken("has a name twice")
+    return found
+
+
+def _no_constant(_: str) -> Any:
+    raise MalformedToken("holds a number that is none")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise MalformedToken("holds a number beyond the range of a double")
+    return number
