@@ -1,8 +1,11 @@
 """Everything about the registry that an operator can set."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from registry_svc.governance.config import GovernanceConfig
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.operations.settings import OperationSettings
 from weft.kernel.errors import invalid_field
 
 _MAY_BE_ZERO = frozenset({"restart_grace_seconds", "restart_spread_seconds"})
@@ -57,10 +60,17 @@ class RegistryConfig:
     max_join_tokens: int = 1_000
     """How many join tokens may exist at once, expired ones not counted."""
 
+    ledger: LedgerConfig = field(default_factory=LedgerConfig)
+    """The book of accelerator memory."""
+    operations: OperationSettings = field(default_factory=OperationSettings)
+    """Loads, unloads and flushes."""
+    governance: GovernanceConfig = field(default_factory=GovernanceConfig)
+    """Who may have them done."""
+
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if isinstance(value, str):
+            if not isinstance(value, (int, float)):
                 continue
             if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
                 raise invalid_field(name, "must be a number greater than zero")

@@ -9,25 +9,37 @@ from registry_svc.config import RegistryConfig
 from registry_svc.core import RegistryCore
 from registry_svc.declarations import Declarations
 from registry_svc.expiry import Expiry
+from registry_svc.governance.gate import build_gate
+from registry_svc.grpc_runner_calls import GrpcRunnerCalls
+from registry_svc.ledger.ledger import Ledger
+from registry_svc.ledger.sessions import sessions_of
+from registry_svc.operations.desk import OperationDesk
 from registry_svc.roster import Roster
 from registry_svc.servicers.declarations import DeclarationServicer
 from registry_svc.servicers.join_tokens import JoinTokenServicer
+from registry_svc.servicers.leases import LeaseServicer
 from registry_svc.servicers.registry import RegistryServicer
 from registry_svc.servicers.runner_sessions import RunnerSessionServicer
+from registry_svc.store.lease_sql import SqlLeaseStore
 from registry_svc.store.sql import SqlStore
+from registry_svc.store.transactions import Transactions
 from registry_svc.sweeper import Sweeper
 from registry_svc.tokens import JoinTokens
+from weft.api.operations.v1 import operation_service_pb2
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
     join_token_service_pb2,
     join_token_service_pb2_grpc,
+    lease_service_pb2,
+    lease_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
 )
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.rpc import ChannelPool
 
 _SERVICE_NAMES = tuple(
     service.full_name
@@ -36,6 +48,8 @@ _SERVICE_NAMES = tuple(
         runner_session_service_pb2,
         declaration_service_pb2,
         join_token_service_pb2,
+        lease_service_pb2,
+        operation_service_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
@@ -44,10 +58,18 @@ _SERVICE_NAMES = tuple(
 class RegistryService:
     """See weft.kernel.service.Service. Calls outside of start and stop are answered with SHUTTING_DOWN."""
 
-    def __init__(self, core: RegistryCore) -> None:
+    def __init__(self, core: RegistryCore, transactions: Transactions) -> None:
+        """`transactions`: of the database that the core's store is on."""
+        config = core.config
         self._core = core
         self._expiry = Expiry(core)
-        self._sweeper = Sweeper(self._expiry, core.clock, core.config.sweep_interval_seconds)
+        self._sweeper = Sweeper(self._expiry, core.clock, config.sweep_interval_seconds)
+        self._channels = ChannelPool()
+        calls = GrpcRunnerCalls(core, self._channels)
+        self.ledger = Ledger(SqlLeaseStore(transactions), core.clock, config.ledger, calls, sessions_of(core))
+        """The book of accelerator memory."""
+        gate = build_gate(config.governance, core.clock)
+        self._operations = OperationDesk(core, transactions, calls, gate, config.operations)
 
     @property
     def service_names(self) -> Sequence[str]:
@@ -65,19 +87,36 @@ class RegistryService:
             DeclarationServicer(Declarations(core), core.config), server
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(JoinTokens(core)), server)
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger), server)
+        self._operations.register(server)
 
     async def start(self) -> None:
         """See Service.start; raises ALREADY_EXISTS when another registry runs on the same database."""
         await self._core.start()
+        try:
+            await self.ledger.start()
+            await self._operations.start()
+        except BaseException:
+            await self._stop_books(grace_seconds=0.0)
+            await self._core.stop(grace_seconds=0.0)
+            raise
         self._expiry.start()
         self._sweeper.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop; watchers are told at once."""
         await self._sweeper.stop()
+        await self._stop_books(grace_seconds)
         await self._core.stop(grace_seconds)
+        await self._channels.close()
+
+    async def _stop_books(self, grace_seconds: float) -> None:
+        """Before the core: they need its database and its mesh."""
+        await self._operations.stop(grace_seconds)
+        await self.ledger.stop(grace_seconds)
 
 
 def build(config: RegistryConfig, *, clock: Clock | None = None) -> RegistryService:
     """A registry on its database, not yet started; `clock` defaults to the machine's."""
-    return RegistryService(RegistryCore(SqlStore(config.database_url), clock or SystemClock(), config))
+    store = SqlStore(config.database_url)
+    return RegistryService(RegistryCore(store, clock or SystemClock(), config), store)

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from weft.host.config_section import Port, Seconds, Section
+from weft.host.config_section import Port, RateText, Seconds, Section
+from weft.host.registry_sections import GovernanceSection, LedgerSection, OperationsSection
 from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
@@ -17,6 +18,15 @@ from weft.kernel.reasons import Reason
 CONFIG_NAME = "weft.yaml"
 LOCAL_SUFFIX = ".local"
 DEFAULT_PORT = 8080
+
+
+class RateLimitsSection(Section):
+    """How many requests a tenant may make, in any second, minute or hour."""
+
+    default: RateText = "50req/min"
+    """For tenants that are not named, such as `100req/min`, `5req/sec` or `1000req/hour`."""
+    tenants: dict[str, RateText] = Field(default={}, max_length=1000)
+    """By tenant, as in X-Tenant-ID."""
 
 
 class GatewaySection(Section):
@@ -38,6 +48,8 @@ class GatewaySection(Section):
     """How long one question of `/api/v1` to the registry may take."""
     max_event_watches: Annotated[int, Field(ge=1, le=10_000)] = 64
     """Streams of `/api/v1/events` at once."""
+    rate_limits: RateLimitsSection | None = None
+    """Requests per tenant. Default: as many as they like."""
 
 
 class RouterSection(Section):
@@ -97,6 +109,33 @@ class RegistrySection(Section):
     """Expiries that fall due at the end of that grace are spread over this long."""
     hibernating_keep_seconds: Seconds = 604_800.0
     """A model whose host the mesh can wake is forgotten after its runner was away for this long."""
+    ledger: LedgerSection = LedgerSection()
+    """The book of accelerator memory."""
+    operations: OperationsSection = OperationsSection()
+    """Loads, unloads and flushes."""
+    governance: GovernanceSection = GovernanceSection()
+    """Who may have them done."""
+
+
+class DeclaredDevice(Section):
+    """An accelerator, or a budget of memory, that the driver's library does not know."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    """For people."""
+    memory_mb: Annotated[int, Field(ge=1, le=16_777_216)]
+    """How much may be booked on it, in MiB; the ledger's margin is taken off."""
+
+
+class AcceleratorSection(Section):
+    """The devices of this host whose memory is booked."""
+
+    nvidia: bool = True
+    """Whether NVIDIA's library (NVML) is asked. Without a driver there is nothing to ask, and nothing is booked."""
+    declared: tuple[DeclaredDevice, ...] = Field(default=(), max_length=64, strict=False)
+    """Devices that it does not know: other makers' cards, or a budget of ordinary memory for models on processors.
+    Where any is declared, NVIDIA's library is not asked."""
+    poll_interval_seconds: Seconds = 1.0
+    """How old what is known of a device may be."""
 
 
 class AddressSection(Section):
@@ -138,6 +177,8 @@ class WeftConfig(Section):
     """Where dial-out runners join."""
     registry: RegistrySection = RegistrySection()
     """Who is alive."""
+    accelerators: AcceleratorSection = AcceleratorSection()
+    """The devices of this host whose memory is booked."""
     addresses: AddressSection = AddressSection()
     """Where services find each other when they run apart."""
     log: LogSection = LogSection()

@@ -2,10 +2,16 @@
 
 import registry_svc.service
 from registry_svc.config import RegistryConfig
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.operations.settings import OperationSettings
 from weft.host.config import WeftConfig
+from weft.host.governance import governance_config
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
+from weft.host.registry_sections import LedgerSection, OperationsSection
 from weft.host.serving import Announce, serve_until_stopped
+
+MEBIBYTE = 1024 * 1024
 
 
 def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
@@ -20,6 +26,35 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         restart_grace_seconds=section.restart_grace_seconds,
         restart_spread_seconds=section.restart_spread_seconds,
         hibernating_keep_seconds=section.hibernating_keep_seconds,
+        ledger=_ledger_config(section.ledger, section.restart_grace_seconds),
+        operations=_operation_settings(section.operations),
+        governance=governance_config(section.governance, home),
+    )
+
+
+def _ledger_config(section: LedgerSection, restart_grace_seconds: float) -> LedgerConfig:
+    return LedgerConfig(
+        lease_time_to_live_seconds=section.lease_time_to_live_seconds,
+        renew_interval_seconds=section.renew_interval_seconds,
+        watch_interval_seconds=section.watch_interval_seconds,
+        device_margin_bytes=section.device_margin_mb * MEBIBYTE,
+        reclaim_wait_seconds=section.reclaim_wait_seconds,
+        max_wait_seconds=section.max_wait_seconds,
+        max_leases=section.max_leases,
+        max_waiting=section.max_waiting,
+        orphan_keep_seconds=section.orphan_keep_seconds,
+        restart_grace_seconds=restart_grace_seconds,
+    )
+
+
+def _operation_settings(section: OperationsSection) -> OperationSettings:
+    return OperationSettings(
+        max_running=section.max_running,
+        max_unfinished=section.max_unfinished,
+        keep_seconds=section.keep_seconds,
+        timeout_seconds=section.timeout_seconds,
+        max_audit_entries=section.max_audit_entries,
+        audit_head_interval_seconds=section.audit_head_interval_seconds,
     )
 
 

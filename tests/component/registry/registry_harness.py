@@ -61,6 +61,9 @@ POOL = resource_kind_pb2.RESOURCE_KIND_POOL
 ApplyResult = declaration_service_pb2.ApplyResult
 Declaration = declaration_service_pb2.Declaration
 
+LOOPS = 3
+"""Loops of a registry that sleep between their rounds: the sweeper, the operations' housekeeping, the audit's head."""
+
 
 @dataclass
 class RunningRegistry:
@@ -75,8 +78,8 @@ class RunningRegistry:
     tokens: "JoinTokenServiceAsyncStub"
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass; the sweeper finishes each of its rounds."""
-        await self.clock.advance(seconds, sleepers=1)
+        """Let time pass; the sweeper and the two loops of the operations finish each of their rounds."""
+        await self.clock.advance(seconds, sleepers=LOOPS)
 
     async def runner(self, name: str) -> runner_pb2.Runner:
         return (await self.registry.GetRunner(registry_service_pb2.GetRunnerRequest(name=name))).runner
