@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runner_svc import gguf_header
 from runner_svc.gguf_header import GgufHeader, is_gguf, read_gguf_header
+from runner_svc.gguf_parts import model_parts, read_gguf_model
 from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -211,3 +212,169 @@ def test_a_crowd_of_named_templates_is_refused_before_it_is_kept(write: Write) -
 def test_a_named_template_that_is_a_number_is_none(write: Write) -> None:
     entry = _entry("tokenizer.chat_template.seven", UINT32, struct.pack("<I", 7))
     assert read_gguf_header(write(_file([entry]))).named_templates == {}
+
+
+def _number(key: str, value: int) -> bytes:
+    return _entry(key, UINT32, struct.pack("<I", value))
+
+
+def _numbers(key: str, values: Sequence[int]) -> bytes:
+    return _entry(key, ARRAY, struct.pack(f"<IQ{len(values)}I", UINT32, len(values), *values))
+
+
+SHAPE = (
+    _entry("general.architecture", STRING, _text("gemma3")),
+    _number("general.file_type", 15),
+    _number("gemma3.block_count", 4),
+    _number("gemma3.embedding_length", 640),
+    _number("gemma3.attention.head_count", 4),
+    _number("gemma3.attention.sliding_window", 512),
+)
+
+
+def test_the_shape_of_the_demo_model_is_read() -> None:
+    header = read_gguf_model(demo_model_path())
+    assert header.weight_bytes == 96_576_768
+    assert header.quantization == "q4_1"
+    assert (header.layers, header.heads, header.kv_heads) == (30, 9, (3,) * 30)
+    assert (header.key_length, header.value_length, header.embedding_length) == (64, 64, 576)
+    assert (header.vocabulary, header.sliding_window) == (49_152, 0)
+
+
+def test_lengths_that_are_not_in_the_file_follow_from_the_heads(write: Write) -> None:
+    header = read_gguf_header(write(_file(SHAPE)))
+    assert header.quantization == "q4_k_m"
+    assert (header.key_length, header.value_length) == (160, 160)
+    assert (header.kv_heads, header.sliding_window) == ((4,) * 4, 512)
+
+
+def test_lengths_and_heads_of_each_layer_are_read(write: Write) -> None:
+    further = (
+        _number("gemma3.attention.key_length", 256),
+        _number("gemma3.attention.value_length", 128),
+        _numbers("gemma3.attention.head_count_kv", [1, 0, 2, 1]),
+    )
+    header = read_gguf_header(write(_file((*SHAPE, *further))))
+    assert (header.key_length, header.value_length, header.kv_heads) == (256, 128, (1, 0, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        _numbers("gemma3.attention.head_count_kv", [1, 1, 1]),
+        _numbers("gemma3.attention.head_count_kv", [1, 1, 1, 2**32 - 1]),
+        _entry("gemma3.attention.head_count_kv", ARRAY, struct.pack("<IQ4i", 5, 4, 1, 1, 1, -1)),
+        _entry("gemma3.attention.head_count_kv", ARRAY, struct.pack("<IQ4f", 6, 4, 1, 1, 1, 1)),
+    ],
+)
+def test_a_list_that_cannot_be_is_not_believed(write: Write, listed: bytes) -> None:
+    """The heads of all layers stand in for it: more than any layer can have."""
+    assert read_gguf_header(write(_file((*SHAPE, listed)))).kv_heads == (4,) * 4
+
+
+def test_numbers_that_cannot_be_are_not_believed(write: Write) -> None:
+    entries = (
+        SHAPE[0],
+        _entry("gemma3.block_count", UINT64, struct.pack("<Q", HUGE)),
+        _entry("gemma3.context_length", UINT64, struct.pack("<Q", HUGE)),
+        _entry("gemma3.embedding_length", 5, struct.pack("<i", -1)),
+        _entry("gemma3.attention.head_count", 6, struct.pack("<f", float("nan"))),
+        _entry("gemma3.attention.key_length", 7, b"\1"),
+        _entry("general.file_type", UINT64, struct.pack("<Q", HUGE)),
+    )
+    header = read_gguf_header(write(_file(entries)))
+    assert (header.layers, header.context_tokens, header.embedding_length) == (0, 0, 0)
+    assert (header.heads, header.key_length, header.quantization, header.kv_heads) == (0, 0, "", ())
+
+
+def test_crowds_of_lists_are_stepped_over(write: Write) -> None:
+    crowd = [_numbers(f"a{number}.attention.head_count_kv", [1] * 1024) for number in range(2000)]
+    path = write(_file(crowd))
+    assert _peak_bytes(path) < 4 * 1024 * 1024
+
+
+def test_a_file_type_that_was_guessed_is_the_type_all_the_same(write: Write) -> None:
+    assert read_gguf_header(write(_file([_number("general.file_type", 1024 + 7)]))).quantization == "q8_0"
+
+
+def test_weights_of_tensors_are_added_up(write: Write) -> None:
+    # 128 values of f32, and 64 values of q4_1 in two blocks.
+    assert read_gguf_header(write(GOOD)).weight_bytes == 128 * 4 + 2 * 20
+
+
+def test_with_a_type_that_is_not_known_everything_behind_the_head_counts(write: Write) -> None:
+    unknown = (*TENSORS[:1], _tensor("b", (64,), 250, 512))
+    assert read_gguf_header(write(_file(ENTRIES, unknown, data=bytes(4096)))).weight_bytes == 4096
+
+
+def test_tensors_that_overlap_are_refused(write: Write) -> None:
+    twice = (_tensor("a", (64,), 0, 0), _tensor("b", (64,), 0, 0))
+    assert "overlap" in _refusal(write(_file(tensors=twice, data=bytes(256)))).message
+
+
+def test_the_parts_of_a_model_are_added_up(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        # Only the first one describes the model.
+        part = _file(SHAPE if number == 1 else (), (_tensor("a", (64 * number,), 0, 0),), data=bytes(256 * number))
+        (tmp_path / f"big-{number:05d}-of-00003.gguf").write_bytes(part)
+    first = tmp_path / "big-00001-of-00003.gguf"
+    header = read_gguf_model(first)
+    assert (header.weight_bytes, header.tensor_count, header.layers) == (256 * 6, 3, 4)
+    assert read_gguf_header(first).weight_bytes == 256
+    assert read_gguf_model(first.with_name("big-00003-of-00003.gguf")) == header
+    first.with_name("big-00002-of-00003.gguf").unlink()
+    with pytest.raises(WeftError, match="part 2 of 3 is missing"):
+        read_gguf_model(first)
+
+
+@pytest.mark.parametrize("name", ["a-00000-of-00003.gguf", "a-00004-of-00003.gguf", "a-00001-of-99999.gguf"])
+def test_names_of_parts_that_cannot_be_are_refused(name: str) -> None:
+    with pytest.raises(WeftError, match="GGUF"):
+        model_parts(Path(name))
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a-00001-of-00001.gguf", "a-1-of-2.gguf", "a-00001-of-00002.bin"])
+def test_a_model_in_one_file_is_itself(name: str) -> None:
+    assert model_parts(Path(name)) == (Path(name),)
+
+
+def test_templates_of_wide_characters_do_not_take_four_times_the_bound(write: Write) -> None:
+    """16 templates of a mebibyte each are allowed; as text of four bytes per character they would take 64 MiB."""
+    wide = "x" * (1024 * 1024 - 4) + "\U0001f600"
+    crowd = [_entry(f"tokenizer.chat_template.t{n}", STRING, _text(wide)) for n in range(16)]
+    path = write(_file(crowd))
+    assert "texts take more" in _refusal(path).message
+    assert _peak_bytes(path) < 32 * 1024 * 1024
+
+
+def test_the_longest_names_of_all_entries_do_not_take_more_than_the_bound(write: Write) -> None:
+    names = [f"{number:06d}" + "x" * 244 + "\U0001f600" for number in range(gguf_header.MAX_ENTRIES)]
+    path = write(_file([_number(name, 1) for name in names]))
+    del names
+    assert _peak_bytes(path) < 32 * 1024 * 1024
+    assert read_gguf_header(path).tensor_count == 0
+
+
+def _peak_bytes(path: Path) -> int:
+    tracemalloc.start()
+    try:
+        _outcome(path)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("number", [0, 1, 4095, 4096, 4097, 9999])
+def test_any_of_very_many_tokens_is_found(write: Write, number: int) -> None:
+    """Of every 4096th it is remembered where it begins."""
+    words = [f"word {one}" + "x" * (one % 50) for one in range(10_000)]
+    entries = [_strings("tokenizer.ggml.tokens", words), _number("tokenizer.ggml.eos_token_id", number)]
+    header = read_gguf_header(write(_file(entries)))
+    assert (header.eos_token, header.vocabulary) == (words[number], 10_000)
+
+
+def test_words_longer_than_what_is_read_at_once_are_stepped_over(write: Write) -> None:
+    words = ["a", "b" * 200_000, "c" * 65_536, "d" * 65_528, "", "e" * 70_000, "last"]
+    entries = [_strings("tokenizer.ggml.tokens", words), _number("tokenizer.ggml.bos_token_id", 6), SHAPE[0]]
+    header = read_gguf_header(write(_file(entries)))
+    assert (header.bos_token, header.architecture) == ("last", "gemma3")

@@ -1,0 +1,1 @@
+"""Accelerator memory as a runner sees it: what a model takes, and the lease for it."""

@@ -1,0 +1,235 @@
+"""What a model on disk will take: looks at its files, and lets `policy/memory_estimate.py` judge."""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from runner_svc.gguf_header import GgufHeader, is_gguf
+from runner_svc.gguf_parts import model_parts, read_gguf_model
+from runner_svc.memory.learned import FileIdentity, LearnedMemory
+from runner_svc.policy.load_parameters import LoadValue
+from runner_svc.policy.memory_estimate import (
+    MEBIBYTE,
+    FileKind,
+    KnownModel,
+    MemoryEstimate,
+    MemorySettings,
+    ModelShape,
+    estimate_memory,
+)
+from runner_svc.safetensors_header import SafetensorsModel, is_safetensors, read_safetensors_model
+from weft.kernel.errors import WeftError
+
+log = structlog.get_logger("weft.memory")
+
+MAX_LOOKED_AT = 128
+"""Files whose heads are remembered as they were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the files of a model say. Numbers that are 0 and texts that are empty are not known."""
+
+    file_bytes: int = 0
+    file_kind: FileKind | None = None
+    shape: ModelShape | None = None
+    context_tokens: int = 0
+    """What the model was made for."""
+    quantization: str = ""
+    identity: FileIdentity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHabits:
+    """What an engine does where it is told nothing; as llama.cpp's server."""
+
+    flash_attention: bool = True
+    """Its "auto" is on wherever the model can do it."""
+    computes_whole_batches: bool = False
+    """Whether as many tokens are computed at once as are handed over."""
+
+
+LLAMA_SERVER_HABITS = EngineHabits()
+LLAMA_CPP_PYTHON_HABITS = EngineHabits(flash_attention=False, computes_whole_batches=True)
+
+
+def settings_for(
+    context_tokens: int, slots: int, parameters: Mapping[str, LoadValue], habits: EngineHabits = LLAMA_SERVER_HABITS
+) -> MemorySettings:
+    """What a load takes memory for: as configured, but for the checked parameters of its order."""
+    usual = MemorySettings(context_tokens=context_tokens, slots=slots)
+    attention = parameters.get("flash_attention")
+    batch = int(parameters.get("batch_tokens", usual.ubatch_tokens))
+    at_once = batch if habits.computes_whole_batches else min(batch, usual.ubatch_tokens)
+    return MemorySettings(
+        context_tokens=int(parameters.get("context_tokens", context_tokens)),
+        slots=int(parameters.get("slots", slots)),
+        cache_type_k=str(parameters.get("cache_type_k", usual.cache_type_k)),
+        cache_type_v=str(parameters.get("cache_type_v", usual.cache_type_v)),
+        ubatch_tokens=int(parameters.get("ubatch_tokens", at_once)),
+        flash_attention=habits.flash_attention if attention is None else attention != "off",
+        gpu_layers=int(parameters.get("gpu_layers", usual.gpu_layers)),
+    )
+
+
+def read_model_facts(path: Path) -> ModelFacts:
+    """What the files say. Blocks for 20 ms and more: call it in a thread.
+
+    Files that cannot be read, or whose heads are broken, say little or nothing: whether they can be loaded is for the
+    engine to say.
+    """
+    try:
+        if path.is_file() and is_gguf(path):
+            return _gguf_facts(path)
+        if is_safetensors(path):
+            return _safetensors_facts(path)
+        return ModelFacts(file_bytes=path.stat().st_size if path.is_file() else 0)
+    except OSError:
+        return ModelFacts()
+
+
+class MemoryEstimator:
+    """Estimates of the models of one runner; the heads of files that have not changed are read once."""
+
+    def __init__(self, learned: LearnedMemory | None = None) -> None:
+        self._learned = learned
+        self._lock = threading.Lock()
+        self._facts: OrderedDict[tuple[str, int, int], ModelFacts] = OrderedDict()
+
+    async def facts(self, path: Path) -> ModelFacts:
+        """What the files of a model say."""
+        return await asyncio.to_thread(self._facts_of, path)
+
+    async def estimate(
+        self, name: str, path: Path | None, settings: MemorySettings, manifest_bytes: int | None = None
+    ) -> MemoryEstimate | None:
+        """What the model will take; None: nobody can tell."""
+        return await asyncio.to_thread(self._estimate, name, path, settings, manifest_bytes)
+
+    def learn(self, path: Path, settings: MemorySettings, measured_bytes: int) -> None:
+        """Remember what a load really took, on all devices together. Blocks for the time of a small file's write."""
+        identity = self._facts_of(path).identity if self._learned is not None else None
+        if self._learned is not None and identity is not None:
+            self._learned.learn(identity, settings, measured_bytes)
+
+    def _estimate(
+        self, name: str, path: Path | None, settings: MemorySettings, manifest_bytes: int | None
+    ) -> MemoryEstimate | None:
+        facts = ModelFacts() if path is None else self._facts_of(path)
+        measured: tuple[int, ...] = ()
+        if self._learned is not None and facts.identity is not None:
+            measured = tuple(self._learned.measurements(facts.identity, settings))
+        return estimate_memory(known_model(name, facts, manifest_bytes, measured), settings)
+
+    def _facts_of(self, path: Path) -> ModelFacts:
+        try:
+            seen = path.stat()
+        except OSError:
+            return ModelFacts()
+        key = (str(path), seen.st_size, seen.st_mtime_ns)
+        with self._lock:
+            facts = self._facts.pop(key, None) or read_model_facts(path)
+            self._facts[key] = facts
+            while len(self._facts) > MAX_LOOKED_AT:
+                self._facts.popitem(last=False)
+        return facts
+
+
+def known_model(
+    name: str, facts: ModelFacts, manifest_bytes: int | None = None, measured: tuple[int, ...] = ()
+) -> KnownModel:
+    """Everything that is known, as the policy wants it."""
+    return KnownModel(
+        name=name,
+        learned_bytes=measured,
+        manifest_bytes=manifest_bytes,
+        shape=facts.shape,
+        file_bytes=facts.file_bytes,
+        file_kind=facts.file_kind,
+    )
+
+
+def manifest_bytes_of(memory_mb: int | None) -> int | None:
+    """`memory_mb` of a configuration, in bytes."""
+    return None if memory_mb is None else memory_mb * MEBIBYTE
+
+
+def _gguf_facts(path: Path) -> ModelFacts:
+    try:
+        parts = [part for part in model_parts(path) if part.is_file()]
+        header = read_gguf_model(path)
+    except WeftError as error:
+        log.warning("the head of a model file is of no use for an estimate", file=path.name, error=error.message)
+        return ModelFacts(file_bytes=path.stat().st_size, file_kind=FileKind.GGUF, identity=_identity([path]))
+    return ModelFacts(
+        file_bytes=sum(part.stat().st_size for part in parts),
+        file_kind=FileKind.GGUF,
+        shape=gguf_shape(header),
+        context_tokens=header.context_tokens,
+        quantization=header.quantization,
+        identity=_identity(parts),
+    )
+
+
+def gguf_shape(header: GgufHeader) -> ModelShape | None:
+    """The shape that a header describes; None where it does not say enough."""
+    kv_heads = sum(header.kv_heads)
+    if not (header.weight_bytes and header.layers and kv_heads and header.key_length and header.value_length):
+        return None
+    return ModelShape(
+        weight_bytes=header.weight_bytes,
+        keys_per_token=kv_heads * header.key_length,
+        values_per_token=kv_heads * header.value_length,
+        layers=header.layers,
+        heads=header.heads,
+        embedding_length=header.embedding_length,
+        vocabulary=header.vocabulary,
+    )
+
+
+def _safetensors_facts(path: Path) -> ModelFacts:
+    try:
+        model = read_safetensors_model(path)
+    except WeftError as error:
+        log.warning("the head of a model file is of no use for an estimate", file=path.name, error=error.message)
+        size = (
+            path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        )
+        return ModelFacts(file_bytes=size, file_kind=FileKind.SAFETENSORS)
+    return ModelFacts(
+        file_bytes=model.file_bytes,
+        file_kind=FileKind.SAFETENSORS,
+        shape=safetensors_shape(model),
+        context_tokens=model.context_tokens,
+        identity=_identity([path], model.file_bytes),
+    )
+
+
+def safetensors_shape(model: SafetensorsModel) -> ModelShape | None:
+    """The shape that a folder describes; None where it does not say enough."""
+    numbers_per_token = model.layers * model.kv_heads * model.head_length
+    if not (model.weight_bytes and numbers_per_token):
+        return None
+    return ModelShape(
+        weight_bytes=model.weight_bytes,
+        keys_per_token=numbers_per_token,
+        values_per_token=numbers_per_token,
+        layers=model.layers,
+        heads=model.heads,
+        embedding_length=model.embedding_length,
+        vocabulary=model.vocabulary,
+    )
+
+
+def _identity(files: list[Path], size: int | None = None) -> FileIdentity:
+    seen = [file.stat() for file in files]
+    return FileIdentity(
+        path=str(files[0].resolve()),
+        bytes=sum(one.st_size for one in seen) if size is None else size,
+        modified_ns=max(one.st_mtime_ns for one in seen),
+    )

@@ -1,0 +1,142 @@
+"""What loads of a model really took, remembered across lives of the runner in a small file."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import structlog
+
+from runner_svc.policy.memory_estimate import MemorySettings
+
+log = structlog.get_logger("weft.memory")
+
+MAX_ENTRIES = 256
+"""Files and settings that are remembered; the one that was loaded longest ago makes room."""
+MAX_MEASUREMENTS = 4
+"""Of each: the last ones."""
+MAX_FILE_BYTES = 1024 * 1024
+MAX_BYTES = 2**50
+"""Of one measurement: more is none."""
+VERSION = 1
+
+
+def learned_file(state_folder: Path, runner: str) -> Path:
+    """Where a runner of this name keeps what it learned."""
+    return state_folder / f"{runner}.memory.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileIdentity:
+    """A model's file as it was: another one of this name is another file."""
+
+    path: str
+    bytes: int
+    """Of all parts."""
+    modified_ns: int
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    key: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+    measured_bytes: Annotated[
+        tuple[Annotated[int, msgspec.Meta(gt=0, le=MAX_BYTES)], ...],
+        msgspec.Meta(min_length=1, max_length=MAX_MEASUREMENTS),
+    ]
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    entries: Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+    """The one loaded last stands last."""
+
+
+class LearnedMemory:
+    """Measurements by file and settings. Every call may read or write the file: make it in a thread, any of them.
+
+    A file that cannot be read or written costs what was learned, not the load.
+    """
+
+    def __init__(self, state_file: Path) -> None:
+        self._file = state_file
+        self._lock = threading.Lock()
+        self._entries: dict[str, tuple[int, ...]] | None = None
+
+    def measurements(self, identity: FileIdentity, settings: MemorySettings) -> Sequence[int]:
+        """What the last loads of this file with these settings took, in bytes; empty: there was none."""
+        with self._lock:
+            return self._known().get(_key(identity, settings), ())
+
+    def learn(self, identity: FileIdentity, settings: MemorySettings, measured_bytes: int) -> None:
+        """Remember what a load took on all devices together; what cannot be is left out."""
+        if not 0 < measured_bytes <= MAX_BYTES:
+            return
+        with self._lock:
+            entries, key = self._known(), _key(identity, settings)
+            entries[key] = (*entries.pop(key, ()), measured_bytes)[-MAX_MEASUREMENTS:]
+            while len(entries) > MAX_ENTRIES:
+                del entries[next(iter(entries))]
+            self._save(entries)
+
+    def _known(self) -> dict[str, tuple[int, ...]]:
+        if self._entries is None:
+            self._entries = self._read()
+        return self._entries
+
+    def _read(self) -> dict[str, tuple[int, ...]]:
+        try:
+            state = self._decoded()
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            log.warning("what loads took cannot be read; learning begins anew", file=self._file.name, error=str(error))
+            return {}
+        return {entry.key: entry.measured_bytes for entry in state.entries}
+
+    def _decoded(self) -> _State:
+        with self._file.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ValueError(f"over {MAX_FILE_BYTES} bytes")
+        state = msgspec.json.decode(raw, type=_State)
+        if state.version != VERSION:
+            raise ValueError(f"version {state.version} is not known")
+        return state
+
+    def _save(self, entries: dict[str, tuple[int, ...]]) -> None:
+        state = _State(
+            version=VERSION,
+            entries=tuple(_Entry(key=key, measured_bytes=measured) for key, measured in entries.items()),
+        )
+        try:
+            _replace(self._file, msgspec.json.encode(state))
+        except OSError as error:
+            log.warning("what loads took cannot be written", file=self._file.name, error=str(error))
+
+
+def _key(identity: FileIdentity, settings: MemorySettings) -> str:
+    """The same for the same file and settings, and for nothing else."""
+    taken_for = [getattr(settings, name) for name in settings.__slots__]
+    own = [identity.path, identity.bytes, identity.modified_ns, taken_for]
+    return hashlib.sha256(msgspec.json.encode(own)).hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that whoever reads it finds the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise

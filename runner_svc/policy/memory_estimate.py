@@ -1,0 +1,239 @@
+"""How much accelerator memory a model will take, from the best that is known about it.
+
+What loads of this very file really took wins over everything; then what the configuration says, then the file's own
+header, then the size of the file, then its name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from runner_svc.policy.size_by_name import names_gguf, weights_from_name
+
+KIBIBYTE = 1024
+MEBIBYTE = 1024 * KIBIBYTE
+GIBIBYTE = 1024 * MEBIBYTE
+CONTEXT_STEP = 256
+"""llama.cpp rounds the context of a slot up to a multiple of this."""
+MAX_CONTEXT_TOKENS = 16_777_216
+LEARNED_MARGIN = 1.05
+"""Two loads of one file differ by less: buffers that were cut to size once and not the other time."""
+_COMPUTE_NUMBER_BYTES = 4
+_EMBEDDINGS_IN_FLIGHT = 8
+CACHE_TYPE_BYTES: Mapping[str, float] = MappingProxyType(
+    {
+        "f32": 4.0,
+        "f16": 2.0,
+        "bf16": 2.0,
+        "q8_0": 34 / 32,
+        "q5_1": 24 / 32,
+        "q5_0": 22 / 32,
+        "q4_1": 20 / 32,
+        "q4_0": 18 / 32,
+    }
+)
+"""Of one number in the cache: ggml's bytes per block over its values per block. On SmolLM2, 8,192 tokens took 180.00
+MiB as f16 and 95.62 MiB as q8_0, which is what this gives."""
+
+
+class EstimateSource(StrEnum):
+    """What an estimate comes from, the best first."""
+
+    LEARNED = "learned"
+    MANIFEST = "manifest"
+    HEADER = "header"
+    FILE_SIZE = "file_size"
+    NAME = "name"
+
+
+class FileKind(StrEnum):
+    """What kind of file the weights are in."""
+
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
+
+
+SIZE_FACTORS: Mapping[FileKind, float] = MappingProxyType({FileKind.GGUF: 1.1, FileKind.SAFETENSORS: 1.3})
+"""Memory over the size of the file, where nothing but the size is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the head of a model's files says."""
+
+    weight_bytes: int
+    keys_per_token: int
+    """Numbers that the keys of one token have, over all layers. Sliding windows are not taken off: an upper bound."""
+    values_per_token: int
+    layers: int
+    heads: int = 0
+    embedding_length: int = 0
+    vocabulary: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """The settings of a load that decide what it takes."""
+
+    context_tokens: int
+    """Of one slot."""
+    slots: int = 1
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    """Names of CACHE_TYPE_BYTES; others count as f32."""
+    ubatch_tokens: int = 512
+    flash_attention: bool = True
+    gpu_layers: int = -1
+    """Layers on accelerators; -1: all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """Everything that is known of a model before it is loaded."""
+
+    name: str
+    learned_bytes: Sequence[int] = ()
+    """What the last loads of this file with these settings took."""
+    manifest_bytes: int | None = None
+    shape: ModelShape | None = None
+    file_bytes: int = 0
+    """0: not known."""
+    file_kind: FileKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPart:
+    """A part of an estimate and its size."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """How much a model will take, what that comes from, and what it is made of."""
+
+    bytes: int
+    source: EstimateSource
+    parts: tuple[MemoryPart, ...]
+
+
+def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstimate | None:
+    """The estimate from the best source there is; None: nothing is known, not even by the name."""
+    if model.learned_bytes:
+        measured = max(model.learned_bytes)
+        margin = _whole_mebibytes(measured * LEARNED_MARGIN) - measured
+        return _estimate(EstimateSource.LEARNED, measured=measured, margin=margin)
+    if model.manifest_bytes is not None:
+        return _estimate(EstimateSource.MANIFEST, declared=model.manifest_bytes)
+    if model.shape is not None:
+        return estimate_shape(model.shape, settings)
+    if model.file_bytes > 0:
+        factor = SIZE_FACTORS[model.file_kind or FileKind.SAFETENSORS]
+        overhead = _whole_mebibytes(model.file_bytes * factor) - model.file_bytes
+        return _estimate(EstimateSource.FILE_SIZE, file=model.file_bytes, overhead=overhead)
+    weights = weights_from_name(model.name)
+    if weights is None:
+        return None
+    # A name says as little as a size does.
+    kind = FileKind.GGUF if names_gguf(model.name) else FileKind.SAFETENSORS
+    overhead = _whole_mebibytes(weights * SIZE_FACTORS[kind]) - weights
+    return _estimate(EstimateSource.NAME, weights=weights, overhead=overhead)
+
+
+def estimate_shape(shape: ModelShape, settings: MemorySettings) -> MemoryEstimate:
+    """Weights, the cache of every slot's whole context, and room to compute."""
+    share = _share_on_devices(shape, settings)
+    return _estimate(
+        EstimateSource.HEADER,
+        weights=round(shape.weight_bytes * share),
+        context=round(context_bytes(shape, settings) * share),
+        compute=compute_bytes(shape, settings),
+    )
+
+
+def context_bytes(shape: ModelShape, settings: MemorySettings) -> int:
+    """The cache of keys and values of all slots, on whatever device."""
+    tokens = settings.slots * _rounded_context(settings.context_tokens)
+    per_token = shape.keys_per_token * _cache_bytes(settings.cache_type_k)
+    per_token += shape.values_per_token * _cache_bytes(settings.cache_type_v)
+    return round(tokens * per_token)
+
+
+def compute_bytes(shape: ModelShape, settings: MemorySettings) -> int:
+    """Room for what is computed at once, as an upper bound.
+
+    For each token of a batch four bytes for every word it could be (with embeddings the server asks for all of them),
+    or for its scores against the context in every head where there is no flash attention; the mask over the context;
+    and some vectors in flight. llama.cpp of November 2026 on SmolLM2-135M with 8,192 tokens in one slot reserved 105.1
+    MiB where this gives 121, 166.4 MiB without flash attention where this gives 169, and 26.3 MiB for batches of 128
+    where this gives 30. What CUDA itself takes per process is not in it: the margin of each device is for that.
+    """
+    context = _rounded_context(settings.context_tokens)
+    widest = shape.vocabulary
+    if not settings.flash_attention:
+        widest = max(widest, shape.heads * context)
+    per_token = widest + context + _EMBEDDINGS_IN_FLIGHT * shape.embedding_length
+    return settings.ubatch_tokens * per_token * _COMPUTE_NUMBER_BYTES
+
+
+def largest_context(shape: ModelShape, settings: MemorySettings, budget_bytes: int) -> int:
+    """The longest context of one slot that fits into a budget, in steps of CONTEXT_STEP; 0: none does."""
+    low, high = 0, MAX_CONTEXT_TOKENS // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        longer = replace(settings, context_tokens=middle * CONTEXT_STEP)
+        if estimate_shape(shape, longer).bytes <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low * CONTEXT_STEP
+
+
+def shortage(estimate: MemoryEstimate, shape: ModelShape | None, settings: MemorySettings, budget_bytes: int) -> str:
+    """What to say when an estimate is over a budget, such as "needs 5.1 GiB with 8192 tokens; 3072 tokens fit"."""
+    words = f"needs {in_units(estimate.bytes)} with {settings.context_tokens} tokens"
+    if settings.slots > 1:
+        words += f" in each of {settings.slots} slots"
+    words += f", and there are {in_units(budget_bytes)}"
+    if shape is None or estimate.source is not EstimateSource.HEADER:
+        return words
+    longest = largest_context(shape, settings, budget_bytes)
+    if longest:
+        return f"{words}; {longest} tokens fit"
+    return f"{words}; it does not fit with any context"
+
+
+def in_units(size: int) -> str:
+    """A size for people: "5.1 GiB"."""
+    if size >= GIBIBYTE:
+        return f"{size / GIBIBYTE:.1f} GiB"
+    return f"{size / MEBIBYTE:.0f} MiB"
+
+
+def _share_on_devices(shape: ModelShape, settings: MemorySettings) -> float:
+    """How much of the layers is on accelerators; what comes before and behind them counts as one more."""
+    if settings.gpu_layers < 0:
+        return 1.0
+    return min(1.0, settings.gpu_layers / (shape.layers + 1))
+
+
+def _rounded_context(tokens: int) -> int:
+    return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP
+
+
+def _cache_bytes(name: str) -> float:
+    return CACHE_TYPE_BYTES.get(name, CACHE_TYPE_BYTES["f32"])
+
+
+def _whole_mebibytes(size: float) -> int:
+    return -(-round(size) // MEBIBYTE) * MEBIBYTE
+
+
+def _estimate(source: EstimateSource, **parts: int) -> MemoryEstimate:
+    return MemoryEstimate(
+        bytes=sum(parts.values()),
+        source=source,
+        parts=tuple(MemoryPart(name=name, bytes=size) for name, size in parts.items()),
+    )

@@ -1,0 +1,193 @@
+"""What the heads of safetensors files and the folder around them say, read with bounds on all they could lie about.
+
+A file begins with eight bytes of length and that much JSON about its tensors. Only where each one lies is read of it; a
+folder has a `config.json` with the numbers of the model, and an index where there are several files.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+SUFFIX = ".safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+CONFIG_NAME = "config.json"
+MAX_HEADER_BYTES = 8 * 1024 * 1024
+"""The format allows 100 MB; large models are cut into files whose headers have well under one."""
+MAX_TENSORS = 32_768
+"""Of one file: this many, with the longest header, are read in 64 MiB."""
+MAX_INDEX_BYTES = 32 * 1024 * 1024
+"""The largest known index has 9 MB."""
+MAX_CONFIG_BYTES = 1024 * 1024
+MAX_SHARDS = 1024
+MAX_LAYERS = 1024
+MAX_NUMBER = 2**31 - 1
+
+_Kind = TypeVar("_Kind")
+_LENGTH_BYTES = 8
+_SHARD_NAME = re.compile(rb'"([A-Za-z0-9][A-Za-z0-9._-]{0,199}\.safetensors)"')
+
+
+class _Tensor(msgspec.Struct):
+    """What is wanted of one; the entry `__metadata__` is read as one that lies nowhere."""
+
+    data_offsets: tuple[int, int] | None = None
+
+
+class _Numbers(msgspec.Struct):
+    """What is wanted of a config.json. Whatever is no number is as if it were not there."""
+
+    num_hidden_layers: object = None
+    num_attention_heads: object = None
+    num_key_value_heads: object = None
+    head_dim: object = None
+    hidden_size: object = None
+    vocab_size: object = None
+    max_position_embeddings: object = None
+    sliding_window: object = None
+
+
+class _Config(_Numbers):
+    text_config: _Numbers | None = None
+    """Where models that see keep the numbers of the part that writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetensorsModel:
+    """What weft wants to know of a model. Numbers that are 0 are not known."""
+
+    weight_bytes: int
+    tensor_count: int
+    file_bytes: int
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_length: int = 0
+    embedding_length: int = 0
+    vocabulary: int = 0
+    context_tokens: int = 0
+    sliding_window: int = 0
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether this is such a file by its name, or a folder that holds one. Raises OSError."""
+    if path.is_dir():
+        return any(path.glob(f"*{SUFFIX}"))
+    return path.suffix == SUFFIX
+
+
+def read_safetensors_model(path: Path) -> SafetensorsModel:
+    """The model of a folder, or of one file and the config.json beside it. Blocks: call it in a thread.
+
+    Raises INVALID_ARGUMENT for files that are not what they should be. Raises OSError.
+    """
+    folder = path if path.is_dir() else path.parent
+    shards = _shards(folder) if path.is_dir() else [path]
+    weights = [_read_header(shard) for shard in shards]
+    config = folder / CONFIG_NAME
+    numbers = _numbers(_bounded(config, MAX_CONFIG_BYTES)) if config.is_file() else _Numbers()
+    heads = _number(numbers.num_attention_heads)
+    embedding_length, layers = _number(numbers.hidden_size), _number(numbers.num_hidden_layers)
+    return SafetensorsModel(
+        weight_bytes=sum(size for size, _ in weights),
+        tensor_count=sum(count for _, count in weights),
+        file_bytes=sum(shard.stat().st_size for shard in shards),
+        layers=layers if layers <= MAX_LAYERS else 0,
+        heads=heads,
+        kv_heads=_number(numbers.num_key_value_heads) or heads,
+        head_length=_number(numbers.head_dim) or (embedding_length // heads if heads else 0),
+        embedding_length=embedding_length,
+        vocabulary=_number(numbers.vocab_size),
+        context_tokens=_number(numbers.max_position_embeddings),
+        sliding_window=_number(numbers.sliding_window),
+    )
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that make up the model of a folder.
+
+    By the index where there is one: beside its files a folder may hold the same weights once more, in one piece.
+    """
+    index = folder / INDEX_NAME
+    if index.is_file():
+        # Only names of files are looked for: to read the whole map could take a gigabyte.
+        names: Iterable[str] = {name.decode() for name in _SHARD_NAME.findall(_bounded(index, MAX_INDEX_BYTES))}
+    else:
+        names = (path.name for path in folder.glob(f"*{SUFFIX}"))
+    shards = [folder / name for name in sorted(names)]
+    if not shards:
+        raise _broken("the folder has none")
+    if len(shards) > MAX_SHARDS:
+        raise _broken(f"there are more than {MAX_SHARDS} files")
+    missing = sum(not shard.is_file() for shard in shards)
+    if missing:
+        raise _broken(f"{missing} of {len(shards)} files are missing")
+    return shards
+
+
+def _read_header(path: Path) -> tuple[int, int]:
+    """Bytes of weights of one file, and how many tensors they are."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        raw = file.read(_LENGTH_BYTES)
+        length = int.from_bytes(raw, "little")
+        if len(raw) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
+            raise _broken("it is cut short")
+        if length > MAX_HEADER_BYTES:
+            raise _broken(f"its header has more than {MAX_HEADER_BYTES} bytes")
+        header = file.read(length)
+    if len(header) < length:
+        raise _broken("it is cut short")
+    if header.count(b"{") > MAX_TENSORS + 2:
+        raise _broken(f"it has more than {MAX_TENSORS} tensors")
+    tensors = _decoded(header, dict[str, _Tensor])
+    return _sum_of(tensors.values(), size - _LENGTH_BYTES - length)
+
+
+def _sum_of(tensors: Iterable[_Tensor], data_bytes: int) -> tuple[int, int]:
+    total = count = 0
+    for tensor in tensors:
+        if tensor.data_offsets is None:
+            continue
+        begin, end = tensor.data_offsets
+        if not 0 <= begin <= end <= data_bytes:
+            raise _broken("a tensor lies beyond its end")
+        total, count = total + end - begin, count + 1
+    if total > data_bytes:
+        raise _broken("its tensors overlap")
+    return total, count
+
+
+def _numbers(raw: bytes) -> _Numbers:
+    config = _decoded(raw, _Config)
+    return config.text_config or config
+
+
+def _number(value: object) -> int:
+    believable = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
+    return value if isinstance(value, int) and believable else 0
+
+
+def _bounded(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise _broken(f"{path.name} has more than {limit} bytes")
+    return raw
+
+
+def _decoded(raw: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise _broken("its JSON is not as it should be") from None
+
+
+def _broken(why: str) -> WeftError:
+    return WeftError(Reason.INVALID_ARGUMENT, f"the model is not in safetensors files that can be used: {why}")

@@ -1,0 +1,184 @@
+"""Thousands of broken model files: each is read or refused, in little memory. WEFT_TEST_MUTATIONS=10000 tries more."""
+
+import os
+import random
+import resource
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from runner_svc.gguf_header import read_gguf_header
+from weft.host.demo import demo_model_path
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+SEED = 20_261_120
+MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", "2000"))
+MAX_BYTES = 64 * 1024 * 1024
+LIMITED_FILES = 200
+ADDRESS_SPACE_BYTES = 512 * 1024 * 1024
+"""An interpreter with what the reader imports, and no room for a count that is believed."""
+HUGE = (0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+Read = Callable[[Path], object]
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _small_model(random_numbers: random.Random) -> bytes:
+    """A file as converters write it, with every kind of entry and a few tensors."""
+    entries = [
+        _text("general.architecture") + struct.pack("<I", 8) + _text("llama"),
+        _text("general.alignment") + struct.pack("<II", 4, 32),
+        _text("llama.block_count") + struct.pack("<II", 4, 3),
+        _text("llama.attention.head_count") + struct.pack("<II", 4, 2),
+        _text("llama.attention.head_count_kv") + struct.pack("<IIQ3I", 9, 4, 3, 1, 1, 1),
+        _text("llama.embedding_length") + struct.pack("<II", 4, 64),
+        _text("tokenizer.ggml.scores") + struct.pack("<IIQ3f", 9, 6, 3, 0.0, 1.0, 2.0),
+        _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 3) + _text("<unk>") + _text("<s>") + _text("</s>"),
+        _text("tokenizer.ggml.eos_token_id") + struct.pack("<IQ", 10, 2),
+        _text("tokenizer.chat_template") + struct.pack("<I", 8) + _text("{{ bos_token }}" * 4),
+        _text("tokenizer.chat_template.tool_use") + struct.pack("<I", 8) + _text("{{ tools }}"),
+    ]
+    random_numbers.shuffle(entries)
+    tensors = [_text(f"t{n}") + struct.pack("<IQQIQ", 2, 64, 2, 0, 512 * n) for n in range(4)]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join(entries) + b"".join(tensors)
+    return head + bytes(-len(head) % 32) + bytes(4 * 512)
+
+
+def _mutated(content: bytes, random_numbers: random.Random, head_bytes: int) -> bytes:
+    changed = bytearray(content)
+    for _ in range(random_numbers.randint(1, 4)):
+        place = random_numbers.randrange(head_bytes)
+        match random_numbers.randrange(5):
+            case 0:
+                changed[place] ^= 1 << random_numbers.randrange(8)
+            case 1:
+                struct.pack_into("<Q", changed, min(place, len(changed) - 8), random_numbers.choice(HUGE))
+            case 2:
+                struct.pack_into("<I", changed, min(place, len(changed) - 4), random_numbers.choice(HUGE) % 2**32)
+            case 3:
+                del changed[place : place + random_numbers.randint(1, 16)]
+                head_bytes = min(head_bytes, len(changed))
+            case _:
+                changed[place:place] = random_numbers.randbytes(random_numbers.randint(1, 16))
+    if random_numbers.random() < 0.2:
+        del changed[random_numbers.randrange(len(changed)) :]
+    return bytes(changed)
+
+
+def _files(count: int) -> Iterator[bytes]:
+    """Broken small files, and one in a hundred that was the head of the real model, which takes longer to read."""
+    random_numbers = random.Random(SEED)
+    with demo_model_path().open("rb") as file:
+        real = file.read(2 * 1024 * 1024)
+    for number in range(count):
+        if number % 100 == 99:
+            # Among the first bytes there are more numbers than words.
+            near = 4096 if number % 200 == 99 else len(real)
+            yield _mutated(real, random_numbers, near)
+        else:
+            small = _small_model(random_numbers)
+            yield _mutated(small, random_numbers, len(small) - 4 * 512)
+
+
+def _judge(read: Read, path: Path) -> tuple[str, bool]:
+    """What is wrong with how a file was read, empty: nothing; and whether it was refused."""
+    tracemalloc.reset_peak()
+    was_refused = False
+    try:
+        read(path)
+    except WeftError as error:
+        if error.reason is not Reason.INVALID_ARGUMENT:
+            return f"the reason is {error.reason.name}", True
+        was_refused = True
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the finding
+        return f"{type(error).__name__}: {error}", False
+    peak = tracemalloc.get_traced_memory()[1]
+    return (f"{peak} bytes at once" if peak > MAX_BYTES else ""), was_refused
+
+
+@pytest.mark.timeout(900)
+def test_no_mutated_file_does_more_than_be_refused(tmp_path: Path) -> None:
+    path, refused = tmp_path / "model.gguf", 0
+    tracemalloc.start()
+    try:
+        for number, content in enumerate(_files(MUTATIONS)):
+            path.write_bytes(content)
+            wrong, was_refused = _judge(read_gguf_header, path)
+            assert not wrong, f"mutation {number} of seed {SEED}: {wrong}"
+            refused += was_refused
+    finally:
+        tracemalloc.stop()
+    assert MUTATIONS // 4 < refused < MUTATIONS, "most mutations were to matter, and some not"
+
+
+def _believing_reader(path: Path) -> object:
+    """What a reader without bounds does: it makes room for what a file says before it looks whether that is there."""
+    with path.open("rb") as file:
+        file.seek(16)
+        count = struct.unpack("<Q", file.read(8))[0]
+        if count > MAX_BYTES:
+            return bytearray(min(count, 2 * MAX_BYTES))
+        for _ in range(min(count, 100)):
+            name = struct.unpack("<Q", file.read(8))[0]
+            file.read(name).decode()
+            kind = struct.unpack("<I", file.read(4))[0]
+            file.seek({4: 4, 10: 8}.get(kind, 0), os.SEEK_CUR)
+    return None
+
+
+def test_a_reader_that_believes_its_file_is_found_out(tmp_path: Path) -> None:
+    path, wrong = tmp_path / "model.gguf", set[str]()
+    tracemalloc.start()
+    try:
+        for content in _files(400):
+            path.write_bytes(content)
+            wrong.add(_judge(_believing_reader, path)[0].partition(":")[0])
+        good = _small_model(random.Random(1))
+        path.write_bytes(good[:16] + struct.pack("<Q", 2**40) + good[24:])
+        assert "bytes at once" in _judge(_believing_reader, path)[0]
+    finally:
+        tracemalloc.stop()
+    assert {"error", "UnicodeDecodeError"} & wrong
+
+
+def test_under_a_limit_of_memory_no_mutated_file_ends_the_process(tmp_path: Path) -> None:
+    """tracemalloc sees only what Python allocates; the kernel sees all of it."""
+    for number, content in enumerate(_files(LIMITED_FILES)):
+        (tmp_path / f"{number}.gguf").write_bytes(content)
+    program = (
+        "import pathlib, sys\n"
+        "from runner_svc.gguf_header import read_gguf_header\n"
+        "from weft.kernel.errors import WeftError\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):\n"
+        "    try:\n"
+        "        read_gguf_header(path)\n"
+        "    except WeftError:\n"
+        "        pass\n"
+        "print('all read')\n"
+        "try:\n"
+        f"    bytearray({ADDRESS_SPACE_BYTES})\n"
+        "except MemoryError:\n"
+        "    print('and limited')\n"
+    )
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=limit,
+    )
+    assert ended.stdout.split("\n")[:2] == ["all read", "and limited"], ended.stderr[-2000:]

@@ -1,0 +1,162 @@
+"""What loads took is remembered, in a file that may be lost, spoilt or large without harm."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from runner_svc.memory import learned as learned_module
+from runner_svc.memory.learned import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    MAX_MEASUREMENTS,
+    FileIdentity,
+    LearnedMemory,
+    learned_file,
+)
+from runner_svc.policy.memory_estimate import MemorySettings
+
+FILE = FileIdentity(path="/models/m.gguf", bytes=1000, modified_ns=1)
+SETTINGS = MemorySettings(context_tokens=2048, slots=4)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return learned_file(tmp_path / "state", "local")
+
+
+def test_what_was_learned_is_known_in_the_next_life(state: Path) -> None:
+    LearnedMemory(state).learn(FILE, SETTINGS, 500)
+    assert tuple(LearnedMemory(state).measurements(FILE, SETTINGS)) == (500,)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(FILE, path="/models/n.gguf"), replace(FILE, bytes=1001), replace(FILE, modified_ns=2)],
+)
+def test_another_file_has_learned_nothing(state: Path, other: FileIdentity) -> None:
+    memory = LearnedMemory(state)
+    memory.learn(FILE, SETTINGS, 500)
+    assert not memory.measurements(other, SETTINGS)
+
+
+@pytest.mark.parametrize("name", MemorySettings.__slots__)
+def test_every_setting_is_learned_for_itself(state: Path, name: str) -> None:
+    memory = LearnedMemory(state)
+    memory.learn(FILE, SETTINGS, 500)
+    value = getattr(SETTINGS, name)
+    other = "f32" if isinstance(value, str) else not value if isinstance(value, bool) else value + 1
+    changes: dict[str, Any] = {name: other}
+    assert not memory.measurements(FILE, replace(SETTINGS, **changes))
+    assert memory.measurements(FILE, SETTINGS)
+
+
+def test_the_last_measurements_are_kept(state: Path) -> None:
+    memory = LearnedMemory(state)
+    for size in range(1, MAX_MEASUREMENTS + 3):
+        memory.learn(FILE, SETTINGS, size)
+    assert tuple(memory.measurements(FILE, SETTINGS)) == (3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("size", [0, -1, MAX_BYTES + 1])
+def test_what_cannot_be_is_not_learned(state: Path, size: int) -> None:
+    memory = LearnedMemory(state)
+    memory.learn(FILE, SETTINGS, size)
+    assert not memory.measurements(FILE, SETTINGS)
+    assert not state.exists()
+
+
+def test_the_file_that_was_loaded_longest_ago_makes_room(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned_module, "MAX_ENTRIES", 3)
+    memory = LearnedMemory(state)
+    files = [replace(FILE, path=f"/models/{number}.gguf") for number in range(4)]
+    for one in (*files[:3], files[0], files[3]):
+        memory.learn(one, SETTINGS, 100)
+    again = LearnedMemory(state)
+    assert [bool(again.measurements(one, SETTINGS)) for one in files] == [True, False, True, True]
+
+
+def test_the_largest_file_that_is_written_can_be_read(state: Path) -> None:
+    memory = LearnedMemory(state)
+    files = [replace(FILE, path=f"/{number:04d}" + "\u00e4" * 5000) for number in range(MAX_ENTRIES)]
+    for one in files:
+        memory.learn(one, SETTINGS, MAX_BYTES)
+    for _ in range(MAX_MEASUREMENTS):
+        memory.learn(files[-1], SETTINGS, MAX_BYTES)
+    assert state.stat().st_size < MAX_FILE_BYTES // 4
+    again = LearnedMemory(state)
+    assert [len(again.measurements(one, SETTINGS)) for one in files] == [1] * (MAX_ENTRIES - 1) + [MAX_MEASUREMENTS]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"version": 2, "entries": []}',
+        b'{"version": 1, "entries": [{"key": "KEY", "measured_bytes": []}]}',
+        b'{"version": 1, "entries": [{"key": "KEY", "measured_bytes": [-5]}]}',
+        b'{"version": 1, "entries": [{"key": "KEY", "measured_bytes": [1e300]}]}',
+        b'{"version": 1, "entries": [{"key": "", "measured_bytes": [5]}]}',
+        msgspec.json.encode({"version": 1, "entries": [{"key": "KEY", "measured_bytes": [5]}] * 257}),
+        b"[" * 500_000,
+        b" " * (MAX_FILE_BYTES + 1),
+    ],
+)
+def test_a_spoilt_file_is_a_new_beginning_with_a_warning(state: Path, content: bytes) -> None:
+    state.parent.mkdir()
+    state.write_bytes(content.replace(b"KEY", b"0" * 64))
+    memory = LearnedMemory(state)
+    with capture_logs() as logs:
+        assert not memory.measurements(FILE, SETTINGS)
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+    memory.learn(FILE, SETTINGS, 500)
+    assert tuple(LearnedMemory(state).measurements(FILE, SETTINGS)) == (500,)
+
+
+def test_a_file_that_is_not_there_is_no_news(state: Path) -> None:
+    with capture_logs() as logs:
+        assert not LearnedMemory(state).measurements(FILE, SETTINGS)
+    assert not logs
+
+
+def test_a_file_that_cannot_be_written_costs_no_load(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    memory = LearnedMemory(learned_file(tmp_path / "state", "local"))
+    with capture_logs() as logs:
+        memory.learn(FILE, SETTINGS, 500)
+    assert "warning" in {entry["log_level"] for entry in logs}
+    assert tuple(memory.measurements(FILE, SETTINGS)) == (500,), "this life knows it all the same"
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = LearnedMemory(state)
+    memory.learn(FILE, SETTINGS, 500)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        memory.learn(FILE, SETTINGS, 900)
+    assert tuple(LearnedMemory(state).measurements(FILE, SETTINGS)) == (500,)
+    assert [path.name for path in state.parent.iterdir()] == [state.name], "no part of a file is left"
+
+
+def test_threads_that_learn_at_once_lose_nothing(state: Path) -> None:
+    memory = LearnedMemory(state)
+    files = [replace(FILE, path=f"/models/{number}.gguf") for number in range(16)]
+    threads = [threading.Thread(target=memory.learn, args=(one, SETTINGS, 100)) for one in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    again = LearnedMemory(state)
+    assert all(tuple(again.measurements(one, SETTINGS)) == (100,) for one in files)

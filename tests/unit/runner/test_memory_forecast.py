@@ -1,0 +1,99 @@
+"""What loads of one configured model are expected to take, whatever was asked for, and what is learned from them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from runner_svc.memory.estimate import MemoryEstimator, manifest_bytes_of
+from runner_svc.memory.forecast import FileForecast, ForecastModel
+from runner_svc.memory.learned import LearnedMemory, learned_file
+from runner_svc.memory.memory_port import MemoryForecast
+from runner_svc.policy.load_parameters import LoadValue
+from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.memory_estimate import MEBIBYTE
+from weft.host.demo import demo_model_path
+
+AS_CONFIGURED = LoadPlan()
+LONGER = LoadPlan(parameters={"context_tokens": 8192})
+
+
+def _forecast(
+    learned: LearnedMemory | None = None,
+    memory_mb: int | None = None,
+    parameters: dict[str, LoadValue] | None = None,
+    **files: Path,
+) -> FileForecast:
+    path = files.pop("path", demo_model_path())
+    model = ForecastModel(
+        name="smollm2-135m",
+        path=path,
+        quantizations=files,
+        context_tokens=2048,
+        slots=1,
+        parameters=parameters or {},
+        manifest_bytes=manifest_bytes_of(memory_mb),
+    )
+    return FileForecast(model, MemoryEstimator(learned))
+
+
+async def _expected(forecast: MemoryForecast, plan: LoadPlan) -> tuple[str, int]:
+    found = await forecast.expect(plan)
+    assert found is not None
+    return found.source, found.bytes // MEBIBYTE
+
+
+async def test_a_longer_context_is_expected_to_take_more() -> None:
+    forecast = _forecast()
+    usual, longer = await _expected(forecast, AS_CONFIGURED), await _expected(forecast, LONGER)
+    assert (usual[0], longer[0]) == ("header", "header")
+    assert longer[1] - usual[1] == 180 - 45 + 12, "the cache of 6,144 tokens more, and their mask"
+
+
+async def test_what_is_declared_holds_for_the_model_as_it_is_configured() -> None:
+    forecast = _forecast(memory_mb=700)
+    assert await _expected(forecast, AS_CONFIGURED) == ("manifest", 700)
+    assert (await _expected(forecast, LONGER))[0] == "header"
+
+
+async def test_what_is_declared_is_better_than_the_size_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.bin"
+    file.write_bytes(bytes(MEBIBYTE))
+    assert await _expected(_forecast(memory_mb=700, path=file), LONGER) == ("manifest", 700)
+
+
+async def test_a_variant_is_estimated_by_its_own_file(tmp_path: Path) -> None:
+    variant = tmp_path / "m.bin"
+    variant.write_bytes(bytes(100 * MEBIBYTE))
+    forecast = _forecast(q8_0=variant)
+    assert await _expected(forecast, LoadPlan(quantization="q8_0")) == ("file_size", 130)
+    assert await forecast.context_within(LoadPlan(quantization="q8_0"), 10**12) is None
+
+
+async def test_loads_correct_the_estimate_and_the_next_life_knows(tmp_path: Path) -> None:
+    forecast = _forecast(LearnedMemory(learned_file(tmp_path, "local")), memory_mb=700)
+    forecast.note_taken(LONGER, 1000 * MEBIBYTE)
+    async with asyncio.timeout(10.0):
+        while not learned_file(tmp_path, "local").exists():  # noqa: ASYNC110 - it is written in a thread
+            await asyncio.sleep(0.01)
+    next_life = _forecast(LearnedMemory(learned_file(tmp_path, "local")), memory_mb=700)
+    assert await _expected(next_life, LONGER) == ("learned", 1050)
+    assert await _expected(next_life, AS_CONFIGURED) == ("manifest", 700)
+
+
+@pytest.mark.parametrize(("budget_mib", "fits"), [(150, 0), (300, 4096), (100_000, 8192)])
+async def test_the_context_that_fits_is_at_most_what_the_model_was_made_for(budget_mib: int, fits: int) -> None:
+    found = await _forecast().context_within(AS_CONFIGURED, budget_mib * MEBIBYTE)
+    assert found == (fits or None)
+
+
+async def test_a_file_that_is_gone_is_estimated_by_the_name(tmp_path: Path) -> None:
+    assert (await _expected(_forecast(path=tmp_path / "gone.gguf"), AS_CONFIGURED))[0] == "name"
+
+
+async def test_what_is_configured_by_a_flag_counts_and_a_load_can_say_otherwise() -> None:
+    forecast = _forecast(parameters={"gpu_layers": 0})
+    usual = await _expected(_forecast(), AS_CONFIGURED)
+    off_the_devices = await _expected(forecast, AS_CONFIGURED)
+    assert off_the_devices[1] == usual[1] - 92 - 45, "neither weights nor cache are there"
+    assert await _expected(forecast, LoadPlan(parameters={"gpu_layers": -1})) == usual

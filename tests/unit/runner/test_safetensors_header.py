@@ -1,0 +1,222 @@
+"""The heads of safetensors files and of the folders around them: weights are added up, and nothing is believed."""
+
+import json
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc import safetensors_header
+from runner_svc.safetensors_header import SafetensorsModel, is_safetensors, read_safetensors_model
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+CONFIG = {
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "hidden_size": 2048,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": None,
+    "rope_scaling": {"factor": 32.0},
+}
+
+
+def _tensor(begin: int, end: int, shape: Any = (1,)) -> dict[str, Any]:
+    return {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def _content(tensors: dict[str, Any], data: int, header: bytes | None = None) -> bytes:
+    raw = json.dumps(tensors).encode() if header is None else header
+    return len(raw).to_bytes(8, "little") + raw + bytes(data)
+
+
+def _write(folder: Path, name: str, *sizes: int) -> None:
+    begin, tensors = 0, {"__metadata__": {"format": "pt"}}
+    for number, size in enumerate(sizes):
+        tensors[f"{name}.{number}"] = _tensor(begin, begin + size)
+        begin += size
+    (folder / name).write_bytes(_content(tensors, begin))
+
+
+def _refusal(path: Path) -> WeftError:
+    with pytest.raises(WeftError) as refused:
+        read_safetensors_model(path)
+    assert refused.value.reason is Reason.INVALID_ARGUMENT
+    assert "safetensors" in refused.value.message
+    return refused.value
+
+
+def test_a_folder_is_its_weights_and_its_configuration(tmp_path: Path) -> None:
+    _write(tmp_path, "model.safetensors", 100, 28)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    model = read_safetensors_model(tmp_path)
+    assert (model.weight_bytes, model.tensor_count) == (128, 2)
+    assert model.file_bytes == (tmp_path / "model.safetensors").stat().st_size
+    assert (model.layers, model.heads, model.kv_heads, model.head_length) == (16, 32, 8, 64)
+    assert (model.embedding_length, model.vocabulary, model.context_tokens) == (2048, 128_256, 131_072)
+    assert model.sliding_window == 0
+    assert read_safetensors_model(tmp_path / "model.safetensors") == model
+
+
+def test_the_files_of_an_index_are_added_up_and_no_others(tmp_path: Path) -> None:
+    _write(tmp_path, "model-00001-of-00002.safetensors", 100)
+    _write(tmp_path, "model-00002-of-00002.safetensors", 50, 50)
+    _write(tmp_path, "consolidated.safetensors", 200)
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = {"metadata": {"total_size": 10**18}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = read_safetensors_model(tmp_path)
+    assert (model.weight_bytes, model.tensor_count, model.layers) == (200, 3, 0)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert read_safetensors_model(tmp_path).weight_bytes == 400, "without an index nobody knows better"
+
+
+def test_a_file_that_an_index_names_and_that_is_not_there_is_missed(tmp_path: Path) -> None:
+    _write(tmp_path, "model-00001-of-00002.safetensors", 100)
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    assert "1 of 2 files are missing" in _refusal(tmp_path).message
+
+
+def test_an_index_leads_nowhere_out_of_its_folder(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    _write(tmp_path, "secret.safetensors", 100)
+    for name in ("../secret.safetensors", str(tmp_path / "secret.safetensors")):
+        (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        assert "has none" in _refusal(inside).message
+
+
+def test_what_a_configuration_leaves_out_follows_from_the_rest(tmp_path: Path) -> None:
+    _write(tmp_path, "model.safetensors", 8)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256})
+    )
+    model = read_safetensors_model(tmp_path)
+    assert (model.kv_heads, model.head_length) == (4, 64)
+
+
+def test_a_model_that_sees_has_its_numbers_one_level_down(tmp_path: Path) -> None:
+    _write(tmp_path, "model.safetensors", 8)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG, "vision_config": {"num_layers": 9}}))
+    assert read_safetensors_model(tmp_path).layers == 16
+
+
+def test_numbers_of_a_configuration_that_cannot_be_are_not_believed(tmp_path: Path) -> None:
+    _write(tmp_path, "model.safetensors", 8)
+    values = {"num_hidden_layers": 10**9, "num_attention_heads": -4, "hidden_size": "2048", "head_dim": True}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "vocab_size": 10**30, "sliding_window": 1.5}))
+    model = read_safetensors_model(tmp_path)
+    assert (model.layers, model.heads, model.embedding_length, model.head_length) == (0, 0, 0, 0)
+    assert (model.vocabulary, model.sliding_window) == (0, 0)
+
+
+HOSTILE: dict[str, bytes] = {
+    "an empty file": b"",
+    "a length and nothing behind it": (100).to_bytes(8, "little"),
+    "a length of 2^64-1": b"\xff" * 8 + b"{}",
+    "no JSON": _content({}, 0, b"{" + b" " * 10),
+    "a list": _content({}, 0, b"[]"),
+    "JSON of a hundred thousand levels": _content({}, 0, b'{"a":' + b"[" * 100_000),
+    "levels in what is stepped over": _content({}, 0, b'{"a":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"),
+    "no UTF-8": _content({}, 0, b'{"\xff":{}}'),
+    "an end before its begin": _content({"a": _tensor(8, 4)}, 16),
+    "a begin below zero": _content({"a": _tensor(-4, 4)}, 16),
+    "a tensor beyond the end": _content({"a": _tensor(0, 17)}, 16),
+    "a tensor at 2^63": _content({"a": _tensor(2**63 - 8, 2**63)}, 16),
+    "a tensor at 10^30": _content({"a": _tensor(0, 10**30)}, 16),
+    "tensors that overlap": _content({"a": _tensor(0, 16), "b": _tensor(0, 16)}, 16),
+    "three offsets": _content({"a": {"data_offsets": [0, 1, 2]}}, 16),
+    "offsets that are fractions": _content({"a": {"data_offsets": [0, 1.5]}}, 16),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_file_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    _refusal(tmp_path)
+
+
+@pytest.mark.parametrize("config", [b"", b"[]", b"{" * 100_000, b'{"text_config": []}', b"\xff" * 10, b'{"x":1}' * 2])
+def test_a_hostile_configuration_is_refused_in_words(tmp_path: Path, config: bytes) -> None:
+    _write(tmp_path, "model.safetensors", 8)
+    (tmp_path / "config.json").write_bytes(config)
+    _refusal(tmp_path)
+
+
+def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path, "model.safetensors", 8)
+    for name, words in (
+        ("MAX_HEADER_BYTES", "header has more"),
+        ("MAX_TENSORS", "more than -1 tensors"),
+        ("MAX_CONFIG_BYTES", "config.json has more"),
+        ("MAX_INDEX_BYTES", "index.json has more"),
+        ("MAX_SHARDS", "more than 0 files"),
+    ):
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+        with monkeypatch.context() as patch:
+            patch.setattr(safetensors_header, name, -1 if name == "MAX_TENSORS" else 0)
+            assert words in _refusal(tmp_path).message
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" + b",".join(b'"%d":{}' % n for n in range(700_000)) + b"}",
+        b"{" + b",".join(b'"%d":{"data_offsets":[0,0]}' % n for n in range(32_000)) + b"}",
+        b'{"a":{"shape":[' + b"1," * 3_000_000 + b'1],"data_offsets":[0,0]}}',
+        b'{"__metadata__":{"tags":"' + b"x," * 3_000_000 + b'"}}',
+        b'{"' + "\U0001f600".encode() * 1_900_000 + b'":{}}',
+    ],
+    ids=["a crowd of tensors", "as many as may be", "a shape of millions", "metadata of megabytes", "a wide name"],
+)
+def test_the_largest_headers_take_little_memory(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(_content({}, 16, header))
+    tracemalloc.start()
+    try:
+        _outcome(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_mutated_headers_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    random_numbers = random.Random(20_261_120)
+    good = _content({f"layer.{n}": _tensor(8 * n, 8 * n + 8) for n in range(20)}, 160)
+    path, refused = tmp_path / "model.safetensors", 0
+    for _ in range(1000):
+        content = bytearray(good)
+        for _ in range(random_numbers.randint(1, 3)):
+            place = random_numbers.randrange(len(good) - 160)
+            content[place : place + random_numbers.randint(0, 4)] = random_numbers.randbytes(
+                random_numbers.randint(0, 4)
+            )
+        path.write_bytes(content)
+        outcome = _outcome(path)
+        if isinstance(outcome, WeftError):
+            assert outcome.reason is Reason.INVALID_ARGUMENT
+            refused += 1
+        else:
+            assert 0 <= outcome.weight_bytes <= len(content)
+    assert 250 < refused < 1000
+
+
+def _outcome(path: Path) -> SafetensorsModel | WeftError:
+    try:
+        return read_safetensors_model(path)
+    except WeftError as error:
+        return error
+
+
+def test_what_it_is_is_told_by_its_name(tmp_path: Path) -> None:
+    assert not is_safetensors(tmp_path)
+    _write(tmp_path, "model.safetensors", 8)
+    assert is_safetensors(tmp_path)
+    assert is_safetensors(tmp_path / "model.safetensors")
+    assert not is_safetensors(tmp_path / "model.bin")
