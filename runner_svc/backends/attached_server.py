@@ -6,7 +6,7 @@ server itself wrote.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -14,13 +14,24 @@ from enum import Enum, auto
 from yarl import URL
 
 from runner_svc.backends.openai_http import HEALTH, MODELS, Endpoint, OpenAiHttp
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.backends.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
+from runner_svc.policy.load_parameters import LoadParameter, check_parameters
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import FieldError, WeftError
+from weft.gpu.sighting import ProcessId
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.wake.redaction import redacted
@@ -44,6 +55,8 @@ class AttachedServerConfig:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     operations: frozenset[Operation] = frozenset(Operation)
     context_tokens: int = 0
+    cache_salt: bool = False
+    """Whether it knows `cache_salt`, as vLLM does: requests with different ones share no cached prefixes."""
     probe_interval_seconds: float = 5.0
     """How often the server is asked whether it is there."""
     probe_failures: int = 3
@@ -113,12 +126,36 @@ class AttachedServer:
         """None: the output is not ours."""
         return self._log.last(count)
 
-    async def start(self) -> BackendFacts:
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """None: the server loads as it likes."""
+        return ()
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """See Backend.cache_isolation."""
+        return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """None: they are not ours."""
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Refused: OpenAI's interface has no word for it."""
+        del slots
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """Attach to the server if it answers; it is waited for only while it says that it is loading.
 
         Raises CONNECT_FAILED when it does not answer or refuses the key, LOAD_STALLED when it loads for too long,
-        INVALID_ARGUMENT naming an environment variable that should hold the key and does not.
+        INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order that
+        sets something: it is not ours to load.
         """
+        order = order or LoadOrder()
+        check_parameters(order.parameters, self.load_parameters)
+        if order.model_path is not None:
+            raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
         await self.stop()
         key = self._read_key()
         self._secrets = self._config.secrets(key)

@@ -13,6 +13,8 @@ from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import StopGraces, SupervisedProcess
 from runner_svc.supervise.tree_time import TreeTime
+from weft.gpu.process import process_id_of
+from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -74,6 +76,11 @@ class EngineProcess:
             return None
         members = self._process.member_pids()
         return ProcessSigns(cpu_seconds=self._cpu.seconds(pid, members), gpu_seconds=self._gpu.seconds(members))
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """See Backend.processes."""
+        members = (process_id_of(pid) for pid in sorted(self._process.member_pids()))
+        return tuple(process for process in members if process is not None)
 
     async def wait_exit(self) -> ExitReport:
         """See Backend.wait_exit."""

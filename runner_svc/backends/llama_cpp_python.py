@@ -6,72 +6,47 @@ rendered here, in its sandbox; the engine only ever sees finished prompts.
 
 import asyncio
 import os
-import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from pathlib import Path
 
+from runner_svc.backends.device_orders import hidden_devices
 from runner_svc.backends.engine_process import LOADING, WORKING, EngineProcess
+from runner_svc.backends.llama_cpp_python_arguments import (
+    HOST_COMMAND,
+    HOST_PROGRAM,
+    LlamaCppPythonConfig,
+    check_together,
+    load_parameters,
+)
 from runner_svc.backends.llama_cpp_python_channel import EngineChannel, LineBrokenError
 from runner_svc.backends.llama_cpp_python_request import AnswerReader, prepare
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
-from runner_svc.engines.messages import TOKEN_VARIABLE, Done, Embed, PromptProgress, Ready, Token, Vector
+from runner_svc.backends.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
+from runner_svc.engines.messages import TOKEN_VARIABLE, Done, Embed, Forget, PromptProgress, Ready, Token, Vector
 from runner_svc.gpu_time import GpuTime
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
-from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.policy.load_parameters import LoadParameter, check_parameters
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.process import StopGraces
 from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
 from runner_svc.templates.sandbox import TemplateSandbox
 from weft.api.common.v1 import embedding_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
-HOST_PROGRAM = "runner_svc.engines.llama_cpp_host"
-HOST_COMMAND = (sys.executable, "-m", HOST_PROGRAM)
+ERASE_SECONDS = 30.0
+"""How long a request that is under way may keep the engine from forgetting."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppPythonConfig:
-    """One model in one process. It works on one request at a time: the library can do no more."""
-
-    command: tuple[str, ...] = HOST_COMMAND
-    """The host program; another interpreter needs weft installed, too."""
-    model_path: Path
-    chat_template_path: Path | None = None
-    """A template to use instead of the model file's own."""
-    context_tokens: int = 2048
-    threads: int = 1
-    embeddings: bool = True
-    extra_arguments: tuple[str, ...] = ()
-    """Further flags of the host program, such as --gpu-layers."""
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Set for the host program beside the runner's own environment."""
-    load_stall_seconds: float = 300.0
-    """Loading is given up when neither output, nor its progress, nor CPU time moved for this long."""
-    graces: StopGraces = field(default_factory=StopGraces)
-    leftovers: Leftovers | None = None
-    """Remembers its process for the runner's next life."""
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON))
-
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """What the model can be asked for, if its file has a chat template."""
-        generation = {Operation.CHAT, Operation.COMPLETION}
-        return frozenset(generation | {Operation.EMBEDDING} if self.embeddings else generation)
-
-    def arguments(self, socket: Path) -> list[str]:
-        """The command line after `command`."""
-        arguments = [
-            *("--socket", str(socket), "--model", str(self.model_path)),
-            *("--context-tokens", str(self.context_tokens), "--threads", str(self.threads)),
-        ]
-        if self.embeddings:
-            arguments.append("--embeddings")
-        return [*arguments, *self.extra_arguments]
+__all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "LlamaCppPythonConfig"]
 
 
 class LlamaCppPythonBackend:
@@ -119,24 +94,65 @@ class LlamaCppPythonBackend:
         channel = self._channel
         return channel is not None and await channel.ping(timeout_seconds)
 
-    async def start(self) -> BackendFacts:
-        """See Backend.start. Raises TEMPLATE_FAILED when the model's chat template is not safe to use, too."""
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """See Backend.load_parameters."""
+        return load_parameters(self._config)
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """See Backend.cache_isolation."""
+        return CacheIsolation.WHOLE
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """See Backend.processes."""
+        return self._process.processes()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """See Backend.erase_cache. It has one prompt at a time, which is slot 0; a request under way is waited for."""
+        channel = self._channel
+        if channel is None or (slots is not None and not slots):
+            return ErasedCache(entry_count=0, token_count=0)
+        count = 0
+        try:
+            async with (
+                asyncio.timeout(ERASE_SECONDS),
+                self._turn,
+                aclosing(channel.ask(Forget(channel.next_id()))) as arrivals,
+            ):
+                async for answers in arrivals:
+                    count += sum(answer.prompt_tokens for answer in answers if isinstance(answer, Done))
+        except TimeoutError:
+            message = f"the engine was still at work after {ERASE_SECONDS:g} s"
+            raise WeftError(Reason.BACKEND_ERROR, message) from None
+        except LineBrokenError:
+            raise await self._explain_break() from None
+        return ErasedCache(entry_count=int(count > 0), token_count=count)
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """See Backend.start. Raises TEMPLATE_FAILED when the model's chat template is not safe to use, too.
+
+        Raises INVALID_ARGUMENT for parameters that it does not take.
+        """
+        order, config = order or LoadOrder(), self._config
+        check_parameters(order.parameters, self.load_parameters)
+        check_together(order)
         self._loading = True
         try:
-            self._templates = await read_templates(self._config.model_path, self._config.chat_template_path)
+            self._templates = await read_templates(order.model_path or config.model_path, config.chat_template_path)
             await check_templates(self._templates, self._sandbox)
             self._channel = channel = EngineChannel()
             await channel.open()
             # The word travels in the environment: arguments are visible to every user of the machine.
-            environment = {**os.environ, **self._config.environment, TOKEN_VARIABLE: channel.token}
-            await self._process.start([*self._config.command, *self._config.arguments(channel.path)], environment)
+            environment = {**os.environ, **config.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
+            await self._process.start([*config.command, *config.arguments(channel.path, order)], environment)
             ready = await self._until_ready(channel)
         except BaseException:
             await self.stop()
             raise
         finally:
             self._loading = False
-        return BackendFacts(operations=self._operations(), context_tokens=ready.context_tokens)
+        return BackendFacts(operations=self._operations(), context_tokens=ready.context_tokens, slots=1)
 
     async def wait_exit(self) -> ExitReport:
         """See Backend.wait_exit."""
@@ -159,6 +175,7 @@ class LlamaCppPythonBackend:
         if prepared.warnings:
             yield prepared.warnings
         reader, request = AnswerReader(), prepared.request
+        request.fresh = call.cache.fresh
         async with self._turn:
             request.id = channel.next_id()
             try:

@@ -21,9 +21,7 @@ from runner_svc.engines.messages import (
     Answer,
     Cancel,
     Done,
-    Embed,
     Failed,
-    Generate,
     Hello,
     LoadProgress,
     Ping,
@@ -32,6 +30,7 @@ from runner_svc.engines.messages import (
     ToEngine,
     TooLongError,
     ToRunner,
+    Work,
     body_length,
     encode,
 )
@@ -129,7 +128,7 @@ class EngineChannel:
         self._last_id += 1
         return self._last_id
 
-    async def ask(self, request: Generate | Embed) -> AsyncGenerator[list[Answer]]:
+    async def ask(self, request: Work) -> AsyncGenerator[list[Answer]]:
         """Whatever has arrived for a request, each time; ends with Done. Closing it early cancels the request.
 
         Raises what the program says, or LineBrokenError.

@@ -10,81 +10,78 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import TypeVar
 
+from runner_svc.backends.device_orders import hidden_devices
 from runner_svc.backends.engine_process import EngineProcess
+from runner_svc.backends.llama_server_arguments import (
+    LlamaServerConfig,
+    check_together,
+    context_of,
+    load_parameters,
+    refused_parameter,
+    slots_of,
+)
+from runner_svc.backends.llama_server_props import read_props
+from runner_svc.backends.llama_server_slots import NO_HOST_CACHE, LlamaSlots, shares_between_slots
 from runner_svc.backends.openai_http import HEALTH, Endpoint, OpenAiHttp
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.backends.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
+from runner_svc.backends.port_range import LOOPBACK
+from runner_svc.cache.engine import SlotSight
 from runner_svc.gpu_time import GpuTime
-from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.policy.load_parameters import LoadParameter, check_parameters
 from runner_svc.supervise.logs import LogRing
-from runner_svc.supervise.process import StopGraces
 from runner_svc.templates.model_templates import check_before_load
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
+from weft.gpu.sighting import ProcessId
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+
+__all__ = ["LlamaServerBackend", "LlamaServerConfig"]
 
 HEALTH_TIMEOUT_SECONDS = 2.0
 FIRST_HEALTH_PAUSE_SECONDS = 0.02
 MAX_HEALTH_PAUSE_SECONDS = 1.0
+MAX_PORT_ATTEMPTS = 16
+"""Ports that somebody else may take between our look and the engine's, before a start is given up."""
 
 # Two writers share the pipe, so another line may begin right behind the port: six digits are not a port.
 _LISTENING = re.compile(r"listening on http://[^\s:]+:(\d{2,5})(?!\d)|listening, .*port: (\d{2,5})(?!\d)")
+# llama.cpp's words for it, and the operating system's.
+_PORT_TAKEN = re.compile(r"couldn't bind .*socket|address already in use", re.IGNORECASE)
+_UNKNOWN_FLAGS = re.compile(r"error: (?:invalid argument|unrecognized arguments): (--[^\n]{1,1000})")
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaServerConfig:
-    """One model served by one llama.cpp server."""
+class _FirstWords:
+    """What a server says before it listens."""
 
-    command: tuple[str, ...]
-    """The program and its first arguments; the flags of `arguments` follow."""
-    model_path: Path
-    alias: str
-    slots: int = 4
-    context_tokens: int = 2048
-    """Context of one slot; the server is given this times `slots`."""
-    threads: int = 1
-    """llama.cpp with as many threads as a shared machine has cores is 10 times slower (measured): leave one free."""
-    embeddings: bool = True
-    chat_template_path: Path | None = None
-    """A template to use instead of the model file's own."""
-    extra_arguments: tuple[str, ...] = ()
-    load_stall_seconds: float = 300.0
-    """Loading is given up when neither output nor CPU time moved for this long."""
-    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    graces: StopGraces = field(default_factory=StopGraces)
-    leftovers: Leftovers | None = None
-    """Remembers its process for the runner's next life."""
-    parameters: ParameterProfile = field(default_factory=ParameterProfile)
-    """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
+    def __init__(self) -> None:
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.port_is_taken = False
+        self.unknown_flags = ""
 
-    @property
-    def operations(self) -> frozenset[Operation]:
-        """What the model can be asked for."""
-        generation = {Operation.CHAT, Operation.COMPLETION}
-        return frozenset(generation | {Operation.EMBEDDING} if self.embeddings else generation)
-
-    def arguments(self) -> list[str]:
-        """The command line after `command`."""
-        arguments = [
-            *("--model", str(self.model_path), "--alias", self.alias),
-            *("--host", "127.0.0.1", "--port", "0"),
-            *("--parallel", str(self.slots), "--ctx-size", str(self.slots * self.context_tokens)),
-            *("--threads", str(self.threads), "--metrics", "--slots", "--jinja"),
-        ]
-        if self.embeddings:
-            arguments += ["--embeddings", "--pooling", "mean"]
-        if self.chat_template_path is not None:
-            arguments += ["--chat-template-file", str(self.chat_template_path)]
-        return [*arguments, *self.extra_arguments]
+    def hear(self, line: str) -> None:
+        """Every line of its output."""
+        if self.port.done():
+            return
+        if (found := _LISTENING.search(line)) is not None:
+            self.port.set_result(int(found[1] or found[2]))
+        elif (unknown := _UNKNOWN_FLAGS.search(line)) is not None:
+            self.unknown_flags = unknown[1]
+        elif _PORT_TAKEN.search(line):
+            self.port_is_taken = True
 
 
 class LlamaServerBackend:
@@ -94,6 +91,9 @@ class LlamaServerBackend:
         self._config = config
         self._process = EngineProcess(config.graces, gpu, config.leftovers)
         self._http: OpenAiHttp | None = None
+        self._slots: LlamaSlots | None = None
+        self._port = 0
+        """The one that was taken for it; 0: its own choice."""
 
     @property
     def process_id(self) -> int | None:
@@ -127,34 +127,83 @@ class LlamaServerBackend:
         http = self._http
         return http is not None and await http.status_of(HEALTH, timeout_seconds) is not None
 
-    async def start(self) -> BackendFacts:
-        """See Backend.start."""
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """See Backend.load_parameters."""
+        return load_parameters(self._config)
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """See Backend.cache_isolation."""
+        knows_no_slots = self._slots is not None and not self._slots.count
+        shares = shares_between_slots(self._config.extra_arguments) or knows_no_slots
+        return CacheIsolation.NONE if shares else CacheIsolation.SLOTS
+
+    @property
+    def slot_count(self) -> int:
+        """See SlottedEngine.slot_count."""
+        return 0 if self._slots is None else self._slots.count
+
+    async def look_at_slots(self) -> Sequence[SlotSight]:
+        """See SlottedEngine.look_at_slots."""
+        return () if self._slots is None else await self._slots.look()
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """See Backend.processes."""
+        return self._process.processes()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """See Backend.erase_cache."""
+        if self._slots is None:
+            return ErasedCache(entry_count=0, token_count=0)
+        return await self._slots.erase(slots)
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """See Backend.start. Raises INVALID_ARGUMENT for parameters that it does not take."""
+        order, config = order or LoadOrder(), self._config
+        check_parameters(order.parameters, self.load_parameters)
+        check_together(order)
         key = secrets.token_urlsafe(24)
-        listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def hear(line: str) -> None:
-            found = _LISTENING.search(line)
-            if found is not None and not listening.done():
-                listening.set_result(int(found[1] or found[2]))
-
         try:
             # The engine has no sandbox of its own for what comes with a model file.
-            await check_before_load(self._config.model_path, self._config.chat_template_path)
+            await check_before_load(order.model_path or config.model_path, config.chat_template_path)
             # The key travels in the environment: arguments are visible to every user of the machine.
-            await self._process.start(
-                [*self._config.command, *self._config.arguments()],
-                {**os.environ, "LLAMA_API_KEY": key},
-                hear,
-            )
-            port = await self._while_loading(listening)
-            url, parameters = f"http://127.0.0.1:{port}", self._config.parameters
-            endpoint = Endpoint(base_url=url, api_key=key, parameters=parameters, reports_prefill=True)
-            self._http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break)
+            environment = {**os.environ, **NO_HOST_CACHE, **hidden_devices(order), "LLAMA_API_KEY": key}
+            port = await self._listen(order, environment)
+            url = f"http://{LOOPBACK}:{port}"
+            endpoint = Endpoint(base_url=url, api_key=key, parameters=config.parameters, is_llama_server=True)
+            self._http = OpenAiHttp(endpoint, config.timeouts, self._explain_break)
             await self._while_loading(self._until_healthy(self._http))
+            props = await self._while_loading(read_props(self._http))
+            self._slots = LlamaSlots(self._http, props.slots)
         except BaseException:
             await self.stop()
             raise
-        return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
+        return BackendFacts(
+            operations=config.operations,
+            context_tokens=props.context_tokens or context_of(config, order),
+            slots=props.slots or slots_of(config, order),
+        )
+
+    async def _listen(self, order: LoadOrder, environment: Mapping[str, str]) -> int:
+        """Start the server, and again on another port while somebody is faster; its port, as it says itself."""
+        ports, tried = self._config.ports, set[int]()
+        while True:
+            if ports is not None:
+                self._port = ports.take(tried)
+                tried.add(self._port)
+            words = _FirstWords()
+            arguments = self._config.arguments(order, self._port)
+            await self._process.start([*self._config.command, *arguments], environment, words.hear)
+            try:
+                return await self._while_loading(words.port)
+            except WeftError:
+                if (refused := refused_parameter(words.unknown_flags, order)) is not None:
+                    message = "cannot be set: this llama.cpp server does not know it"
+                    raise invalid_field(f"parameters.{refused}", message) from None
+                if ports is None or not words.port_is_taken or len(tried) == MAX_PORT_ATTEMPTS:
+                    raise
+                await self._stop_process()
 
     async def wait_exit(self) -> ExitReport:
         """See Backend.wait_exit."""
@@ -162,12 +211,12 @@ class LlamaServerBackend:
 
     async def stop(self) -> None:
         """See Backend.stop. Connections are closed first: a server without requests obeys its first SIGTERM."""
-        http, self._http = self._http, None
+        http, self._http, self._slots = self._http, None, None
         try:
             if http is not None:
                 await http.close()
         finally:
-            await self._process.stop()
+            await self._stop_process()
 
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
@@ -178,6 +227,12 @@ class LlamaServerBackend:
         if not self._config.embeddings:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for embeddings")
         return await self._running().embed(payload, call)
+
+    async def _stop_process(self) -> None:
+        await self._process.stop()
+        port, self._port = self._port, 0
+        if self._config.ports is not None:
+            self._config.ports.give_back(port)
 
     def _running(self) -> OpenAiHttp:
         if self._http is None:

@@ -11,6 +11,7 @@ import msgspec
 from yarl import URL
 
 from runner_svc.backends.openai_request import (
+    add_cache_use,
     chat_body,
     choices_per_prompt,
     completion_body,
@@ -34,6 +35,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 MAX_ERROR_BODY_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 MIN_REPORTED_BYTES = 2048
 """Shorter prompts are one batch: reports would say that it began and ended, for 4 % more CPU per request (measured)."""
@@ -56,8 +58,9 @@ class Endpoint:
     """The server's own name of the model; empty: requests name none."""
     parameters: ParameterProfile = field(default_factory=ParameterProfile)
     """Which parameters beyond weft's own it is sent, and whether its model thinks by default."""
-    reports_prefill: bool = False
-    """Whether it knows llama.cpp's `return_progress`: a chunk for every batch of the prompt that it has worked on."""
+    is_llama_server: bool = False
+    """Whether it knows llama.cpp's own words: `return_progress`, a chunk for every batch of a prompt that it has worked
+    on; `id_slot` and `cache_prompt`, by which prefixes are kept apart."""
 
 
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
@@ -72,7 +75,8 @@ class OpenAiHttp:
         self._explain_break = explain_break
         self._model = endpoint.model
         self._parameters = endpoint.parameters
-        self._reports_prefill = endpoint.reports_prefill
+        self._base_url = endpoint.base_url
+        self._is_llama_server = endpoint.is_llama_server
         paths = (HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
         self._urls = {path: URL(endpoint.base_url + path) for path in paths}
         self.chunks_received = 0
@@ -108,6 +112,33 @@ class OpenAiHttp:
                 raise
             return None
 
+    async def ask(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
+        """Status and body of a question beside OpenAI's routes, to which twice the same is once.
+
+        Raises CONNECT_FAILED, or BACKEND_ERROR when the answer is late.
+        """
+        body = None if method == aiohttp.hdrs.METH_GET else b"{}"
+        # As in `_send`, the connection from the pool may be dead on arrival.
+        for last_try in (False, True):
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    url = URL(self._base_url + path)
+                    asking = self._session.request(method, url, data=body, allow_redirects=False)
+                    async with asking as response:
+                        return response.status, await _read_bounded(response, MAX_ANSWER_BYTES)
+            except TimeoutError as error:
+                message = f"the backend did not answer within {timeout_seconds:g} s"
+                raise WeftError(Reason.BACKEND_ERROR, message) from error
+            except aiohttp.ClientError as error:
+                if last_try:
+                    raise await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection") from error
+            except RuntimeError as error:
+                # aiohttp's word for a session that `close` has closed.
+                if not self._session.closed:
+                    raise
+                raise await self._stopped() from error
+        raise AssertionError("the second try returns or raises")
+
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
         if isinstance(payload, chat_pb2.ChatPayload):
@@ -116,7 +147,8 @@ class OpenAiHttp:
             path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
         if prepared.warnings:
             yield prepared.warnings
-        if self._reports_prefill and payload.ByteSize() >= MIN_REPORTED_BYTES:
+        add_cache_use(prepared.body, call.cache, has_slots=self._is_llama_server)
+        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
             prepared.body["return_progress"] = True
         reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
         decoder = SseDecoder()
@@ -138,7 +170,10 @@ class OpenAiHttp:
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
-        async with self._post(EMBEDDINGS, embedding_body(payload, self._model), call) as response:
+        body = embedding_body(payload, self._model)
+        # A server with slots chooses one for embeddings itself, whatever it is told.
+        add_cache_use(body, call.cache, has_slots=False)
+        async with self._post(EMBEDDINGS, body, call) as response:
             _require_content_type(response, "application/json")
             raw = await _read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
         try:

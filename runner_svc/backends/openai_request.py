@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runner_svc.backends.port import CacheUse
 from runner_svc.policy.parameters import (
     TEMPLATE_ARGUMENTS,
     EngineKind,
@@ -150,6 +151,16 @@ def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> 
     if payload.HasField("dimensions"):
         body["dimensions"] = payload.dimensions
     return body
+
+
+def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
+    """How the server may use its prefix cache; servers that know no such word are not told it."""
+    if has_slots and use.slot is not None:
+        body["id_slot"] = use.slot
+    if has_slots and use.fresh:
+        body["cache_prompt"] = False
+    if use.salt:
+        body["cache_salt"] = use.salt
 
 
 def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:

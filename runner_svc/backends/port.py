@@ -4,13 +4,17 @@
 messages: a backend is an adapter, and translating twice would only cost time.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
 from typing import Protocol
 
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -22,6 +26,8 @@ class BackendFacts:
     operations: frozenset[Operation]
     context_tokens: int
     """Context of one slot, prompt and answer together; 0: unknown."""
+    slots: int = 0
+    """Requests it works on at once; 0: as configured."""
 
 
 def _nothing() -> None:
@@ -48,6 +54,59 @@ class ExitReport:
     """In words: "exit code 1", "signal SIGKILL", and what may help."""
 
 
+class CacheIsolation(IntEnum):
+    """How prefixes of different tenants are kept apart; numbers as in `runner.v1.CacheIsolation`."""
+
+    SLOTS = 1
+    WHOLE = 2
+    SALT = 3
+    NONE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShare:
+    """The part of one device that a load may use."""
+
+    index: int
+    """Its number on the host, in the order of the PCI bus."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOrder:
+    """How a backend is started this time; the default is as it is configured."""
+
+    shares: tuple[DeviceShare, ...] | None = None
+    """The devices that it may use, in order of their index; None: nobody keeps a book of devices here."""
+    hides_devices: bool = False
+    """Whether other devices are to be hidden from it (CUDA_VISIBLE_DEVICES); not so for declared ones."""
+    parameters: Mapping[str, LoadValue] = field(default_factory=dict)
+    """Checked values of its `load_parameters`."""
+    model_path: Path | None = None
+    """Another file than the one configured: a variant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """How one request uses the prefix cache; the default is as the engine likes."""
+
+    slot: int | None = None
+    """The engine's slot that it must work in; None: any."""
+    fresh: bool = False
+    """Nothing that is cached there may be used for it: it is somebody else's, or the request says so."""
+    salt: str = ""
+    """What a server with CacheIsolation.SALT is told; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasedCache:
+    """What was forgotten."""
+
+    entry_count: int
+    token_count: int | None = None
+    """None: unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallInfo:
     """What a backend may pass on about the request it works on."""
@@ -58,6 +117,7 @@ class CallInfo:
     """To be called for every token the engine sends, whether it can be shown yet or not: once per read is enough."""
     on_prefill: Callable[[], None] = _nothing
     """To be called for every report of the engine that it works on the prompt."""
+    cache: CacheUse = field(default_factory=CacheUse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +141,29 @@ class Backend(Protocol):
         """What keeps the engine's processes together, such as "process group"; empty where they are not ours."""
         ...
 
-    async def start(self) -> BackendFacts:
-        """Start the engine and return once it answers requests.
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """What `LoadOrder.parameters` may hold."""
+        ...
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """How it can keep prefixes of different tenants apart."""
+        ...
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Every process of the engine right now; empty where there is none, or they are not ours."""
+        ...
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Forget what is cached in these slots, once they are free; None: everywhere.
+
+        Raises UNSUPPORTED_OPERATION where the engine cannot do that, and as `generate` when it fails.
+        """
+        ...
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """Start the engine and return once it answers requests; None: as configured.
 
         Raises LOAD_STALLED when it is not ready in time, SERVER_DIED when it exits first (the message has its last
         log lines), OUT_OF_MEMORY when that was for want of memory, CONNECT_FAILED when it cannot be started at all.

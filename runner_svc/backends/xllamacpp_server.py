@@ -10,6 +10,12 @@ import argparse
 import os
 import signal
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+FLASH_ATTENTION = MappingProxyType({"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"})
+CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+SPECULATION = ("none", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -22,8 +28,21 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1, help="slots")
     parser.add_argument("--ctx-size", type=int, default=0, help="tokens over all slots; 0: what the model was made for")
     parser.add_argument("--batch-size", type=int, default=2048, help="tokens per prefill step")
+    parser.add_argument("--ubatch-size", type=int, default=512, help="tokens that are computed at once")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--n-gpu-layers", type=int, default=-1, help="-1: as many as fit")
+    parser.add_argument("--split-mode", choices=["none", "layer", "row"], default="layer")
+    parser.add_argument("--tensor-split", type=_parts, default=[], help="parts of the model for each device: 3,1")
+    parser.add_argument("--flash-attn", choices=list(FLASH_ATTENTION), default="auto")
+    parser.add_argument("--cache-type-k", choices=CACHE_TYPES, default="f16", help="type of cached keys")
+    parser.add_argument("--cache-type-v", choices=CACHE_TYPES, default="f16", help="type of cached values")
+    parser.add_argument("--image-max-tokens", type=int, default=-1, help="-1: as the model says")
+    parser.add_argument("--spec-type", choices=SPECULATION, default="none", help="speculative decoding")
+    parser.add_argument("--spec-draft-n-max", type=int, help="tokens that are guessed at a time")
+    parser.add_argument("--spec-draft-p-min", type=float, help="how probable a guess must be for guessing to go on")
+    cache_ram = int(os.environ.get("LLAMA_ARG_CACHE_RAM", "8192"))
+    parser.add_argument("--cache-ram", type=int, default=cache_ram, help="MiB for prompts that no slot holds; 0: none")
+    parser.add_argument("--slot-save-path", type=Path, help="folder for saved slots; needed to erase one, too")
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--slots", action="store_true")
     parser.add_argument("--jinja", action="store_true")
@@ -31,6 +50,34 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--pooling", choices=["none", "mean", "cls", "last"], default="mean")
     return parser.parse_args(argv)
+
+
+def _parts(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def _set_load_options(params: Any, options: argparse.Namespace, library: Any) -> None:
+    params.n_ubatch = options.ubatch_size
+    params.flash_attn_type = library.llama_flash_attn_type[
+        f"LLAMA_FLASH_ATTN_TYPE_{FLASH_ATTENTION[options.flash_attn]}"
+    ]
+    params.cache_type_k = library.ggml_type[f"GGML_TYPE_{options.cache_type_k.upper()}"]
+    params.cache_type_v = library.ggml_type[f"GGML_TYPE_{options.cache_type_v.upper()}"]
+    params.image_max_tokens = options.image_max_tokens
+    params.split_mode = library.llama_split_mode[f"LLAMA_SPLIT_MODE_{options.split_mode.upper()}"]
+    if options.tensor_split:
+        places = len(params.tensor_split)
+        if len(options.tensor_split) > places:
+            raise SystemExit(f"--tensor-split: at most {places} parts")
+        params.tensor_split = [*options.tensor_split, *[0.0] * (places - len(options.tensor_split))]
+    if options.spec_type != "none":
+        kind = options.spec_type.upper().replace("-", "_")
+        params.load_mtp = options.spec_type == "draft-mtp"
+        params.speculative.types = [library.common_speculative_type[f"COMMON_SPECULATIVE_TYPE_{kind}"]]
+    if options.spec_draft_n_max is not None:
+        params.speculative.draft.n_max = options.spec_draft_n_max
+    if options.spec_draft_p_min is not None:
+        params.speculative.draft.p_min = options.spec_draft_p_min
 
 
 def main() -> None:
@@ -46,11 +93,17 @@ def main() -> None:
     params.n_ctx = options.ctx_size
     params.n_batch = options.batch_size
     params.n_gpu_layers = options.n_gpu_layers
+    _set_load_options(params, options, xllamacpp)
     params.cpuparams.n_threads = options.threads
     params.cpuparams_batch.n_threads = options.threads
     params.endpoint_metrics = options.metrics
     params.endpoint_slots = options.slots
     params.endpoint_props = True
+    params.cache_ram_mib = options.cache_ram
+    params.cache_idle_slots = options.cache_ram != 0
+    if options.slot_save_path is not None:
+        # The library joins names to it without a separator of its own.
+        params.slot_save_path = f"{options.slot_save_path}{os.sep}"
     params.use_jinja = options.jinja
     if options.chat_template_file is not None:
         params.chat_template = options.chat_template_file.read_text(encoding="utf-8")

@@ -9,27 +9,36 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from runner_svc.engines.messages import (
     Done,
     Embed,
     Failed,
+    Forget,
     Generate,
     LoadProgress,
     PromptProgress,
     Token,
     ToRunner,
     Vector,
+    Work,
 )
 from runner_svc.engines.schema_size import what_is_too_large
 from runner_svc.engines.stop_strings import StopMatcher
 
 MEAN_POOLING = 1
 """One vector per text; what weft asks llama-server for, too."""
+LAYER_SPLIT = 1
+"""llama.cpp's number for a split that gives every device whole layers."""
+CACHE_TYPES: Mapping[str, int] = MappingProxyType(
+    {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8}
+)
+"""ggml's numbers of the types that keys and values can have."""
 LIBRARY_LOGGER = "llama-cpp-python"
 _CONTROLLED = frozenset({"self", "tokens", "reset", "logits_processor", "stopping_criteria", "grammar"})
 
@@ -49,6 +58,12 @@ class EngineOptions:
     batch_tokens: int = 512
     """Tokens per step of prefill, each followed by a report; also the longest text that can be embedded."""
     embeddings: bool = True
+    flash_attention: bool = False
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    """One of CACHE_TYPES; None: the library's own, f16."""
+    tensor_split: tuple[float, ...] = ()
+    """Parts of the model for each device, layer by layer; empty: as the library does it."""
 
 
 class RefusedError(Exception):
@@ -114,14 +129,17 @@ class LlamaCppEngine:
         if request_id > self._last_id:
             self._cancelled.add(request_id)
 
-    def work(self, request: Generate | Embed) -> None:
+    def work(self, request: Work) -> None:
         """Work on a request to its end, which is told: with Done or Failed, or not at all if it was cancelled."""
         self._current = _Current(id=request.id)
         try:
-            if isinstance(request, Generate):
-                self._generate(request)
-            else:
-                self._embed(request)
+            match request:
+                case Generate():
+                    self._generate(request)
+                case Embed():
+                    self._embed(request)
+                case Forget():
+                    self._send(Done(id=request.id, prompt_tokens=self._forget()))
         except CancelledRequestError:
             pass
         except RefusedError as refusal:
@@ -147,6 +165,7 @@ class LlamaCppEngine:
                 n_gpu_layers=options.gpu_layers,
                 embedding=options.embeddings,
                 **({"pooling_type": MEAN_POOLING} if options.embeddings else {}),
+                **_load_settings(options),
             )
         # What it says while it loads explains a failure; afterwards it would say something for every request.
         llama.verbose = False
@@ -184,6 +203,8 @@ class LlamaCppEngine:
                 )
         options, grammar = self._sampling(request), self._grammar(request)
         self._output_embeddings(False)
+        if request.fresh:
+            self._forget()
         seed = random.SystemRandom().getrandbits(31) if request.seed is None else request.seed
         for place, tokens in enumerate(prompts):
             self._current.bill.prompt_tokens += len(tokens)
@@ -302,9 +323,29 @@ class LlamaCppEngine:
                 return
             self._llama.reset()
 
+    def _forget(self) -> int:
+        """Let go of the last prompt; how many tokens there were of it."""
+        count = int(self._llama.n_tokens)
+        self._llama.reset()
+        return count
+
     def _check_wanted(self) -> None:
         if self._current.id in self._cancelled:
             raise CancelledRequestError
+
+
+def _load_settings(options: EngineOptions) -> dict[str, Any]:
+    """What the library is told only where it is not as usual."""
+    settings: dict[str, Any] = {}
+    if options.flash_attention:
+        settings["flash_attn"] = True
+    if options.cache_type_k is not None:
+        settings["type_k"] = CACHE_TYPES[options.cache_type_k]
+    if options.cache_type_v is not None:
+        settings["type_v"] = CACHE_TYPES[options.cache_type_v]
+    if options.tensor_split:
+        settings |= {"tensor_split": list(options.tensor_split), "split_mode": LAYER_SPLIT}
+    return settings
 
 
 @contextmanager

@@ -21,14 +21,12 @@ from typing import Any
 
 import msgspec
 
-from runner_svc.engines.llama_cpp_engine import EngineOptions, LlamaCppEngine
+from runner_svc.engines.llama_cpp_engine import CACHE_TYPES, EngineOptions, LlamaCppEngine
 from runner_svc.engines.messages import (
     LOAD_ID,
     TOKEN_VARIABLE,
     Cancel,
-    Embed,
     Failed,
-    Generate,
     Hello,
     Ping,
     Pong,
@@ -36,6 +34,7 @@ from runner_svc.engines.messages import (
     ToEngine,
     TooLongError,
     ToRunner,
+    Work,
     encode,
     read_message,
 )
@@ -55,8 +54,16 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all, where the library was built for a GPU")
     parser.add_argument("--batch-tokens", type=int, default=512, help="tokens per step of prefill")
+    parser.add_argument("--flash-attention", choices=["on", "off"], default="off")
+    parser.add_argument("--cache-type-k", choices=list(CACHE_TYPES), help="default: f16")
+    parser.add_argument("--cache-type-v", choices=list(CACHE_TYPES), help="default: f16")
+    parser.add_argument("--tensor-split", type=_parts, default=(), help="parts of the model for each device: 3,1")
     parser.add_argument("--embeddings", action="store_true")
     return parser.parse_args(argv)
+
+
+def _parts(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
 
 
 class Connection:
@@ -86,7 +93,7 @@ class Connection:
         return data
 
 
-def listen(connection: Connection, engine: LlamaCppEngine, waiting: queue.Queue[Generate | Embed]) -> None:
+def listen(connection: Connection, engine: LlamaCppEngine, waiting: queue.Queue[Work]) -> None:
     """Hear the runner until it is gone, and then be gone as well, whatever the engine does."""
     try:
         while True:
@@ -123,6 +130,10 @@ def load(options: argparse.Namespace, connection: Connection) -> LlamaCppEngine:
             gpu_layers=options.gpu_layers,
             batch_tokens=options.batch_tokens,
             embeddings=options.embeddings,
+            flash_attention=options.flash_attention == "on",
+            cache_type_k=options.cache_type_k,
+            cache_type_v=options.cache_type_v,
+            tensor_split=options.tensor_split,
         ),
         connection.send,
     )
@@ -136,7 +147,7 @@ def main() -> None:
     connection = Connection(options.socket)
     connection.send(Hello(os.environ.pop(TOKEN_VARIABLE, ""), os.getpid()))
     engine = load(options, connection)
-    waiting: queue.Queue[Generate | Embed] = queue.Queue(MAX_WAITING)
+    waiting: queue.Queue[Work] = queue.Queue(MAX_WAITING)
     threading.Thread(target=partial(listen, connection, engine, waiting), daemon=True).start()
     print(f"model loaded, {engine.context_tokens} tokens of context", file=sys.stderr, flush=True)  # noqa: T201 - a log line
     connection.send(Ready(engine.context_tokens))

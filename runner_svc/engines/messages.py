@@ -38,6 +38,8 @@ class Generate(msgspec.Struct, tag="generate", kw_only=True):
     json_object: bool = False
     json_schema: str = ""
     """A schema as JSON text; empty: none."""
+    fresh: bool = False
+    """Nothing that the engine still has of an earlier prompt may be used."""
 
 
 class Embed(msgspec.Struct, tag="embed", kw_only=True):
@@ -45,6 +47,12 @@ class Embed(msgspec.Struct, tag="embed", kw_only=True):
 
     id: int
     texts: list[str]
+
+
+class Forget(msgspec.Struct, tag="forget"):
+    """Forget the prompt of the last request; answered with Done, its `prompt_tokens` what was forgotten."""
+
+    id: int
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -130,7 +138,8 @@ class Pong(msgspec.Struct, tag="pong"):
     id: int
 
 
-ToEngine = Generate | Embed | Cancel | Ping
+Work = Generate | Embed | Forget
+ToEngine = Work | Cancel | Ping
 Answer = PromptProgress | Token | Vector | Done | Failed
 """What concerns one request."""
 ToRunner = Hello | LoadProgress | Ready | Pong | Answer

@@ -9,7 +9,7 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 
 from runner_svc.backends.llama_cpp_python import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.backends.port import Backend, CallInfo, LoadOrder
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
@@ -41,8 +41,14 @@ def _backend(interpreter: Path, **settings: Any) -> LlamaCppPythonBackend:
 
 class TestLlamaCppPython(BackendConformance):
     @pytest.fixture(autouse=True)
-    def _interpreter(self, interpreter: Path) -> None:
+    def _interpreter(self, interpreter: Path, tmp_path: Path) -> None:
         self._python = interpreter
+        self._tmp_path = tmp_path
+
+    def make_variant(self) -> Path:
+        variant = self._tmp_path / "variant.gguf"
+        variant.symlink_to(demo_model_path())
+        return variant
 
     def make_backend(self, engine: Engine) -> LlamaCppPythonBackend:
         if engine not in (Engine.NORMAL, Engine.SLOW):
@@ -129,3 +135,24 @@ async def test_prompts_have_as_many_tokens_as_on_llama_server(interpreter: Path)
         counts.append([end.finished.receipt.usage.prompt_tokens for end in ends])
     assert counts[0] == counts[1]
     assert all(counts[0])
+
+
+async def test_every_declared_parameter_is_taken_by_the_library(interpreter: Path) -> None:
+    backend = _backend(interpreter, context_tokens=1024)
+    values: dict[str, Any] = {
+        "context_tokens": 512,
+        "gpu_layers": 0,
+        "flash_attention": "on",
+        "cache_type_k": "q8_0",
+        "cache_type_v": "q5_1",
+        "batch_tokens": 128,
+    }
+    assert {parameter.name for parameter in backend.load_parameters} == set(values)
+    facts = await backend.start(LoadOrder(parameters=values))
+    try:
+        assert (facts.context_tokens, facts.slots) == (512, 1)
+        greedy = sampling_pb2.SamplingParams(temperature=0, max_tokens=4)
+        _, end = await _text(backend, _chat("Count to three.", sampling=greedy))
+        assert end.finished.receipt.usage.completion_tokens == 4
+    finally:
+        await backend.stop()

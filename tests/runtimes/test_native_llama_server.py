@@ -1,5 +1,7 @@
 """The Backend suite on a native llama-server, the one that is preferred where it is installed."""
 
+import asyncio
+import re
 from pathlib import Path
 from unittest import SkipTest
 
@@ -7,6 +9,9 @@ import pytest
 from native_builds import built_llama_server
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import LoadOrder
+from runner_svc.memory.estimate import read_model_facts, settings_for
+from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes
 from weft.host.demo import demo_model_path
 from weft.testing.conformance.backend import BackendConformance, Engine
 
@@ -22,8 +27,14 @@ class TestLlamaServerBackendOverTheNativeServer(BackendConformance):
     stop_seconds = 20.0
 
     @pytest.fixture(autouse=True)
-    def _binary(self, llama_server: Path) -> None:
+    def _binary(self, llama_server: Path, tmp_path: Path) -> None:
         self._command = (str(llama_server),)
+        self._tmp_path = tmp_path
+
+    def make_variant(self) -> Path:
+        variant = self._tmp_path / "variant.gguf"
+        variant.symlink_to(demo_model_path())
+        return variant
 
     def make_backend(self, engine: Engine) -> LlamaServerBackend:
         if engine not in (Engine.NORMAL, Engine.SLOW):
@@ -37,3 +48,41 @@ class TestLlamaServerBackendOverTheNativeServer(BackendConformance):
                 context_tokens=4096 if engine is Engine.SLOW else 1024,
             )
         )
+
+
+_BUFFER = re.compile(r"CPU (KV|compute) buffer size =\s+([0-9.]+) MiB")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"context_tokens": 8192, "slots": 1},
+        {"context_tokens": 2048, "slots": 4},
+        {"context_tokens": 8192, "slots": 1, "ubatch_tokens": 128},
+        {"context_tokens": 8192, "slots": 1, "flash_attention": "off"},
+        {"context_tokens": 4096, "slots": 2, "cache_type_k": "q8_0", "cache_type_v": "q8_0"},
+    ],
+)
+async def test_the_estimate_of_the_header_is_what_the_server_reserves(
+    llama_server: Path, parameters: dict[str, int | str]
+) -> None:
+    """Context to the byte, room to compute as an upper bound that is not twice too high."""
+    backend = LlamaServerBackend(
+        LlamaServerConfig(
+            command=(str(llama_server),),
+            model_path=demo_model_path(),
+            alias="smollm2",
+            extra_arguments=("--log-verbosity", "4"),
+        )
+    )
+    async with asyncio.timeout(60.0):
+        facts = await backend.start(LoadOrder(parameters=parameters))
+    log = "\n".join(backend.log_lines(10_000))
+    await backend.stop()
+    reserved = {kind: float(size) for kind, size in _BUFFER.findall(log)}
+    settings = settings_for(0, 0, parameters)
+    assert (facts.context_tokens, facts.slots) == (settings.context_tokens, settings.slots)
+    shape = read_model_facts(demo_model_path()).shape
+    assert shape is not None
+    assert context_bytes(shape, settings) / MEBIBYTE == pytest.approx(reserved["KV"], abs=0.01)
+    assert reserved["compute"] <= compute_bytes(shape, settings) / MEBIBYTE < 2 * reserved["compute"]

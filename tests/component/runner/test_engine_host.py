@@ -59,6 +59,9 @@ class TestLlamaCppPythonOverAScriptedLibrary(BackendConformance):
     def _model(self, tmp_path: Path) -> None:
         self._path = write_gguf(tmp_path / "tiny.gguf")
 
+    def make_variant(self) -> Path:
+        return write_gguf(self._path.with_name("variant.gguf"))
+
     def make_backend(self, engine: Engine) -> LlamaCppPythonBackend:
         return _backend(self._path, SWITCHES[engine], context_tokens=4096 if engine is Engine.SLOW else 1024)
 

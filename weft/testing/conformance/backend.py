@@ -15,22 +15,19 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 
 import psutil
 
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.testing.conformance.backend_loads import LoadOrderChecks
 from weft.testing.conformance.backend_port import (
     ANSWER_TOKENS,
     MAX_LOG_BYTES,
     Backend,
     Call,
     Engine,
-    Facts,
 )
 from weft.testing.conformance.backend_steps import (
     POLL_SECONDS,
@@ -52,19 +49,8 @@ from weft.testing.conformance.backend_steps import (
 __all__ = ["Backend", "BackendConformance", "Engine"]
 
 
-class BackendConformance:
+class BackendConformance(LoadOrderChecks):
     """Inherit, override `make_backend`, and let pytest collect the subclass."""
-
-    start_seconds = 30.0
-    """Time for an engine to become ready, or for the backend to give up on it."""
-    stop_seconds = 15.0
-    """Time for `stop`, grace periods included."""
-    notice_seconds = 5.0
-    """Time for a death, a cancellation or a first token to be noticed."""
-
-    def make_backend(self, engine: Engine) -> Backend:
-        """A new backend, not started. Raise unittest.SkipTest where there is no such engine."""
-        raise NotImplementedError
 
     async def test_start_returns_what_the_model_can_do(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, facts):
@@ -339,28 +325,3 @@ class BackendConformance:
             assert await run(backend, chat())
             kept = backend.log_lines(10**9)
         assert sum(map(len, kept)) < MAX_LOG_BYTES
-
-    @asynccontextmanager
-    async def _running(self, engine: Engine) -> AsyncGenerator[tuple[Backend, Facts]]:
-        backend = self.make_backend(engine)
-        facts = await self._start(backend)
-        try:
-            yield backend, facts
-        finally:
-            await self._stop(backend)
-
-    async def _start(self, backend: Backend) -> Facts:
-        async with asyncio.timeout(self.start_seconds):
-            return await backend.start()
-
-    async def _stop(self, backend: Backend) -> None:
-        async with asyncio.timeout(self.stop_seconds):
-            await backend.stop()
-
-    async def _start_failure(self, backend: Backend) -> tuple[Reason, str]:
-        try:
-            await self._start(backend)
-        except WeftError as error:
-            return error.reason, error.message
-        await self._stop(backend)
-        raise AssertionError("start was expected to fail")

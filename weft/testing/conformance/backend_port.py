@@ -3,9 +3,10 @@
 The port itself is in `runner_svc.backends.port`, which nothing under `weft` may import.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, usage_pb2
@@ -43,6 +44,11 @@ class Facts(Protocol):
     @property
     def context_tokens(self) -> int:
         """Context of one slot; 0: unknown."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Requests it works on at once; 0: as configured."""
         ...
 
 
@@ -88,6 +94,44 @@ class Signs(Protocol):
         ...
 
 
+class Parameter(Protocol):
+    """One of `load_parameters`."""
+
+    @property
+    def name(self) -> str:
+        """How an order names it."""
+        ...
+
+    @property
+    def maximum(self) -> float | None:
+        """The most it may be; None: no number, or no limit."""
+        ...
+
+
+class RunningProcess(Protocol):
+    """One of `processes`."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def start_ticks(self) -> int:
+        """When it began, in clock ticks of the host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a runner asks of one load."""
+
+    shares: tuple[Any, ...] | None = None
+    hides_devices: bool = False
+    parameters: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    model_path: Path | None = None
+
+
 class Backend(Protocol):
     """The port under test."""
 
@@ -113,8 +157,17 @@ class Backend(Protocol):
         """See the port."""
         ...
 
-    async def start(self) -> Facts:
+    @property
+    def load_parameters(self) -> Sequence[Parameter]:
         """See the port."""
+        ...
+
+    def processes(self) -> Sequence[RunningProcess]:
+        """See the port."""
+        ...
+
+    async def start(self, order: Any = None) -> Facts:
+        """See the port; an order has the shape of Order."""
         ...
 
     async def wait_exit(self) -> Exit:
@@ -143,6 +196,15 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """How a request uses the prefix cache; the default is as the engine likes."""
+
+    slot: int | None = None
+    fresh: bool = False
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What a runner says about a request."""
 
@@ -150,3 +212,4 @@ class Call:
     traceparent: str = ""
     on_token: Callable[[], None] = _nothing
     on_prefill: Callable[[], None] = _nothing
+    cache: CacheUse = field(default_factory=CacheUse)

@@ -1,0 +1,244 @@
+"""Orders of one load reach real processes: what they see, where they listen, and what they say is in force."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from own_children import own_children
+from tiny_gguf import write_gguf
+
+from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import BackendFacts, DeviceShare, LoadOrder
+from runner_svc.backends.port_range import EnginePorts, PortRange
+from runner_svc.supervise.process import StopGraces
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
+# Says that the port is somebody else's and ends, as llama.cpp's server does, for as many starts as the file has bytes;
+# afterwards it is the fake.
+LOSES_RACES = """
+import os, pathlib, sys
+races = pathlib.Path(sys.argv[1])
+if races.stat().st_size:
+    races.write_bytes(races.read_bytes()[1:])
+    port = sys.argv[sys.argv.index("--port") + 1]
+    print(f"E start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {port}", flush=True)
+    sys.exit(1)
+os.execv(sys.executable, [sys.executable, "-m", "weft.testing.fake_backend", *sys.argv[2:]])
+"""
+
+
+def _backend(**settings: Any) -> LlamaServerBackend:
+    settings.setdefault("command", tuple(fake_backend_command()))
+    return LlamaServerBackend(
+        LlamaServerConfig(model_path=Path(__file__), alias="fake", load_stall_seconds=10.0, graces=GRACES, **settings)
+    )
+
+
+@asynccontextmanager
+async def _started(
+    backend: LlamaServerBackend, order: LoadOrder | None = None
+) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
+    async with asyncio.timeout(20.0):
+        facts = await backend.start(order)
+    try:
+        yield facts, psutil.Process(backend.process_id)
+    finally:
+        await backend.stop()
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    return {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+
+
+def _start_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+
+
+def _free_ports(count: int) -> PortRange:
+    for first in range(43_000, 60_000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for place, one in enumerate(sockets):
+                one.bind(("127.0.0.1", first + place))
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+        return PortRange(first=first, last=first + count - 1)
+    raise AssertionError("no free ports")
+
+
+async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:
+    shares = (DeviceShare(index=2, bytes=3 * 2**30), DeviceShare(index=5, bytes=2**30))
+    order = LoadOrder(shares=shares, hides_devices=True, parameters={"flash_attention": "on"})
+    async with _started(_backend(), order) as (_, process):
+        environment, line = process.environ(), process.cmdline()
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,5"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert line[line.index("--tensor-split") + 1] == "3072,1024"
+    assert line[line.index("--split-mode") + 1] == "layer"
+    assert line[line.index("--flash-attn") + 1] == "on"
+
+
+async def test_an_engine_without_shares_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    backend = _backend()
+    async with _started(backend, LoadOrder(shares=(), hides_devices=True)) as (_, process):
+        assert process.environ()["CUDA_VISIBLE_DEVICES"] == ""
+        assert process.cmdline()[process.cmdline().index("--n-gpu-layers") + 1] == "0"
+    async with _started(backend) as (_, process):
+        assert process.environ()["CUDA_VISIBLE_DEVICES"] == "0,1", "nobody keeps a book: as it was"
+
+
+async def test_the_host_of_a_library_sees_its_devices_and_no_other_too(tmp_path: Path) -> None:
+    library = Path(__file__).with_name("scripted_library")
+    backend = LlamaCppPythonBackend(
+        LlamaCppPythonConfig(
+            model_path=write_gguf(tmp_path / "tiny.gguf"), environment={"PYTHONPATH": str(library)}, graces=GRACES
+        )
+    )
+    shares = (DeviceShare(index=1, bytes=2**30), DeviceShare(index=7, bytes=2**31))
+    order = LoadOrder(shares=shares, hides_devices=True, parameters={"context_tokens": 512})
+    try:
+        async with asyncio.timeout(20.0):
+            facts = await backend.start(order)
+        process = psutil.Process(backend.process_id)
+        assert process.environ()["CUDA_VISIBLE_DEVICES"] == "1,7"
+        assert process.cmdline()[process.cmdline().index("--tensor-split") + 1] == "1024,2048"
+        assert (facts.context_tokens, facts.slots) == (512, 1)
+        assert process.pid in {one.pid for one in backend.processes()}
+    finally:
+        await backend.stop()
+
+
+async def test_slots_and_context_in_force_are_what_the_server_says() -> None:
+    backend = _backend(slots=4, context_tokens=2048)
+    async with _started(backend, LoadOrder(parameters={"slots": 2, "context_tokens": 768})) as (facts, _):
+        assert (facts.slots, facts.context_tokens) == (2, 768)
+    # A flag of the configuration changes the context behind our back; the facts are the server's all the same.
+    stretched = _backend(slots=2, context_tokens=2048, extra_arguments=("--ctx-size", "1024"))
+    async with _started(stretched) as (facts, _):
+        assert (facts.slots, facts.context_tokens) == (2, 512)
+
+
+async def test_a_variant_is_looked_at_before_it_is_loaded_like_the_configured_file(tmp_path: Path) -> None:
+    poisoned = write_gguf(tmp_path / "poisoned.gguf", "{% for a in range(999999999) %}{{ a }}{% endfor %}")
+    backend = _backend()
+    children = own_children()
+    with pytest.raises(WeftError) as refused:
+        await backend.start(LoadOrder(model_path=poisoned))
+    assert refused.value.reason is Reason.TEMPLATE_FAILED
+    assert own_children() == children
+    async with _started(backend) as (facts, _):
+        assert facts.context_tokens == 2048
+
+
+async def test_values_that_do_not_go_together_start_nothing() -> None:
+    children = own_children()
+    order = LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "off"})
+    with pytest.raises(FieldError, match="cache_type_v"):
+        await _backend().start(order)
+    assert own_children() == children
+
+
+async def test_the_processes_are_told_with_their_start() -> None:
+    backend = _backend()
+    assert backend.processes() == ()
+    async with _started(backend) as (_, process):
+        (seen,) = backend.processes()
+        began = await asyncio.to_thread(_start_ticks, process.pid)
+        assert (seen.pid, seen.start_ticks) == (process.pid, began)
+    assert backend.processes() == ()
+
+
+async def test_engines_of_one_runner_share_a_range_of_ports() -> None:
+    ports_range = _free_ports(2)
+    ports = EnginePorts(ports_range)
+    first, second, third = (_backend(ports=ports) for _ in range(3))
+    async with asyncio.timeout(30.0):
+        await asyncio.gather(first.start(), second.start())
+    try:
+        used = {port for one in (first, second) for port in _ports(psutil.Process(one.process_id))}
+        assert used == {ports_range.first, ports_range.last}
+        with pytest.raises(WeftError) as none_left:
+            await third.start()
+        assert none_left.value.reason is Reason.CONNECT_FAILED
+        assert "port_range" in none_left.value.message
+        await first.stop()
+        async with _started(third) as (_, process):
+            assert _ports(process) < {ports_range.first, ports_range.last}
+    finally:
+        await first.stop()
+        await second.stop()
+
+
+async def test_a_port_that_is_taken_between_two_looks_costs_another_try(tmp_path: Path) -> None:
+    races = tmp_path / "races"
+    races.write_bytes(b"xx")
+    ports_range = _free_ports(4)
+    command = (sys.executable, "-c", LOSES_RACES, str(races))
+    async with _started(_backend(command=command, ports=EnginePorts(ports_range))) as (_, process):
+        assert _ports(process) == {ports_range.first + 2}
+
+
+async def test_lost_races_have_an_end_and_leave_neither_process_nor_port(tmp_path: Path) -> None:
+    races = tmp_path / "races"
+    races.write_bytes(b"x" * 1000)
+    ports_range = _free_ports(3)
+    ports = EnginePorts(ports_range)
+    command = (sys.executable, "-c", LOSES_RACES, str(races))
+    children = own_children()
+    with pytest.raises(WeftError) as failed:
+        await _backend(command=command, ports=ports).start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    assert races.stat().st_size == 1000 - 3
+    assert own_children() == children
+    assert ports.take() == ports_range.first
+
+
+@pytest.mark.parametrize(
+    "words", ["error: invalid argument: --spec-type", "x: error: unrecognized arguments: --spec-type a"]
+)
+async def test_a_parameter_that_an_older_server_does_not_know_is_refused_by_name(words: str) -> None:
+    older = "import sys; print(sys.argv[1], file=sys.stderr); sys.exit('--spec-type' in sys.argv)"
+    backend = _backend(command=(sys.executable, "-c", older, words))
+    with pytest.raises(FieldError) as refused:
+        await backend.start(LoadOrder(parameters={"spec_type": "ngram-simple"}))
+    assert refused.value.field == "parameters.spec_type"
+    # The flag is not the load's: that the server does not start is nobody's order.
+    with pytest.raises(WeftError) as failed:
+        await backend.start(LoadOrder(parameters={"slots": 1}))
+    assert failed.value.reason is Reason.SERVER_DIED
+
+
+async def test_a_death_for_another_reason_is_not_tried_on_another_port() -> None:
+    backend = _backend(command=tuple(fake_backend_command(exit_at_start=3)), ports=EnginePorts(_free_ports(3)))
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.SERVER_DIED
+    assert sum("failed to load" in line for line in backend.log_lines(100)) == 1
+
+
+async def test_the_fake_itself_says_that_a_port_is_taken_in_words_that_are_known() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        backend = _backend(
+            command=(*fake_backend_command(), "--port", str(port)), extra_arguments=("--port", str(port))
+        )
+        with pytest.raises(WeftError) as failed:
+            await backend.start()
+    assert failed.value.reason is Reason.SERVER_DIED
+    assert "address already in use" in "\n".join(backend.log_lines(100)).lower()

@@ -1,0 +1,118 @@
+"""Orders of one load on the real llama.cpp server with the demo model: what was asked for is in force."""
+
+import asyncio
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner_svc.backends import port_range
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import CallInfo, LoadOrder
+from runner_svc.backends.port_range import EnginePorts, PortRange
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.host.demo import LAUNCHER, demo_model_path
+
+pytestmark = pytest.mark.real
+
+LOAD_SECONDS = 60.0
+
+
+def _backend(**settings: Any) -> LlamaServerBackend:
+    return LlamaServerBackend(
+        LlamaServerConfig(
+            command=(sys.executable, "-m", LAUNCHER),
+            model_path=demo_model_path(),
+            alias="smollm2",
+            slots=2,
+            context_tokens=1024,
+            trained_context_tokens=8192,
+            **settings,
+        )
+    )
+
+
+async def _answer_tokens(backend: LlamaServerBackend) -> int:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count to three.")])
+    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=4))
+    call = CallInfo(request_id="r1", traceparent="")
+    async with asyncio.timeout(LOAD_SECONDS):
+        events = [event async for frame in backend.generate(payload, call) for event in frame]
+    return events[-1].finished.receipt.usage.completion_tokens
+
+
+async def test_the_demo_model_is_loaded_again_with_another_context_and_other_slots() -> None:
+    backend = _backend()
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            usual = await backend.start()
+            await backend.stop()
+            ordered = await backend.start(LoadOrder(parameters={"context_tokens": 512, "slots": 3}))
+        assert (usual.context_tokens, usual.slots) == (1024, 2)
+        assert (ordered.context_tokens, ordered.slots) == (512, 3)
+        assert await _answer_tokens(backend) == 4
+    finally:
+        await backend.stop()
+
+
+async def test_every_declared_parameter_is_taken_by_the_real_server() -> None:
+    values: dict[str, Any] = {
+        "context_tokens": 512,
+        "slots": 1,
+        "gpu_layers": 0,
+        "flash_attention": "on",
+        "cache_type_k": "q8_0",
+        "cache_type_v": "q5_1",
+        "batch_tokens": 256,
+        "ubatch_tokens": 128,
+        "image_max_tokens": 256,
+        "spec_type": "ngram-simple",
+        "spec_draft_n_max": 3,
+        "spec_draft_p_min": 0.5,
+    }
+    backend = _backend()
+    assert {parameter.name for parameter in backend.load_parameters} == set(values)
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            facts = await backend.start(LoadOrder(parameters=values))
+        assert facts.context_tokens == 512
+        assert await _answer_tokens(backend) == 4
+    finally:
+        await backend.stop()
+
+
+async def test_a_port_that_somebody_took_first_costs_the_real_server_another_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port_range, "_is_free", lambda _: True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        backend = _backend(ports=EnginePorts(PortRange(first=port, last=port + 3)))
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                await backend.start()
+            process = psutil.Process(backend.process_id)
+            listens = {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+            assert listens <= {port + 1, port + 2, port + 3}
+            assert len(listens) == 1
+        finally:
+            await backend.stop()
+
+
+async def test_a_variant_of_the_model_is_loaded(tmp_path: Path) -> None:
+    variant = tmp_path / "variant-q4_1.gguf"
+    variant.symlink_to(demo_model_path())
+    backend = _backend()
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            await backend.start(LoadOrder(model_path=variant))
+        assert any(re.search(r"variant-q4_1\.gguf", line) for line in backend.log_lines(1000))
+        assert await _answer_tokens(backend) == 4
+    finally:
+        await backend.stop()

@@ -1,0 +1,89 @@
+"""Many tenants on the heavy runtimes: nobody finds another one's prefix."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
+
+from runner_svc.backends.llama_cpp_python import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import Backend, CacheUse, CallInfo
+from runner_svc.cache.desk import CacheDesk
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from weft.host.demo import demo_model_path
+from weft.testing.conformance.prefix_cache import (
+    CITY,
+    HILLS,
+    MIN_HIT_TOKENS,
+    MODEL,
+    SEA,
+    PrefixCacheConformance,
+    completion,
+)
+
+pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
+
+
+@dataclass(frozen=True)
+class OneModel:
+    backend: Backend
+    model: str = MODEL
+    model_path: Path | None = None
+    plan: LoadPlan = AS_CONFIGURED
+
+
+class _OnRuntimes(PrefixCacheConformance):
+    def make_desk(self, backend: Backend) -> CacheDesk:
+        return CacheDesk.over([OneModel(backend)])
+
+    def make_call(self, use: CacheUse | None) -> CallInfo:
+        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+
+
+class TestNativeLlamaServer(_OnRuntimes):
+    slots = 4
+
+    def make_backend(self, *extra_arguments: str) -> LlamaServerBackend:
+        return LlamaServerBackend(
+            LlamaServerConfig(
+                command=(str(built_llama_server()),),
+                model_path=demo_model_path(),
+                alias=MODEL,
+                slots=self.slots,
+                context_tokens=512,
+                extra_arguments=extra_arguments,
+            )
+        )
+
+    async def test_the_cache_in_the_hosts_memory_would_show_prefixes_to_everybody(self) -> None:
+        """Why it is switched off, and why whoever switches it on is told that tenants are not kept apart."""
+        backend = self.make_backend("--cache-ram", "512")
+        await backend.start()
+        try:
+            found = [await _cached(backend, slot, text) for slot, text in ((1, CITY), (0, SEA), (0, HILLS), (1, SEA))]
+            assert found[-1] > MIN_HIT_TOKENS
+            assert self.make_backend().cache_isolation.name == "SLOTS"
+            assert backend.cache_isolation.name == "NONE"
+        finally:
+            await backend.stop()
+
+
+class TestLlamaCppPythonKeepsTenantsApart(_OnRuntimes):
+    slots = 1
+
+    def make_backend(self) -> LlamaCppPythonBackend:
+        return LlamaCppPythonBackend(
+            LlamaCppPythonConfig(
+                command=(str(built_llama_cpp_python()), "-m", HOST_PROGRAM),
+                environment={"PYTHONPATH": str(ROOT), "LLAMA_CPP_LIB_PATH": str(LLAMA_CPP / "bin")},
+                model_path=demo_model_path(),
+                context_tokens=512,
+            )
+        )
+
+
+async def _cached(backend: Backend, slot: int, prompt: str) -> int:
+    call = CallInfo(request_id="r", traceparent="", cache=CacheUse(slot=slot))
+    events = [event async for frame in backend.generate(completion(prompt), call) for event in frame]
+    return events[-1].finished.receipt.usage.cached_prompt_tokens

@@ -1,0 +1,70 @@
+"""Ports from a range: free ones are found, each is given to one engine, and the end of the range is an error."""
+
+import socket
+
+import pytest
+
+from runner_svc.backends.port_range import EnginePorts, PortRange, parse_port_range
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+
+def _listen(port: int = 0) -> socket.socket:
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    taken.bind(("127.0.0.1", port))
+    taken.listen()
+    return taken
+
+
+def _free_neighbours(count: int) -> int:
+    """The first of some ports in a row that are free now."""
+    for first in range(42_000, 60_000, count):
+        try:
+            for port in range(first, first + count):
+                _listen(port).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+@pytest.mark.parametrize("text", ["41000-41099", "1024-1024", "65535-65535"])
+def test_a_range_is_written_as_two_ports(text: str) -> None:
+    assert str(parse_port_range(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "41000", "41000-", "-41000", "41099-41000", "80-90", "65000-65536", "1024-65535", "a-b", "1" * 5000 + "-2",
+     "\u0664\u0661000-41000"],
+)  # fmt: skip
+def test_what_is_no_range_is_refused_by_name(text: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        parse_port_range(text, "runners.a.port_range")
+    assert refused.value.field == "runners.a.port_range"
+
+
+def test_each_port_is_given_once_until_it_comes_back() -> None:
+    first = _free_neighbours(3)
+    ports = EnginePorts(PortRange(first=first, last=first + 2))
+    assert [ports.take(), ports.take(), ports.take()] == [first, first + 1, first + 2]
+    with pytest.raises(WeftError) as none_left:
+        ports.take()
+    assert none_left.value.reason is Reason.CONNECT_FAILED
+    assert f"{first}-{first + 2}" in none_left.value.message
+    ports.give_back(first + 1)
+    ports.give_back(first + 1)
+    assert ports.take() == first + 1
+
+
+def test_ports_that_somebody_listens_on_are_stepped_over() -> None:
+    first = _free_neighbours(3)
+    with _listen(first), _listen(first + 1):
+        assert EnginePorts(PortRange(first=first, last=first + 2)).take() == first + 2
+
+
+def test_a_port_that_was_lost_to_somebody_is_not_tried_again() -> None:
+    first = _free_neighbours(2)
+    ports = EnginePorts(PortRange(first=first, last=first + 1))
+    assert ports.take({first}) == first + 1

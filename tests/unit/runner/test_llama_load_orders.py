@@ -1,0 +1,275 @@
+"""What engines over llama.cpp are told about one load: parameters, devices, files, as arguments and variables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.device_orders import hidden_devices, tensor_split
+from runner_svc.backends.llama_cpp_python_arguments import LlamaCppPythonConfig
+from runner_svc.backends.llama_cpp_python_arguments import check_together as check_together_in_process
+from runner_svc.backends.llama_cpp_python_arguments import configured_parameters as configured_in_process
+from runner_svc.backends.llama_cpp_python_arguments import load_parameters as in_process_parameters
+from runner_svc.backends.llama_server_arguments import (
+    LlamaServerConfig,
+    check_together,
+    configured_parameters,
+    load_parameters,
+)
+from runner_svc.backends.llama_server_props import ServerProps, parse_props
+from runner_svc.backends.port import DeviceShare, LoadOrder
+from runner_svc.engines.llama_cpp_engine import CACHE_TYPES, EngineOptions, _load_settings
+from runner_svc.engines.llama_cpp_host import parse_arguments as parse_host_arguments
+from runner_svc.policy.load_parameters import check_parameters
+from weft.kernel.errors import FieldError
+
+GIBIBYTE = 2**30
+SERVER = LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m")
+IN_PROCESS = LlamaCppPythonConfig(model_path=Path("m.gguf"))
+EIGHT = tuple(DeviceShare(index=index, bytes=(10 + index) * GIBIBYTE) for index in range(8))
+
+
+def _value(arguments: Sequence[str], flag: str) -> str:
+    """The value that counts: that of the last one."""
+    found = [arguments[place + 1] for place, argument in enumerate(arguments) if argument == flag]
+    assert found, f"{flag} is not among {arguments}"
+    return found[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flag", "written"),
+    [
+        ("gpu_layers", 20, "--n-gpu-layers", "20"),
+        ("gpu_layers", -1, "--n-gpu-layers", "-1"),
+        ("flash_attention", "on", "--flash-attn", "on"),
+        ("cache_type_k", "q8_0", "--cache-type-k", "q8_0"),
+        ("cache_type_v", "bf16", "--cache-type-v", "bf16"),
+        ("batch_tokens", 1024, "--batch-size", "1024"),
+        ("ubatch_tokens", 128, "--ubatch-size", "128"),
+        ("image_max_tokens", 512, "--image-max-tokens", "512"),
+        ("spec_type", "ngram-simple", "--spec-type", "ngram-simple"),
+        ("spec_draft_n_max", 6, "--spec-draft-n-max", "6"),
+        ("spec_draft_p_min", 0.25, "--spec-draft-p-min", "0.25"),
+        ("spec_draft_p_min", 1, "--spec-draft-p-min", "1"),
+    ],
+)
+def test_a_parameter_is_a_flag_of_the_server_and_only_where_it_is_given(
+    name: str, value: Any, flag: str, written: str
+) -> None:
+    assert flag not in SERVER.arguments()
+    assert _value(SERVER.arguments(LoadOrder(parameters={name: value})), flag) == written
+
+
+def test_context_and_slots_make_the_context_of_the_whole_server() -> None:
+    arguments = SERVER.arguments(LoadOrder(parameters={"context_tokens": 1024, "slots": 3}))
+    assert (_value(arguments, "--ctx-size"), _value(arguments, "--parallel")) == ("3072", "3")
+    usual = SERVER.arguments()
+    assert (_value(usual, "--ctx-size"), _value(usual, "--parallel")) == ("8192", "4")
+
+
+def test_what_a_load_asks_for_counts_more_than_the_configured_flags() -> None:
+    config = LlamaServerConfig(
+        command=("s",), model_path=Path("m"), alias="m", extra_arguments=("--ctx-size", "99", "--n-gpu-layers", "5")
+    )
+    assert _value(config.arguments(), "--ctx-size") == "99"
+    arguments = config.arguments(LoadOrder(parameters={"context_tokens": 512, "gpu_layers": 7}))
+    assert _value(arguments, "--ctx-size") == "2048"
+    assert _value(arguments, "--n-gpu-layers") == "7"
+    assert _value(config.arguments(LoadOrder(parameters={"gpu_layers": 7})), "--ctx-size") == "99"
+
+
+@pytest.mark.parametrize(("slots", "ubatch", "written"), [(3, 512, "510"), (7, 100, "98"), (600, 512, "600")])
+def test_embeddings_with_three_slots_abort_llama_cpp_unless_its_steps_are_a_multiple(
+    slots: int, ubatch: int, written: str
+) -> None:
+    parameters: dict[str, Any] = {"slots": slots, "ubatch_tokens": ubatch}
+    assert _value(SERVER.arguments(LoadOrder(parameters=parameters)), "--ubatch-size") == written
+    plain = LlamaServerConfig(command=("s",), model_path=Path("m"), alias="m", embeddings=False)
+    assert _value(plain.arguments(LoadOrder(parameters=parameters)), "--ubatch-size") == str(ubatch)
+    small = SERVER.arguments(LoadOrder(parameters={"slots": 4, "batch_tokens": 2}))
+    assert (_value(small, "--batch-size"), _value(small, "--ubatch-size")) == ("4", "4")
+    as_configured = LlamaServerConfig(command=("s",), model_path=Path("m"), alias="m", slots=3)
+    assert _value(as_configured.arguments(), "--ubatch-size") == "510"
+
+
+def test_another_file_takes_the_place_of_the_configured_one() -> None:
+    order = LoadOrder(model_path=Path("/models/q8_0.gguf"))
+    assert _value(SERVER.arguments(order), "--model") == "/models/q8_0.gguf"
+    assert _value(IN_PROCESS.arguments(Path("s"), order), "--model") == "/models/q8_0.gguf"
+
+
+def test_every_single_device_of_eight_is_the_only_one_that_its_engine_sees() -> None:
+    for share in EIGHT:
+        order = LoadOrder(shares=(share,), hides_devices=True)
+        assert hidden_devices(order) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(share.index)}
+        assert "--tensor-split" not in SERVER.arguments(order)
+
+
+def test_a_model_over_several_of_eight_devices_is_split_by_its_shares() -> None:
+    order = LoadOrder(shares=(EIGHT[1], EIGHT[4], EIGHT[7]), hides_devices=True)
+    assert hidden_devices(order)["CUDA_VISIBLE_DEVICES"] == "1,4,7"
+    arguments = SERVER.arguments(order)
+    assert _value(arguments, "--tensor-split") == f"{11 * 1024},{14 * 1024},{17 * 1024}"
+    assert _value(arguments, "--split-mode") == "layer"
+    host = parse_host_arguments(IN_PROCESS.arguments(Path("s"), order))
+    assert host.tensor_split == (11 * 1024, 14 * 1024, 17 * 1024)
+
+
+def test_a_model_over_all_eight_devices_has_a_part_for_each() -> None:
+    split = tensor_split(LoadOrder(shares=EIGHT, hides_devices=True))
+    assert split == [(10 + index) * 1024 for index in range(8)]
+
+
+def test_devices_that_are_not_hidden_are_left_out_of_the_split_by_a_zero() -> None:
+    order = LoadOrder(shares=(EIGHT[1], EIGHT[3]))
+    assert hidden_devices(order) == {}
+    assert tensor_split(order) == [0, 11 * 1024, 0, 13 * 1024]
+
+
+def test_a_share_of_less_than_a_mebibyte_is_still_a_part() -> None:
+    tiny = (DeviceShare(index=0, bytes=1), DeviceShare(index=1, bytes=GIBIBYTE))
+    assert tensor_split(LoadOrder(shares=tiny, hides_devices=True)) == [1, 1024]
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_no_shares_mean_no_device_whatever_the_load_asks_for(hides: bool) -> None:
+    order = LoadOrder(shares=(), hides_devices=hides, parameters={"gpu_layers": 99})
+    assert hidden_devices(order) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert _value(SERVER.arguments(order), "--n-gpu-layers") == "0"
+    assert parse_host_arguments(IN_PROCESS.arguments(Path("s"), order)).gpu_layers == 0
+
+
+def test_without_a_book_of_devices_nothing_is_said_about_them() -> None:
+    assert hidden_devices(LoadOrder()) == {}
+    flags = set(SERVER.arguments()) | set(IN_PROCESS.arguments(Path("s")))
+    assert not flags & {"--n-gpu-layers", "--gpu-layers", "--tensor-split", "--split-mode"}
+
+
+def test_a_load_may_ask_for_the_context_that_the_model_was_made_for_and_no_more() -> None:
+    config = LlamaServerConfig(command=("s",), model_path=Path("m"), alias="m", trained_context_tokens=8192)
+    check_parameters({"context_tokens": 8192}, load_parameters(config))
+    with pytest.raises(FieldError) as refused:
+        check_parameters({"context_tokens": 8193}, load_parameters(config))
+    assert refused.value.field == "parameters.context_tokens"
+    check_parameters({"context_tokens": 1_000_000}, load_parameters(SERVER))
+
+
+def test_a_context_that_was_stretched_by_configuration_may_be_asked_for() -> None:
+    config = LlamaServerConfig(
+        command=("s",), model_path=Path("m"), alias="m", context_tokens=32_768, trained_context_tokens=8192
+    )
+    check_parameters({"context_tokens": 32_768}, load_parameters(config))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"spec_draft_n_max": 0},
+        {"spec_draft_n_max": 7},
+        {"spec_draft_p_min": -0.1},
+        {"spec_draft_p_min": 1.1},
+        {"gpu_layers": -2},
+        {"gpu_layers": 1000},
+        {"cache_type_k": "q3_k"},
+        {"flash_attention": True},
+        {"spec_type": "draft-simple"},
+        {"slots": 0},
+        {"context_tokens": 15},
+        {"mmproj": "/etc/passwd"},
+    ],
+)
+def test_values_out_of_their_range_are_refused_by_name(parameters: dict[str, Any]) -> None:
+    with pytest.raises(FieldError) as refused:
+        check_parameters(parameters, load_parameters(SERVER))
+    assert refused.value.field == f"parameters.{next(iter(parameters))}"
+
+
+def test_quantized_values_need_flash_attention() -> None:
+    with pytest.raises(FieldError, match="cache_type_v"):
+        check_together(LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "off"}))
+    check_together(LoadOrder(parameters={"cache_type_v": "q8_0"}))
+    check_together(LoadOrder(parameters={"cache_type_k": "q8_0", "flash_attention": "off"}))
+    with pytest.raises(FieldError, match="cache_type_v"):
+        check_together_in_process(LoadOrder(parameters={"cache_type_v": "q8_0"}))
+    check_together_in_process(LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "on"}))
+
+
+def test_a_step_of_computing_is_no_larger_than_a_batch() -> None:
+    with pytest.raises(FieldError, match="ubatch_tokens"):
+        check_together(LoadOrder(parameters={"batch_tokens": 128, "ubatch_tokens": 256}))
+    check_together(LoadOrder(parameters={"ubatch_tokens": 256}))
+
+
+def test_the_host_program_hands_what_is_set_to_the_library() -> None:
+    parameters: dict[str, Any] = {
+        "flash_attention": "on",
+        "cache_type_k": "q8_0",
+        "cache_type_v": "q4_0",
+        "batch_tokens": 64,
+    }
+    check_parameters(parameters, in_process_parameters(IN_PROCESS))
+    options = parse_host_arguments(IN_PROCESS.arguments(Path("s"), LoadOrder(parameters=parameters)))
+    assert (options.flash_attention, options.cache_type_k, options.cache_type_v) == ("on", "q8_0", "q4_0")
+    assert options.batch_tokens == 64
+    settings = _load_settings(
+        EngineOptions(
+            model_path="m",
+            context_tokens=0,
+            flash_attention=True,
+            cache_type_k="q8_0",
+            cache_type_v="q4_0",
+            tensor_split=(3.0, 1.0),
+        )
+    )
+    assert settings == {"flash_attn": True, "type_k": 8, "type_v": 2, "tensor_split": [3.0, 1.0], "split_mode": 1}
+    assert _load_settings(EngineOptions(model_path="m", context_tokens=0)) == {}
+
+
+def test_every_declared_type_of_the_cache_has_a_number_in_the_library() -> None:
+    words = next(one.words for one in in_process_parameters(IN_PROCESS) if one.name == "cache_type_k")
+    assert set(words) == set(CACHE_TYPES)
+
+
+def test_flags_of_a_configuration_are_known_by_the_names_of_parameters() -> None:
+    extra = ("--verbose", "-ngl", "0", "--flash-attn", "off", "-ctk", "q8_0", "--n-gpu-layers", "12", "-ub", "many")
+    assert configured_parameters(extra) == {"gpu_layers": 12, "flash_attention": "off", "cache_type_k": "q8_0"}
+    assert configured_parameters(("--n-gpu-layers", "all")) == {}
+    assert configured_parameters(("--n-gpu-layers",)) == {}
+    assert configured_in_process(("--gpu-layers", "0", "--batch-tokens", "99999999")) == {"gpu_layers": 0}
+
+
+def test_what_is_in_force_is_read_from_the_servers_properties() -> None:
+    body = b'{"default_generation_settings": {"n_ctx": 512, "x": []}, "total_slots": 2, "chat_template": "{{}}"}'
+    assert parse_props(body) == ServerProps(context_tokens=512, slots=2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"total_slots": "2"}',
+        b'{"total_slots": -1, "default_generation_settings": {"n_ctx": 99999999999}}',
+        b'{"total_slots": 1e400}',
+        b"[" * 100_000,
+    ],
+)
+def test_properties_that_make_no_sense_say_nothing(body: bytes) -> None:
+    assert parse_props(body) == ServerProps()
+
+
+@pytest.mark.parametrize(
+    ("order", "field"),
+    [
+        (LoadOrder(parameters={"context_tokens": 512}), "parameters.context_tokens"),
+        (LoadOrder(model_path=Path("q8.gguf")), "quantization"),
+    ],
+)
+async def test_a_server_that_runs_already_takes_no_orders(order: LoadOrder, field: str) -> None:
+    backend = AttachedServer(AttachedServerConfig(url="http://127.0.0.1:9/v1", upstream_model="m"))
+    assert backend.load_parameters == ()
+    with pytest.raises(FieldError) as refused:
+        await backend.start(order)
+    assert refused.value.field == field
