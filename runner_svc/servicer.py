@@ -1,26 +1,31 @@
 """gRPC translation for the runner's data plane: ticket in, frames out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 
 from runner_svc.backends.port import CallInfo
+from runner_svc.cache.desk import CacheDesk
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
 from runner_svc.instance import Instance
 from runner_svc.records import RequestRecord
+from runner_svc.work import Work
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
+    serve_options_pb2,
 )
 from weft.dispatch.frames import Frame
+from weft.dispatch.handling import handling_of, priority_of
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -35,28 +40,49 @@ GenerateContext = grpc.aio.ServicerContext[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerIdentity:
+    """Who works here."""
+
+    runner: str
+    incarnation: str
+    host: str
+
+
 class WorkDesk:
     """What both data-plane services need: the gate, the instances, and the runner's part of a receipt."""
 
     def __init__(
         self,
         *,
-        runner: str,
-        incarnation: str,
-        host: str,
+        identity: RunnerIdentity,
         gate: TicketGate,
         instances: Mapping[str, Instance],
+        caches: CacheDesk,
         remote_models: AbstractSet[str],
         clock: Clock,
     ) -> None:
         """`remote_models`: serving them sends bytes off the premises."""
-        self._runner = runner
-        self._incarnation = incarnation
-        self._host = host
+        self._identity = identity
         self._gate = gate
         self._instances = instances
         self._remote_models = remote_models
         self._clock = clock
+        self.caches = caches
+
+    @contextmanager
+    def hold(self, permit: Permit, instance: Instance, options: serve_options_pb2.ServeOptions) -> Iterator[Work]:
+        """Work on a permitted request for the length of the block, as its options say. Raises as Instance.admit.
+
+        Raises INVALID_ARGUMENT naming an option that is out of range.
+        """
+        handling = handling_of(options)
+        held = instance.admit(
+            permit.request_id, keep_alive_seconds=handling.keep_alive_seconds, priority=priority_of(options)
+        )
+        with held as work:
+            work.cache = self.caches.of_request(permit.model, permit.tenant, handling)
+            yield work
 
     def admit(self, ticket: Any) -> tuple[Permit, Instance]:
         """Check a ticket and find the instance it is for. Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND."""
@@ -72,8 +98,8 @@ class WorkDesk:
         """The event that says who works on the request."""
         return event_pb2.InferenceEvent(
             started=event_pb2.Started(
-                runner=self._runner,
-                runner_incarnation=self._incarnation,
+                runner=self._identity.runner,
+                runner_incarnation=self._identity.incarnation,
                 model=permit.model,
                 attempt=permit.attempt,
             )
@@ -84,7 +110,7 @@ class WorkDesk:
         receipt.request_id = permit.request_id
         receipt.model = permit.model
         receipt.model_digest = instance.digest
-        receipt.host = self._host
+        receipt.host = self._identity.host
         receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
 
 
@@ -114,7 +140,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 agent=request.agent,
                 allow_remote=permit.allow_remote,
             )
-            with instance.admit(permit.request_id) as work:
+            with self._desk.hold(permit, instance, request.options) as work:
                 first = [self._desk.started(permit)]
                 try:
                     async with aclosing(converse(work, chat, self._chats[instance.model])) as frames:
@@ -133,6 +159,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             receipt = frame[-1].finished.receipt
             receipt.left_premises = record.left_premises
             self._desk.complete(receipt, permit, instance)
+            self._desk.caches.note(permit.model, receipt.usage)
 
 
 class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
@@ -152,7 +179,7 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             if not request.payload.inputs:
                 raise invalid_field("payload.inputs", "must not be empty")
             call = _call_info(permit, context)
-            with instance.admit(permit.request_id) as work:
+            with self._desk.hold(permit, instance, request.options) as work:
                 try:
                     result = await work.embed(request.payload, call)
                 except WeftError as error:

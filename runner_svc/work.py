@@ -1,10 +1,12 @@
 """One request's hold on an instance: its slot, its record, and the engine to work with."""
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 from runner_svc.backends.port import Backend, CallInfo, EmbeddingResult
+from runner_svc.cache.model_cache import RunningTurn
 from runner_svc.records import RequestRecord
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -14,39 +16,67 @@ OnFailure = Callable[[WeftError], None]
 """Told of every error the engine ends a request with: some of them say that it is of no use to others either."""
 
 
+class UsesCache(Protocol):
+    """How the turns of one request use the prefix cache; see `runner_svc.cache.model_cache.RequestCache`."""
+
+    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
+        """For the length of a turn that generates."""
+        ...
+
+    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
+        """For the length of a turn that embeds."""
+        ...
+
+
+class _AsTheEngineLikes:
+    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
+        del payload
+        return nullcontext(RunningTurn())
+
+    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
+        return nullcontext(RunningTurn())
+
+
 class Work:
     """What `Instance.admit` gives for the length of one request."""
 
     def __init__(self, record: RequestRecord, backend: Backend, on_failure: OnFailure) -> None:
         self.record = record
+        self.cache: UsesCache = _AsTheEngineLikes()
+        """To be replaced before the first turn, where tenants are to be kept apart."""
         self._backend = backend
         self._on_failure = on_failure
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """One turn of the engine; as Backend.generate. The record is told how far it is."""
         record = self.record
-        try:
-            async with aclosing(self._backend.generate(payload, self._begin(call))) as frames:
-                async for frame in frames:
-                    record.with_caller = True
-                    yield frame
-                    record.with_caller = False
-        except WeftError as error:
-            self._judge(error)
-            raise
+        async with self.cache.generating(payload) as turn:
+            if turn.warnings:
+                yield turn.warnings
+            try:
+                async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
+                    async for frame in frames:
+                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
+                        record.with_caller = True
+                        yield frame
+                        record.with_caller = False
+            except WeftError as error:
+                self._judge(error)
+                raise
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """As Backend.embed."""
-        try:
-            return await self._backend.embed(payload, self._begin(call))
-        except WeftError as error:
-            self._judge(error)
-            raise
+        async with self.cache.embedding() as turn:
+            try:
+                return await self._backend.embed(payload, self._begin(call, turn))
+            except WeftError as error:
+                self._judge(error)
+                raise
 
-    def _begin(self, call: CallInfo) -> CallInfo:
+    def _begin(self, call: CallInfo, turn: RunningTurn) -> CallInfo:
         record = self.record
         record.begin_turn()
-        return replace(call, on_token=record.note_token, on_prefill=record.note_prefill)
+        return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
 
     def _judge(self, error: WeftError) -> None:
         """The verdict of whoever ended the request knows more than the connection that broke because of it."""

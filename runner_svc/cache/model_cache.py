@@ -1,0 +1,244 @@
+"""The prefix cache of one model: how each turn of its engine uses it, what it did, and how it is forgotten."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from runner_svc.backends.openai_request import choices_per_prompt
+from runner_svc.backends.port import Backend, CacheIsolation, CacheUse, ErasedCache
+from runner_svc.cache.engine import SlotSight, SlottedEngine
+from runner_svc.cache.prompt_marks import prompt_marks
+from runner_svc.cache.salts import SaltBook
+from runner_svc.policy.cache_book import CacheBook, CacheTurn, Partition, SlotState
+from weft.api.common.v1 import event_pb2, usage_pb2, warning_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import CacheMode, Handling
+from weft.kernel.service import start_task, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
+
+MAX_ERASING_TASKS = 64
+"""Slots that are being emptied in the background at once; beyond that they are emptied when they are used again."""
+
+log = structlog.get_logger("weft.runner")
+
+
+@dataclass(slots=True)
+class CacheFigures:
+    """What the prefix cache did for requests that were answered, by the engine's own figures."""
+
+    hit_count: int = 0
+    miss_count: int = 0
+    prompt_token_count: int = 0
+    cached_token_count: int = 0
+
+    def note(self, usage: usage_pb2.Usage) -> None:
+        """Count one answered request."""
+        if usage.cached_prompt_tokens:
+            self.hit_count += 1
+        else:
+            self.miss_count += 1
+        self.prompt_token_count += usage.prompt_tokens
+        self.cached_token_count += usage.cached_prompt_tokens
+
+
+@dataclass(slots=True)
+class RunningTurn:
+    """One turn of the engine, while it runs."""
+
+    use: CacheUse = field(default_factory=CacheUse)
+    warnings: Frame = field(default_factory=list)
+    """What the caller should hear of it."""
+    worked: bool = False
+    """To be set once the engine is known to have worked on the prompt."""
+
+
+TokenSize = Callable[[], Awaitable[int | None]]
+"""Memory that one cached token takes, in bytes; None: unknown."""
+
+
+async def _unknown() -> int | None:
+    return None
+
+
+class ModelCache:
+    """One model's cache. Used on the event loop only."""
+
+    def __init__(
+        self,
+        model: str,
+        backend: Backend,
+        *,
+        salt_book: SaltBook | None = None,
+        token_size: TokenSize = _unknown,
+    ) -> None:
+        """`salt_book` is needed where the backend's isolation is SALT; `token_size` is asked with every flush."""
+        self.model = model
+        self.figures = CacheFigures()
+        self.token_size = token_size
+        self._backend = backend
+        self._salt_book = salt_book or SaltBook(None)
+        self._life: tuple[int | None, int] = (None, 0)
+        self._book: CacheBook | None = None
+        self._erasing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def generating(self, partition: Partition | None, payload: GenerationPayload) -> AsyncIterator[RunningTurn]:
+        """A turn that generates. A partition of None shares with nobody."""
+        book = self._present_book()
+        if book is None:
+            yield self._unplaced(partition)
+            return
+        if book.is_alone(partition):
+            async with self._turn(book, book.begin(partition)) as turn:
+                yield turn
+            return
+        spreads = choices_per_prompt(payload) > 1
+        before = await self._look_for(book) if spreads or book.wants_a_look else ()
+        busy = [sight.number for sight in before if sight.is_busy]
+        begun = book.begin(partition, prompt_marks(payload), spreads=spreads, busy=busy)
+        async with self._turn(book, begun, before if spreads else ()) as turn:
+            yield turn
+
+    @asynccontextmanager
+    async def embedding(self, partition: Partition | None) -> AsyncIterator[RunningTurn]:
+        """A turn that embeds: the engine does it where it likes, and keeps the text as a prefix."""
+        book = self._present_book()
+        if book is None:
+            yield self._unplaced(partition)
+            return
+        before = () if book.is_alone(partition) else await self._look_for(book)
+        async with self._turn(book, book.begin_loose(partition), before) as turn:
+            yield turn
+
+    async def forget(self, tenant: str | None = None, tag: str | None = None) -> ErasedCache:
+        """Forget what belongs to this tenant and tag, None: to any. Nobody is shown any of it from here on.
+
+        Raises UNSUPPORTED_OPERATION where the engine shares what it has among everybody.
+        """
+        isolation = self._backend.cache_isolation
+        if isolation is CacheIsolation.SALT:
+            self._salt_book.forget(tenant, tag)
+            return ErasedCache(entry_count=0)
+        book = self._present_book()
+        if book is None:
+            if isolation is CacheIsolation.NONE:
+                raise WeftError(
+                    Reason.UNSUPPORTED_OPERATION, f"the server of {self.model} cannot be told what to forget"
+                )
+            return ErasedCache(entry_count=0, token_count=0)
+        return await self._erase(book, book.forget(tenant, tag))
+
+    async def close(self) -> None:
+        """End what still runs in the background, and begin nothing there any more."""
+        self._is_closed = True
+        await stop_tasks(list(self._erasing))
+
+    def _present_book(self) -> CacheBook | None:
+        """The book of the engine's present life; None where there is nothing to keep apart."""
+        count = self._slot_count()
+        life = (self._backend.process_id, count)
+        if not count:
+            return None
+        if self._book is None or life != self._life:
+            self._life, self._book = life, CacheBook(count)
+        return self._book
+
+    def _slot_count(self) -> int:
+        match self._backend.cache_isolation:
+            case CacheIsolation.WHOLE:
+                return 1 if self._backend.process_id is not None else 0
+            case CacheIsolation.SLOTS if isinstance(self._backend, SlottedEngine):
+                return self._backend.slot_count
+            case _:
+                return 0
+
+    def _unplaced(self, partition: Partition | None) -> RunningTurn:
+        if self._backend.cache_isolation is CacheIsolation.SALT:
+            return RunningTurn(CacheUse(salt=self._salt_book.salt_of(partition)))
+        return RunningTurn(CacheUse(fresh=partition is None), [_cannot_isolate()] if partition is None else [])
+
+    @asynccontextmanager
+    async def _turn(
+        self, book: CacheBook, begun: CacheTurn, before: Sequence[SlotSight] = ()
+    ) -> AsyncIterator[RunningTurn]:
+        turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
+        touched: Sequence[int] | None = None
+        try:
+            yield turn
+            # What a turn that was broken off has touched is not known: the engine may be at it still.
+            if before:
+                touched = _changed(before, await self._look())
+        finally:
+            erasures = book.end(begun, worked=turn.worked, touched=touched)
+            if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
+                task = start_task(self._erase_quietly(book, erasures), name=f"erase-cache-{self.model}")
+                self._erasing.add(task)
+                task.add_done_callback(self._erasing.discard)
+
+    async def _look_for(self, book: CacheBook) -> Sequence[SlotSight]:
+        """The engine's slots, after the book has been told of empty ones."""
+        states = book.states()
+        sights = await self._look()
+        empty = {sight.number for sight in sights if sight.is_empty}
+        book.emptied([state for state in states if state.slot in empty])
+        book.looked()
+        return sights
+
+    async def _look(self) -> Sequence[SlotSight]:
+        backend = self._backend
+        return await backend.look_at_slots() if isinstance(backend, SlottedEngine) else ()
+
+    async def _erase(self, book: CacheBook, erasures: Sequence[SlotState]) -> ErasedCache:
+        if not erasures:
+            return ErasedCache(entry_count=0, token_count=0)
+        erased = await self._backend.erase_cache([erasure.slot for erasure in erasures])
+        book.emptied(erasures)
+        return erased
+
+    async def _erase_quietly(self, book: CacheBook, erasures: Sequence[SlotState]) -> None:
+        try:
+            await self._erase(book, erasures)
+        except WeftError as error:
+            # Nobody is shown it in any case: a slot that is not known to be empty is used afresh.
+            log.warning("a cached prefix was not erased", model=self.model, reason=error.reason.name.lower())
+
+
+class RequestCache:
+    """How one request uses its model's cache."""
+
+    def __init__(self, cache: ModelCache, tenant: str, handling: Handling) -> None:
+        self._cache = cache
+        shares = handling.cache_mode is not CacheMode.NONE
+        self._partition = Partition(tenant, handling.cache_tag) if shares else None
+
+    def generating(self, payload: GenerationPayload) -> AbstractAsyncContextManager[RunningTurn]:
+        """See ModelCache.generating."""
+        return self._cache.generating(self._partition, payload)
+
+    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
+        """See ModelCache.embedding."""
+        return self._cache.embedding(self._partition)
+
+
+def _changed(before: Sequence[SlotSight], after: Sequence[SlotSight]) -> list[int] | None:
+    """The slots that worked in between; None where that cannot be told."""
+    if not after or any(sight.task is None and sight.is_busy for sight in (*before, *after)):
+        return None
+    known = {sight.number: sight for sight in before}
+    return [
+        sight.number for sight in after if sight.is_busy or sight.number not in known or known[sight.number] != sight
+    ]
+
+
+def _cannot_isolate() -> event_pb2.InferenceEvent:
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    message = "this server shares its prefix cache among all its callers and cannot be told otherwise"
+    return event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field="cache_mode", message=message))

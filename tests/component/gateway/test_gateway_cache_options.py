@@ -1,0 +1,119 @@
+"""What callers say about the prefix cache and about keeping a model loaded, and what they are told of it."""
+
+import json
+from typing import Any
+
+import pytest
+from gateway_script import ScriptedDispatcher, delta, finished, hello, serving, usage
+
+from weft.kernel.request import CacheMode, Handling
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"model": "tiny", "prompt": "hi"},
+    "/v1/embeddings": {"model": "tiny", "input": "hi"},
+}
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+FACTS = ("x-cache-hit", "x-cache-tokens-reused", "x-queue-wait-ms", "x-gpu-time-ms")
+
+
+def _body(path: str, **fields: object) -> bytes:
+    return json.dumps({**BODIES[path], **fields}).encode()
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_headers_and_the_field_reach_the_dispatcher(path: str) -> None:
+    headers = {"X-Cache-Mode": "none", "X-Cache-Tag": "session-abc123"}
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        await gateway.request("POST", path, _body(path, keep_alive="5m"), headers)
+        (context,) = gateway.dispatcher.contexts
+    expected = Handling(cache_mode=CacheMode.NONE, cache_tag="session-abc123", keep_alive_seconds=300.0)
+    assert context.handling == expected
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_nothing_said_is_the_default(path: str) -> None:
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        await gateway.request("POST", path, _body(path, keep_alive=None))
+        assert gateway.dispatcher.contexts[0].handling == Handling()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("prefix", CacheMode.PREFIX), ("auto", CacheMode.AUTO)])
+async def test_each_cache_mode_has_its_word(mode: str, expected: CacheMode) -> None:
+    path = GENERATING[0]
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        await gateway.request("POST", path, _body(path), {"X-Cache-Mode": mode})
+        assert gateway.dispatcher.contexts[0].handling.cache_mode is expected
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(300, 300.0), (-1, -1.0), (0, 0.0), ("90s", 90.0), (1.5, 1.5)])
+async def test_keep_alive_has_several_spellings_and_is_not_handed_on_as_a_parameter(
+    given: object, seconds: float
+) -> None:
+    path = GENERATING[0]
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        await gateway.request("POST", path, _body(path, keep_alive=given))
+        assert gateway.dispatcher.contexts[0].handling.keep_alive_seconds == seconds
+        payload: Any = gateway.dispatcher.payloads[0]
+        assert not payload.HasField("extra_parameters") or not payload.extra_parameters.fields
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Cache-Mode", "NONE"),
+        ("X-Cache-Mode", "never"),
+        ("X-Cache-Mode", ""),
+        ("X-Cache-Tag", "x" * 65),
+        ("X-Cache-Tag", "two words"),
+        ("X-Cache-Tag", ""),
+        ("X-Cache-Tag", "\xff"),
+    ],
+)
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_wrong_cache_header_is_400_and_named(path: str, header: str, value: str) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", path, _body(path), {header: value})
+        assert gateway.dispatcher.contexts == []
+    assert response.status == 400
+    assert json.loads(response.body)["error"]["param"] == header
+
+
+@pytest.mark.parametrize("given", ["soon", "", True, [], {}, "400d", 1e12, "5m5"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_wrong_keep_alive_is_400_and_named(path: str, given: object) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", path, _body(path, keep_alive=given))
+        assert gateway.dispatcher.contexts == []
+    assert response.status == 400
+    assert json.loads(response.body)["error"]["param"] == "keep_alive"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_every_answer_in_one_piece_says_what_the_cache_did(path: str) -> None:
+    async with serving(ScriptedDispatcher(hello(), vectors=[[0.5, 1.0]])) as gateway:
+        response = await gateway.request("POST", path, _body(path))
+    assert response.status == 200
+    assert [response.headers[name] for name in FACTS] == ["true", "5", "150", "450"]
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("cached", [0, 5])
+async def test_cached_tokens_are_in_every_usage_also_when_there_are_none(path: str, cached: int) -> None:
+    steps = [[delta("a")], [delta(finish="STOP"), usage(cached=cached), finished()]]
+    async with serving(ScriptedDispatcher(list(steps))) as gateway:
+        whole = await gateway.request("POST", path, _body(path))
+    async with serving(ScriptedDispatcher(list(steps))) as gateway:
+        streamed = await gateway.request("POST", path, _body(path, stream=True, stream_options={"include_usage": True}))
+    assert json.loads(whole.body)["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+    chunks = [json.loads(line[6:]) for line in streamed.body.decode().splitlines() if line.startswith("data: {")]
+    assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_a_stream_says_what_the_cache_did_in_its_last_comment(path: str) -> None:
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        response = await gateway.request("POST", path, _body(path, stream=True))
+    comments = [line for line in response.body.decode().splitlines() if line.startswith(": ")]
+    for fact in ("x-cache-hit=true", "x-cache-tokens-reused=5", "x-queue-wait-ms=150", "x-gpu-time-ms=450"):
+        assert fact in comments[-1]

@@ -1,0 +1,88 @@
+"""Many tenants on the fake server, which keeps prefixes and erases slots as llama.cpp's does."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import Backend, CacheIsolation, CacheUse, CallInfo
+from runner_svc.cache.desk import CacheDesk
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from weft.kernel.request import CacheMode
+from weft.testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
+
+FAKE = (sys.executable, "-m", "weft.testing.fake_backend")
+
+
+@dataclass(frozen=True)
+class OneModel:
+    backend: Backend
+    model: str = MODEL
+    model_path: Path | None = None
+    plan: LoadPlan = AS_CONFIGURED
+
+
+def _backend(*extra_arguments: str, slots: int = 3) -> LlamaServerBackend:
+    return LlamaServerBackend(
+        LlamaServerConfig(
+            command=FAKE,
+            model_path=Path("fake.gguf"),
+            alias=MODEL,
+            slots=slots,
+            context_tokens=4096,
+            extra_arguments=extra_arguments,
+        )
+    )
+
+
+class TestFakeServer(PrefixCacheConformance):
+    slots = 3
+
+    def make_backend(self) -> LlamaServerBackend:
+        return _backend("--token-delay-seconds", "0.01")
+
+    def make_desk(self, backend: Backend) -> CacheDesk:
+        return CacheDesk.over([OneModel(backend)])
+
+    def make_call(self, use: CacheUse | None) -> CallInfo:
+        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+
+    async def test_one_tenant_is_left_to_the_engine_and_keeps_several_prefixes(self) -> None:
+        async with self.tenants() as ask:
+            for prompt in (SEA, HILLS, CITY):
+                await ask.cached("a", prompt)
+            found = [await ask.cached("a", prompt) for prompt in (SEA, HILLS, CITY)]
+            assert min(found) > 20
+
+    async def test_a_tenant_among_others_keeps_several_prefixes_as_well(self) -> None:
+        async with self.tenants() as ask:
+            await ask.cached("b", CITY)
+            for prompt in (SEA, HILLS):
+                await ask.cached("a", prompt)
+            found = [await ask.cached("a", prompt) for prompt in (SEA, HILLS)]
+            assert min(found) > 20
+            assert await ask.cached("b", CITY) > 20
+
+    async def test_what_a_request_without_the_cache_left_is_erased_from_the_engine(self) -> None:
+        async with self.tenants() as ask:
+            await ask.cached("a", SEA)
+            await ask.flush("all")
+            await ask.cached("a", SEA, mode=CacheMode.NONE)
+            await ask.cached("a", HILLS)
+            assert sum(not sight.is_empty for sight in await ask.backend.look_at_slots()) <= 2
+
+    async def test_a_new_life_of_the_engine_begins_with_an_empty_book(self) -> None:
+        async with self.tenants() as ask:
+            await ask.cached("a", SEA)
+            await ask.cached("b", SEA)
+            await ask.backend.stop()
+            assert (await ask.flush("all")).entry_count == 0
+            await ask.backend.start()
+            assert await ask.cached("b", SEA) == 0
+            assert await ask.cached("b", SEA) > 20
+
+
+async def test_a_server_that_shares_prompts_between_slots_is_said_to_isolate_nobody() -> None:
+    assert _backend().cache_isolation is CacheIsolation.SLOTS
+    for flag in (("--cache-ram", "100"), ("-cram", "100"), ("--cache-ram=100",)):
+        assert _backend(*flag).cache_isolation is CacheIsolation.NONE

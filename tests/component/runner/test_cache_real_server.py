@@ -1,0 +1,48 @@
+"""Many tenants on one real llama.cpp server: nobody finds another one's prefix."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port import Backend, CacheUse, CallInfo
+from runner_svc.cache.desk import CacheDesk
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from weft.host.demo import demo_model_path, llama_command
+from weft.testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance
+
+pytestmark = pytest.mark.real
+
+
+@dataclass(frozen=True)
+class OneModel:
+    backend: Backend
+    model: str = MODEL
+    model_path: Path | None = None
+    plan: LoadPlan = AS_CONFIGURED
+
+
+class TestLlamaServerFromTheWheel(PrefixCacheConformance):
+    slots = 2
+
+    def make_backend(self) -> LlamaServerBackend:
+        return LlamaServerBackend(
+            LlamaServerConfig(
+                command=llama_command(()), model_path=demo_model_path(), alias=MODEL, slots=2, context_tokens=512
+            )
+        )
+
+    def make_desk(self, backend: Backend) -> CacheDesk:
+        return CacheDesk.over([OneModel(backend, model_path=demo_model_path())])
+
+    def make_call(self, use: CacheUse | None) -> CallInfo:
+        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
+
+    async def test_a_flush_tells_how_much_memory_can_be_used_again(self) -> None:
+        """SmolLM2 keeps 2 x 30 layers x 3 heads x 64 numbers of two bytes per token: 23,040 bytes."""
+        async with self.tenants() as ask:
+            await ask.cached("a", SEA)
+            flushed = await ask.flush("all")
+            assert flushed.token_count > 20
+            assert flushed.reusable_bytes == flushed.token_count * 23_040

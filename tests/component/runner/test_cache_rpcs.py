@@ -1,0 +1,157 @@
+"""Options of requests, flushes and figures of the prefix cache, over a runner's gRPC."""
+
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+from repaving_stage import LONG
+from runner_harness import TICKET_KEY, RunningRunner, events_of, refusal, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1 import chat_pb2, sampling_pb2
+from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.dispatch.permits import Action
+from weft.dispatch.tickets import sign
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+WORDS = "one two three four five six seven eight nine ten " * 4
+NONE = serve_options_pb2.ServeOptions(cache_mode=3)  # type: ignore[arg-type]  # its number
+TAGGED = serve_options_pb2.ServeOptions(cache_tag="draft")
+_numbers = count(1)
+
+
+def _model(**switches: object) -> ServedModel:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias="m",
+        slots=4,
+        context_tokens=2048,
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    return ServedModel(name="m", slots=4, make_backend=lambda: LlamaServerBackend(config))
+
+
+def _request(
+    runner: RunningRunner, tenant: str, options: serve_options_pb2.ServeOptions | None = None
+) -> generation_service_pb2.GenerateRequest:
+    number = next(_numbers)
+    claims = ticket_pb2.TicketClaims(
+        request_id=f"request-{number}",
+        ticket_id=f"ticket-{number}",
+        tenant=tenant,
+        model="m",
+        runner="r1",
+        runner_incarnation=runner.registry.opened[-1].runner.incarnation,
+        attempt=1,
+    )
+    claims.expire_time.FromSeconds(int(time.time()) + 30)
+    raw = claims.SerializeToString()
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=WORDS)])
+    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=2))
+    return generation_service_pb2.GenerateRequest(
+        ticket=ticket_pb2.Ticket(claims=raw, mac=sign(raw, TICKET_KEY)), chat=payload, options=options
+    )
+
+
+async def _cached(runner: RunningRunner, tenant: str, options: serve_options_pb2.ServeOptions | None = None) -> int:
+    events = await events_of(runner.generation.Generate(_request(runner, tenant, options)))
+    return int(events[-1].finished.receipt.usage.cached_prompt_tokens)
+
+
+async def _flush(runner: RunningRunner, scope: str, **names: str) -> pb.FlushCacheResponse:
+    request = pb.FlushCacheRequest(
+        permit=await runner.permit(Action.FLUSH, names.get("model", "")),
+        scope=pb.FlushCacheRequest.Scope.Value(f"SCOPE_{scope}"),
+    )
+    for name, value in names.items():
+        setattr(request, name, value)
+    return await runner.control.FlushCache(request)
+
+
+async def test_the_tenant_of_the_ticket_decides_whose_prefix_is_used(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        assert await _cached(runner, "a") == 0
+        assert await _cached(runner, "a") > 20
+        assert await _cached(runner, "b") == 0
+        assert await _cached(runner, "a", TAGGED) == 0
+        assert await _cached(runner, "a", NONE) == 0
+        assert await _cached(runner, "a") > 20
+        assert await _cached(runner, "b") > 20
+        assert await _cached(runner, "a", TAGGED) > 20
+
+
+async def test_a_flush_of_a_tenant_leaves_the_others_warm_and_says_what_was_forgotten(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        for tenant in ("a", "b"):
+            await _cached(runner, tenant)
+        flushed = await _flush(runner, "TENANT", tenant="a")
+        assert flushed.entry_count == 1
+        assert flushed.token_count > 20
+        assert await _cached(runner, "b") > 20
+        assert await _cached(runner, "a") == 0
+        assert (await _flush(runner, "MODEL", model="m")).entry_count >= 2
+        assert await _cached(runner, "b") == 0
+
+
+async def test_the_description_has_the_figures_and_how_tenants_are_kept_apart(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        cached = [await _cached(runner, tenant) for tenant in ("a", "a", "b")]
+        (described,) = (await runner.control.Describe(pb.DescribeRequest())).instances
+    assert described.cache_isolation == pb.CACHE_ISOLATION_SLOTS
+    assert (described.cache.hit_count, described.cache.miss_count) == (1, 2)
+    assert described.cache.cached_token_count == sum(cached)
+    assert described.cache.prompt_token_count > sum(cached)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (serve_options_pb2.ServeOptions(cache_mode=9), "options.cache_mode"),  # type: ignore[arg-type]  # unknown
+        (serve_options_pb2.ServeOptions(cache_tag="a b"), "options.cache_tag"),
+        (serve_options_pb2.ServeOptions(priority=9), "options.priority"),  # type: ignore[arg-type]  # unknown
+    ],
+)
+async def test_an_option_that_is_out_of_range_is_refused_by_name(
+    tmp_path: Path, options: serve_options_pb2.ServeOptions, field: str
+) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        error = await refusal(events_of(runner.generation.Generate(_request(runner, "a", options))))
+    assert error.reason is Reason.INVALID_ARGUMENT
+    assert field in error.message
+
+
+async def test_keep_alive_zero_puts_the_model_to_sleep_when_the_request_has_ended(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        options = serve_options_pb2.ServeOptions()
+        options.keep_alive.seconds = 0
+        await _cached(runner, "a", options)
+        await runner.until(Phase.HIBERNATING)
+
+
+async def test_what_runs_during_a_flush_goes_on_and_is_forgotten_afterwards(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(**LONG)]) as runner:
+        await runner.until(Phase.READY)
+        long = _request(runner, "a")
+        long.chat.sampling.max_tokens = 300
+        flushed, last = False, None
+        async for response in runner.generation.Generate(long):
+            last = response.events[-1]
+            if last.HasField("delta") and not flushed:
+                await _flush(runner, "TENANT", tenant="a")
+                flushed = True
+        assert flushed
+        assert last is not None
+        assert last.HasField("finished")
+        assert await _cached(runner, "a") == 0

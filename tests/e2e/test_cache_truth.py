@@ -1,0 +1,161 @@
+"""Prefix caches of many tenants through the whole mesh, on the real llama.cpp server."""
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from mesh_process import MeshProcess, running_mesh
+
+from weft.client import connect
+from weft.host.demo import DEMO_MODEL
+
+pytestmark = pytest.mark.real
+
+MIN_HIT_TOKENS = 40
+STORY = "Once upon a time there was a lighthouse on a rock far out in the sea, and nobody lived there. " * 4
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    with running_mesh(tmp_path_factory.mktemp("cache") / "home", "--port", "0") as mesh:
+        yield mesh
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an answer says of the cache, in its usage and in its headers."""
+
+    cached: int
+    headers: Mapping[str, str]
+
+
+def _post(mesh: MeshProcess, path: str, headers: Mapping[str, str], **body: Any) -> tuple[Any, Mapping[str, str]]:
+    """The answer's document and its headers, names in lower case."""
+    request = urllib.request.Request(
+        mesh.url + path, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response), {name.lower(): value for name, value in response.headers.items()}
+
+
+def _ask(mesh: MeshProcess, tenant: str, text: str, headers: dict[str, str] | None = None) -> Answer:
+    document, facts = _post(
+        mesh,
+        "/v1/chat/completions",
+        {"X-Tenant-ID": tenant, **(headers or {})},
+        model=DEMO_MODEL,
+        messages=[{"role": "user", "content": text}],
+        max_tokens=1,
+    )
+    return Answer(document["usage"]["prompt_tokens_details"]["cached_tokens"], facts)
+
+
+def _text(name: str) -> str:
+    return f"The story of {name}. {STORY}"
+
+
+def test_a_hit_is_in_the_usage_and_in_the_headers_and_so_is_a_miss(mesh: MeshProcess) -> None:
+    miss, hit = (_ask(mesh, "first", _text("one")) for _ in range(2))
+    assert (miss.cached, miss.headers["x-cache-hit"], miss.headers["x-cache-tokens-reused"]) == (0, "false", "0")
+    assert hit.cached > MIN_HIT_TOKENS
+    assert (hit.headers["x-cache-hit"], hit.headers["x-cache-tokens-reused"]) == ("true", str(hit.cached))
+    assert int(hit.headers["x-gpu-time-ms"]) >= 0
+    assert int(hit.headers["x-queue-wait-ms"]) >= 0
+
+
+def test_the_final_chunk_of_a_stream_has_the_same_figure(mesh: MeshProcess) -> None:
+    with connect(mesh.grpc) as client:
+        for _ in range(2):
+            events = list(client.chat(DEMO_MODEL, _text("streams"), max_tokens=1))
+    receipt = events[-1].finished.receipt
+    assert receipt.usage.cached_prompt_tokens > MIN_HIT_TOKENS
+
+
+def test_another_tenant_finds_nothing_in_either_direction_however_many_there_are(mesh: MeshProcess) -> None:
+    tenants = [f"tenant-{number}" for number in range(6)]
+    assert [_ask(mesh, tenant, _text("two")).cached for tenant in tenants] == [0] * 6
+    assert _ask(mesh, tenants[-1], _text("two")).cached > MIN_HIT_TOKENS
+    _ask(mesh, tenants[-1], _text("three"))
+    assert _ask(mesh, tenants[0], _text("three")).cached == 0
+
+
+def test_another_tag_of_the_same_tenant_finds_nothing(mesh: MeshProcess) -> None:
+    tag = {"X-Cache-Tag": "session-1"}
+    _ask(mesh, "tagged", _text("four"), tag)
+    assert _ask(mesh, "tagged", _text("four")).cached == 0
+    assert _ask(mesh, "tagged", _text("four"), {"X-Cache-Tag": "session-2"}).cached == 0
+    assert _ask(mesh, "tagged", _text("four"), tag).cached > MIN_HIT_TOKENS
+
+
+def test_without_the_cache_nothing_is_found_and_nothing_is_left(mesh: MeshProcess) -> None:
+    none = {"X-Cache-Mode": "none"}
+    _ask(mesh, "private", _text("five"))
+    assert _ask(mesh, "private", _text("five"), none).cached == 0
+    assert _ask(mesh, "private", _text("six"), none).cached == 0
+    assert _ask(mesh, "private", _text("six")).cached == 0
+
+
+def test_what_one_tenant_embeds_is_no_prefix_for_another(mesh: MeshProcess) -> None:
+    for number in range(4):
+        _ask(mesh, f"reader-{number}", _text("seven"))
+    text = f"Plain. {STORY}"
+    _post(mesh, "/v1/embeddings", {"X-Tenant-ID": "embedder"}, model=DEMO_MODEL, input=text)
+    for number in range(4):
+        reader = {"X-Tenant-ID": f"reader-{number}"}
+        found, _ = _post(mesh, "/v1/completions", reader, model=DEMO_MODEL, prompt=text, max_tokens=1)
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def _flush(mesh: MeshProcess, **what: str) -> None:
+    """Flush, and wait until it has been done."""
+    operation, _ = _post(mesh, "/v1/admin/cache/flush", {}, **what)
+    name = operation["name"].removeprefix("operations/")
+    deadline = time.monotonic() + 30
+    while operation["state"] not in {"succeeded", "failed", "cancelled"}:
+        assert time.monotonic() < deadline, operation
+        time.sleep(0.05)
+        with urllib.request.urlopen(f"{mesh.url}/v1/admin/operations/{name}", timeout=30) as response:
+            operation = json.load(response)
+    assert operation["state"] == "succeeded", operation
+
+
+def test_a_flush_makes_cold_what_it_means_and_leaves_the_rest_warm(mesh: MeshProcess) -> None:
+    tagged = {"X-Cache-Tag": "draft"}
+    text = _text("nine")
+
+    def warm() -> None:
+        _ask(mesh, "flushed", text)
+        _ask(mesh, "flushed", text, tagged)
+        _ask(mesh, "kept", text)
+
+    def found() -> list[bool]:
+        answers = (_ask(mesh, "flushed", text), _ask(mesh, "flushed", text, tagged), _ask(mesh, "kept", text))
+        return [answer.cached > MIN_HIT_TOKENS for answer in answers]
+
+    warm()
+    assert found() == [True, True, True]
+    _flush(mesh, scope="tag", tag="draft")
+    assert found() == [True, False, True]
+    _flush(mesh, scope="tenant", tenant="flushed")
+    assert found() == [False, False, True]
+    _flush(mesh, scope="model", model=DEMO_MODEL)
+    assert found() == [False, False, False]
+    _flush(mesh, scope="all")
+    assert found() == [False, False, False]
+
+
+def test_the_python_client_says_it_too(mesh: MeshProcess) -> None:
+    with connect(mesh.grpc) as client:
+
+        def cached(**options: Any) -> int:
+            events = list(client.chat(DEMO_MODEL, _text("eight"), max_tokens=1, **options))
+            return events[-1].finished.receipt.usage.cached_prompt_tokens
+
+        cached(keep_alive="5m")
+        assert cached(cache_mode="none") == 0
+        assert cached(cache_tag="other") == 0
+        assert cached(cache_tag="other", cache_mode="prefix") > MIN_HIT_TOKENS

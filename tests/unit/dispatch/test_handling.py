@@ -1,0 +1,64 @@
+"""How a request is to be handled, as messages and back."""
+
+import math
+
+import pytest
+
+from weft.api.router.v1 import inference_service_pb2
+from weft.api.runner.v1 import serve_options_pb2
+from weft.dispatch.handling import handling_of, priority_of, serve_options
+from weft.kernel.durations import FOR_EVER
+from weft.kernel.errors import FieldError
+from weft.kernel.request import CacheMode, Handling, Priority
+
+
+@pytest.mark.parametrize("mode", list(CacheMode))
+@pytest.mark.parametrize("keep_alive", [None, 0.0, 0.001, 300.0, FOR_EVER])
+def test_what_is_sent_is_what_is_read(mode: CacheMode, keep_alive: float | None) -> None:
+    handling = Handling(cache_mode=mode, cache_tag="session-1", keep_alive_seconds=keep_alive)
+    sent = serve_options(handling, Priority.LOW).SerializeToString()
+    received = serve_options_pb2.ServeOptions.FromString(sent)
+    read = handling_of(received)
+    assert (read.cache_mode, read.cache_tag) == (mode, "session-1")
+    assert (read.keep_alive_seconds is None) == (keep_alive is None)
+    assert read.keep_alive_seconds is None or math.isclose(read.keep_alive_seconds, keep_alive or 0.0)
+    assert priority_of(received) is Priority.LOW
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert handling_of(serve_options_pb2.ServeOptions()) == Handling()
+    assert priority_of(inference_service_pb2.RequestOptions()) is Priority.NORMAL
+
+
+def test_any_negative_length_is_for_ever() -> None:
+    options = serve_options_pb2.ServeOptions()
+    options.keep_alive.seconds = -3600
+    assert handling_of(options).keep_alive_seconds == FOR_EVER
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cache_mode", 7),
+        ("cache_tag", "x" * 65),
+        ("cache_tag", "two words"),
+        ("cache_tag", "\u00e9"),
+        ("keep_alive", 40_000_000),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(field: str, value: int | str) -> None:
+    options = inference_service_pb2.RequestOptions()
+    if field == "keep_alive":
+        options.keep_alive.seconds = int(value)
+    else:
+        setattr(options, field, value)
+    with pytest.raises(FieldError) as refused:
+        handling_of(options)
+    assert refused.value.field == f"options.{field}"
+
+
+def test_a_priority_that_does_not_exist_is_refused() -> None:
+    options = serve_options_pb2.ServeOptions(priority=9)  # type: ignore[arg-type]  # as a newer sender might
+    with pytest.raises(FieldError) as refused:
+        priority_of(options)
+    assert refused.value.field == "options.priority"

@@ -1,0 +1,330 @@
+"""Slots and who may use them: single decisions, and random turns on a model of an engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner_svc.policy import cache_book
+from runner_svc.policy.cache_book import CacheBook, CacheTurn, Leavings, Partition, SlotState
+
+A, B, C = Partition("a"), Partition("b"), Partition("c")
+A_TAGGED = Partition("a", "tag")
+
+
+def _turn(book: CacheBook, partition: Partition | None, *marks: bytes) -> CacheTurn:
+    turn = book.begin(partition, marks)
+    book.end(turn, worked=True)
+    return turn
+
+
+def _shared_book(slot_count: int) -> CacheBook:
+    """A book that two tenants have used, and whose slots are all known to be empty."""
+    book = CacheBook(slot_count)
+    _turn(book, A)
+    _turn(book, B)
+    book.emptied(book.forget())
+    return book
+
+
+def test_one_tenant_alone_is_left_to_the_engine() -> None:
+    book = CacheBook(2)
+    turns = [_turn(book, A) for _ in range(3)]
+    assert [(turn.slot, turn.fresh) for turn in turns] == [(None, False)] * 3
+
+
+def test_the_second_tenant_and_all_after_it_are_placed() -> None:
+    book = CacheBook(2)
+    _turn(book, A)
+    second = _turn(book, B)
+    assert second.slot is not None
+    assert second.fresh
+    assert _turn(book, A).slot not in (None, second.slot)
+
+
+def test_a_tag_is_as_good_as_another_tenant() -> None:
+    book = CacheBook(2)
+    _turn(book, A)
+    assert _turn(book, A_TAGGED).fresh
+
+
+def test_a_tenant_gets_its_own_slot_back_and_need_not_begin_afresh() -> None:
+    book = _shared_book(3)
+    first, other = _turn(book, A), _turn(book, B)
+    again = _turn(book, A)
+    assert (again.slot, again.fresh) == (first.slot, False)
+    assert other.slot != first.slot
+
+
+def test_the_slot_with_the_longest_common_beginning_is_taken() -> None:
+    book = _shared_book(3)
+    long, short = _turn(book, A, b"1", b"2", b"3"), _turn(book, A, b"9")
+    assert long.slot != short.slot
+    assert _turn(book, A, b"1", b"2", b"x").slot == long.slot
+    assert _turn(book, A, b"9", b"8").slot == short.slot
+
+
+def test_many_prompts_of_one_tenant_do_not_drive_out_another_one() -> None:
+    book = _shared_book(2)
+    mine = _turn(book, A, b"mine")
+    for number in range(5):
+        assert _turn(book, B, b"%d" % number).slot != mine.slot
+    again = _turn(book, A, b"mine")
+    assert (again.slot, again.fresh) == (mine.slot, False)
+
+
+def test_the_slot_that_was_unused_for_longest_is_taken_from_another_tenant() -> None:
+    book = _shared_book(2)
+    oldest = _turn(book, A)
+    _turn(book, B)
+    taken = _turn(book, C)
+    assert (taken.slot, taken.fresh) == (oldest.slot, True)
+
+
+def test_a_slot_in_use_is_not_handed_out() -> None:
+    book = _shared_book(2)
+    turns = [book.begin(A), book.begin(A), book.begin(A)]
+    assert {turn.slot for turn in turns[:2]} == {0, 1}
+    assert turns[2].slot is None
+    assert turns[2].fresh
+
+
+def test_a_slot_that_the_engine_is_seen_at_work_in_is_avoided_but_not_at_any_price() -> None:
+    book = _shared_book(2)
+    first = book.begin(B, busy=[0])
+    assert first.slot == 1
+    assert book.begin(B, busy=[0]).slot == 0
+
+
+def test_a_turn_that_shares_with_nobody_begins_afresh_and_its_slot_is_to_be_erased() -> None:
+    book = CacheBook(2)
+    _turn(book, A)
+    private = book.begin(None)
+    assert private.fresh
+    assert private.slot is not None
+    erasures = book.end(private, worked=True)
+    assert [state.slot for state in erasures] == [private.slot]
+    assert not book.is_alone(A)
+    book.emptied(erasures)
+    assert book.is_alone(A)
+
+
+def test_a_fresh_turn_that_never_reached_the_engine_leaves_the_slot_to_nobody() -> None:
+    book = CacheBook(1)
+    _turn(book, A)
+    book.end(book.begin(B), worked=False)
+    assert book.owner_of(0) is Leavings.FOR_NOBODY
+    assert book.begin(B).fresh
+
+
+def test_a_slot_that_was_used_while_it_was_being_emptied_is_not_taken_for_empty() -> None:
+    book = _shared_book(1)
+    _turn(book, A)
+    erasures = book.forget("a")
+    _turn(book, B)
+    book.emptied(erasures)
+    assert book.owner_of(0) == B
+
+
+def test_forgetting_one_tenant_leaves_the_slots_of_others() -> None:
+    book = _shared_book(3)
+    a, b, tagged = _turn(book, A), _turn(book, B), _turn(book, A_TAGGED)
+    assert {state.slot for state in book.forget("a", "tag")} == {tagged.slot}
+    assert {state.slot for state in book.forget("a")} == {a.slot, tagged.slot}
+    assert not _turn(book, B).fresh
+    assert b.slot is not None
+
+
+def test_what_is_in_use_is_forgotten_when_it_comes_free() -> None:
+    book = _shared_book(1)
+    running = book.begin(A)
+    assert book.forget("a") == ()
+    assert [state.slot for state in book.end(running, worked=True)] == [running.slot]
+    assert _turn(book, A).fresh
+
+
+def test_an_engine_has_at_least_one_slot() -> None:
+    with pytest.raises(ValueError, match="1 to"):
+        CacheBook(0)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What a turn leaves in a slot."""
+
+    partition: Partition | None
+    turn: int
+
+
+@dataclass
+class _Running:
+    turn: CacheTurn
+    text: _Text
+    is_loose: bool
+
+
+@dataclass
+class _Engine:
+    """Slots with texts in them, and what no turn may be shown."""
+
+    book: CacheBook
+    contents: list[_Text | None]
+    forgotten: set[_Text] = field(default_factory=set)
+    running: list[_Running] = field(default_factory=list)
+    erasing: list[tuple[SlotState, ...]] = field(default_factory=list)
+    texts: int = 0
+    reused: int = 0
+
+    def begin(self, partition: Partition | None, *, arrives: bool, loose: bool, spreads: bool) -> None:
+        self.texts += 1
+        text = _Text(partition, self.texts)
+        turn = self.book.begin_loose(partition) if loose else self.book.begin(partition, spreads=spreads)
+        is_loose = turn.slot is None or spreads
+        held = {other.turn.slot for other in self.running if other.turn.slot is not None}
+        assert turn.slot not in held
+        if turn.slot is None and not loose and not self.book.is_alone(partition):
+            assert len(held) == len(self.contents), "a slot is free"
+        self.running.append(_Running(turn, text, is_loose))
+        if not arrives:
+            return
+        seen = self.contents if turn.slot is None else [self.contents[turn.slot]]
+        if not turn.fresh and not loose:
+            for content in filter(None, seen):
+                assert content.partition is not None
+                assert content.partition == partition
+                assert content not in self.forgotten
+                self.reused += 1
+        if turn.slot is not None:
+            self.contents[turn.slot] = text
+
+    def write(self, which: int, slot: int) -> None:
+        """A loose turn under way writes into a slot that no placed one works in."""
+        loose = [running for running in self.running if running.is_loose]
+        if loose and all(running.turn.slot != slot for running in self.running):
+            self.contents[slot] = loose[which % len(loose)].text
+
+    def end(self, which: int, *, worked: bool) -> None:
+        if not self.running:
+            return
+        ended = self.running.pop(which % len(self.running))
+        slot = ended.turn.slot
+        has_worked = worked and slot is not None and self.contents[slot] == ended.text
+        self.erasing.append(self.book.end(ended.turn, worked=has_worked))
+
+    def forget(self, tenant: str | None, tag: str | None) -> None:
+        texts = [content for content in self.contents if content] + [running.text for running in self.running]
+        self.forgotten |= {text for text in texts if text.partition and text.partition.is_meant(tenant, tag)}
+        self.erasing.append(self.book.forget(tenant, tag))
+
+    def erase(self) -> None:
+        """The oldest erasure that was asked for is carried out; a slot at work is waited for."""
+        if not self.erasing:
+            return
+        states = self.erasing.pop(0)
+        at_work = {running.turn.slot for running in self.running}
+        done = [state for state in states if state.slot not in at_work]
+        for state in done:
+            self.contents[state.slot] = None
+        self.book.emptied(done)
+
+    def look(self) -> None:
+        states = self.book.states()
+        self.book.emptied([state for state in states if self.contents[state.slot] is None])
+        self.book.looked()
+
+
+_PARTITIONS = st.sampled_from([A, A, B, C, A_TAGGED, None])
+_BEGIN = st.tuples(st.just("begin"), _PARTITIONS, st.booleans(), st.sampled_from([0, 0, 0, 1, 2]))
+_WRITE = st.tuples(st.just("write"), st.integers(0, 7), st.integers(0, 3))
+_END = st.tuples(st.just("end"), st.integers(0, 7), st.booleans())
+_FORGET = st.tuples(st.just("forget"), st.sampled_from(["a", "b", None]), st.sampled_from(["tag", None]))
+_REST = st.tuples(st.sampled_from(["erase", "look"]))
+_STEPS = st.lists(st.one_of(_BEGIN, _BEGIN, _END, _END, _WRITE, _FORGET, _REST), max_size=60)
+
+
+def _run(steps: list[tuple[object, ...]], slots: int, make_book: Callable[[int], CacheBook] = CacheBook) -> _Engine:
+    engine = _Engine(make_book(slots), [None] * slots)
+    for step in steps:
+        match step:
+            case ("begin", partition, bool(arrives), kind) if partition is None or isinstance(partition, Partition):
+                engine.begin(partition, arrives=arrives, loose=kind == 1, spreads=kind == 2)
+            case ("write", int(which), int(slot)):
+                engine.write(which, slot % slots)
+            case ("end", int(which), bool(worked)):
+                engine.end(which, worked=worked)
+            case ("forget", tenant, tag):
+                engine.forget(tenant, tag)  # type: ignore[arg-type]  # as the strategies have it
+            case ("erase",):
+                engine.erase()
+            case _:
+                engine.look()
+    return engine
+
+
+@settings(max_examples=600, deadline=None)
+@given(_STEPS, st.integers(1, 4))
+def test_no_turn_is_ever_shown_what_is_not_its_own(steps: list[tuple[object, ...]], slots: int) -> None:
+    _run(steps, slots)
+
+
+def test_turns_of_one_tenant_do_share() -> None:
+    steps: list[tuple[object, ...]] = []
+    for partition in (A, B) * 4:
+        steps += [("begin", partition, True, 0), ("end", 0, True)]
+    assert _run(steps, 2).reused >= 4
+
+
+class _NeverFresh(CacheBook):
+    def begin(self, *args: object, **options: object) -> CacheTurn:
+        return replace(super().begin(*args, **options), fresh=False)  # type: ignore[arg-type]  # handed on as it is
+
+
+class _TrustsEveryEnd(CacheBook):
+    def end(self, turn: CacheTurn, *, worked: bool, touched: object = None) -> tuple[SlotState, ...]:
+        del worked, touched
+        return super().end(turn, worked=True)
+
+
+class _IgnoresLooseTurns(CacheBook):
+    def end(self, turn: CacheTurn, *, worked: bool, touched: object = None) -> tuple[SlotState, ...]:
+        del touched
+        return super().end(turn, worked=worked, touched=())
+
+
+class _ForgetsNothing(CacheBook):
+    def forget(self, tenant: str | None = None, tag: str | None = None) -> tuple[SlotState, ...]:
+        del tenant, tag
+        return ()
+
+
+class _TakesEverythingForEmpty(CacheBook):
+    def emptied(self, states: object) -> None:
+        del states
+        super().emptied(self.states())
+
+
+_A_ONCE: list[tuple[object, ...]] = [("begin", A, True, 0), ("write", 0, 0), ("end", 0, True)]
+_B_ONCE: list[tuple[object, ...]] = [("begin", B, True, 0), ("end", 0, True)]
+_WRONG_BOOKS: list[tuple[type[CacheBook], list[tuple[object, ...]]]] = [
+    (_NeverFresh, [*_A_ONCE, *_B_ONCE]),
+    (_TrustsEveryEnd, [*_A_ONCE, ("begin", B, False, 0), ("end", 0, False), *_B_ONCE]),
+    (_IgnoresLooseTurns, [*_B_ONCE, ("begin", A, True, 1), ("write", 0, 0), ("end", 0, True), *_B_ONCE]),
+    (_ForgetsNothing, [*_A_ONCE, ("forget", "a", None), ("begin", A, True, 0)]),
+    (_TakesEverythingForEmpty, [*_A_ONCE, ("erase",), *_B_ONCE]),
+]
+
+
+@pytest.mark.parametrize(("wrong", "steps"), _WRONG_BOOKS)
+def test_the_model_finds_books_that_are_wrong(wrong: type[CacheBook], steps: list[tuple[object, ...]]) -> None:
+    """The control: each of these leaves one precaution out."""
+    _run(steps, 1)
+    with pytest.raises(AssertionError):
+        _run(steps, 1, wrong)
+
+
+def test_the_number_of_slots_is_bounded() -> None:
+    assert CacheBook(cache_book.MAX_CACHE_SLOTS).slot_count == cache_book.MAX_CACHE_SLOTS
+    with pytest.raises(ValueError, match="slots"):
+        CacheBook(cache_book.MAX_CACHE_SLOTS + 1)

@@ -1,0 +1,214 @@
+"""The desk of a runner's caches: flushing, figures, and engines that have no slots to tell apart."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.port import CacheIsolation, ErasedCache
+from runner_svc.cache.desk import CacheDesk
+from runner_svc.cache.engine import SlotSight
+from runner_svc.cache.model_cache import ModelCache
+from runner_svc.policy.load_plan import AS_CONFIGURED
+from weft.api.common.v1 import completion_pb2, usage_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import CacheMode, Handling
+
+PROMPT = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="hello")])
+PRIVATE = Handling(cache_mode=CacheMode.NONE)
+
+
+class Engine:
+    """A backend as far as its cache goes."""
+
+    def __init__(self, isolation: CacheIsolation, slots: int = 0, *, fails: WeftError | None = None) -> None:
+        self.cache_isolation = isolation
+        self.process_id: int | None = 100
+        self.slot_count = slots
+        self.erased: list[list[int]] = []
+        self.tokens = 10
+        self._fails = fails
+
+    async def look_at_slots(self) -> Sequence[SlotSight]:
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        if self._fails is not None:
+            raise self._fails
+        self.erased.append(list(slots or ()))
+        return ErasedCache(entry_count=len(slots or ()), token_count=self.tokens * len(slots or ()))
+
+
+class Model:
+    def __init__(self, model: str, engine: Engine) -> None:
+        self.model = model
+        self.model_path: Path | None = None
+        self.plan = AS_CONFIGURED
+        self.backend: Any = engine
+
+
+def _desk(**engines: Engine) -> CacheDesk:
+    return CacheDesk.over([Model(name, engine) for name, engine in engines.items()])
+
+
+async def _use(desk: CacheDesk, model: str, tenant: str, handling: Handling | None = None) -> Any:
+    async with desk.of_request(model, tenant, handling or Handling()).generating(PROMPT) as turn:
+        turn.worked = True
+        return turn
+
+
+def _flush(scope: str, **names: str) -> pb.FlushCacheRequest:
+    request = pb.FlushCacheRequest(scope=pb.FlushCacheRequest.Scope.Value(f"SCOPE_{scope}"))
+    for name, value in names.items():
+        setattr(request, name, value)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.FlushCacheRequest(), "scope"),
+        (_flush("MODEL"), "model"),
+        (_flush("TENANT"), "tenant"),
+        (_flush("TENANT", model="m"), "tenant"),
+        (_flush("TAG", tenant="a"), "tag"),
+        (_flush("ALL", tenant="a"), "tenant"),
+        (_flush("ALL", tag="a"), "tag"),
+        (_flush("MODEL", model="m", tenant="a"), "tenant"),
+        (_flush("TENANT", tenant="a", tag="t"), "tag"),
+        (_flush("TENANT", tenant="a b"), "tenant"),
+        (_flush("TAG", tag="x" * 65), "tag"),
+    ],
+)
+async def test_a_flush_that_does_not_say_clearly_what_it_means_is_refused(
+    request_: pb.FlushCacheRequest, field: str
+) -> None:
+    engine = Engine(CacheIsolation.SLOTS, 2)
+    desk = _desk(m=engine)
+    with pytest.raises(FieldError) as refused:
+        await desk.flush(request_)
+    assert refused.value.field == field
+    assert engine.erased == []
+
+
+async def test_a_flush_of_a_model_that_is_not_served_is_refused() -> None:
+    with pytest.raises(WeftError) as refused:
+        await _desk(m=Engine(CacheIsolation.SLOTS, 1)).flush(_flush("MODEL", model="other"))
+    assert refused.value.reason is Reason.MODEL_NOT_FOUND
+
+
+async def test_a_flush_of_one_model_leaves_the_others() -> None:
+    one, other = Engine(CacheIsolation.SLOTS, 2), Engine(CacheIsolation.SLOTS, 2)
+    desk = _desk(one=one, other=other)
+    for model in ("one", "other"):
+        await _use(desk, model, "a")
+    flushed = await desk.flush(_flush("TENANT", tenant="a", model="one"))
+    assert (flushed.entry_count, flushed.token_count) == (2, 20)
+    assert one.erased == [[0, 1]]
+    assert other.erased == []
+
+
+async def test_memory_is_told_only_where_the_size_of_a_token_is_known() -> None:
+    engine: Any = Engine(CacheIsolation.SLOTS, 1)
+
+    async def thousand() -> int:
+        return 1_000
+
+    known = CacheDesk([ModelCache("m", engine, token_size=thousand)])
+    await _use(known, "m", "a")
+    assert (await known.flush(_flush("ALL"))).reusable_bytes == 10_000
+    unknown = _desk(m=Engine(CacheIsolation.SLOTS, 1))
+    await _use(unknown, "m", "a")
+    assert not (await unknown.flush(_flush("ALL"))).HasField("reusable_bytes")
+
+
+async def test_an_engine_that_does_not_run_has_nothing_to_forget() -> None:
+    engine = Engine(CacheIsolation.SLOTS)
+    engine.process_id = None
+    response = await _desk(m=engine).flush(_flush("ALL"))
+    assert (response.entry_count, response.token_count) == (0, 0)
+
+
+async def test_an_engine_that_failed_to_erase_is_told_and_its_slots_are_used_afresh() -> None:
+    engine = Engine(CacheIsolation.SLOTS, 1, fails=WeftError(Reason.BACKEND_ERROR, "too late"))
+    desk = _desk(m=engine)
+    await _use(desk, "m", "a")
+    with pytest.raises(WeftError, match="too late"):
+        await desk.flush(_flush("ALL"))
+    assert (await _use(desk, "m", "a")).use.fresh
+
+
+async def test_a_server_that_shares_everything_cannot_be_flushed_but_does_not_hinder_the_others() -> None:
+    shared, own = Engine(CacheIsolation.NONE), Engine(CacheIsolation.SLOTS, 1)
+    desk = _desk(shared=shared, own=own)
+    await _use(desk, "own", "a")
+    assert (await desk.flush(_flush("ALL"))).entry_count == 1
+    with pytest.raises(WeftError) as refused:
+        await desk.flush(_flush("MODEL", model="shared"))
+    assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_whoever_wants_no_cache_from_a_server_that_shares_everything_is_warned() -> None:
+    desk = _desk(m=Engine(CacheIsolation.NONE))
+    assert (await _use(desk, "m", "a")).warnings == []
+    turn = await _use(desk, "m", "a", PRIVATE)
+    assert turn.use.fresh
+    assert [event.warning.field for event in turn.warnings] == ["cache_mode"]
+
+
+async def test_a_server_with_salts_is_told_another_one_for_each_tenant_and_after_a_flush(tmp_path: Path) -> None:
+    desk = CacheDesk.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
+    a, again, b = [(await _use(desk, "m", tenant)).use.salt for tenant in ("a", "a", "b")]
+    assert a == again != b
+    private = [(await _use(desk, "m", "a", PRIVATE)).use.salt for _ in range(2)]
+    assert len({a, b, *private}) == 4
+    await desk.flush(_flush("TENANT", tenant="a"))
+    assert (await _use(desk, "m", "a")).use.salt != a
+    assert (await _use(desk, "m", "b")).use.salt == b
+    restarted = CacheDesk.over([Model("m", Engine(CacheIsolation.SALT))], tmp_path)
+    assert (await _use(restarted, "m", "b")).use.salt == b
+
+
+async def test_an_engine_with_one_prompt_gives_it_up_between_tenants() -> None:
+    desk = _desk(m=Engine(CacheIsolation.WHOLE))
+    uses = [(await _use(desk, "m", tenant)).use for tenant in ("a", "a", "b", "b", "a")]
+    assert [use.fresh for use in uses] == [False, False, True, False, True]
+
+
+async def test_a_new_life_of_the_engine_has_a_new_book() -> None:
+    engine = Engine(CacheIsolation.SLOTS, 1)
+    desk = _desk(m=engine)
+    await _use(desk, "m", "a")
+    assert (await _use(desk, "m", "b")).use.fresh
+    engine.process_id = 101
+    assert not (await _use(desk, "m", "a")).use.fresh
+
+
+async def test_a_turn_that_is_cancelled_gives_its_slot_back() -> None:
+    desk = _desk(m=Engine(CacheIsolation.SLOTS, 1))
+    await _use(desk, "m", "a")
+    entered = asyncio.Event()
+
+    async def hang() -> None:
+        async with desk.of_request("m", "b", Handling()).generating(PROMPT):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(hang())
+    await entered.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (await _use(desk, "m", "b")).use.slot == 0
+
+
+async def test_figures_are_counted_for_each_model() -> None:
+    desk = _desk(one=Engine(CacheIsolation.SLOTS, 1), other=Engine(CacheIsolation.SLOTS, 1))
+    desk.note("one", usage_pb2.Usage(prompt_tokens=100))
+    desk.note("one", usage_pb2.Usage(prompt_tokens=100, cached_prompt_tokens=90))
+    expected = pb.CacheFigures(hit_count=1, miss_count=1, prompt_token_count=200, cached_token_count=90)
+    assert desk.figures("one") == expected
+    assert desk.figures("other") == pb.CacheFigures()

@@ -1,0 +1,33 @@
+"""How a server is told what it may use of its prefix cache."""
+
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.openai_request import add_cache_use
+from runner_svc.backends.port import CacheIsolation, CacheUse
+
+
+@pytest.mark.parametrize(
+    ("use", "has_slots", "added"),
+    [
+        (CacheUse(), True, {}),
+        (CacheUse(slot=0), True, {"id_slot": 0}),
+        (CacheUse(slot=3, fresh=True), True, {"id_slot": 3, "cache_prompt": False}),
+        (CacheUse(slot=3, fresh=True), False, {}),
+        (CacheUse(salt="abc"), False, {"cache_salt": "abc"}),
+    ],
+)
+def test_each_server_is_told_in_its_own_words(use: CacheUse, has_slots: bool, added: dict[str, Any]) -> None:
+    body: dict[str, Any] = {}
+    add_cache_use(body, use, has_slots=has_slots)
+    assert body == added
+
+
+@pytest.mark.parametrize(("knows_salt", "isolation"), [(True, CacheIsolation.SALT), (False, CacheIsolation.NONE)])
+def test_a_server_that_is_not_ours_isolates_only_where_it_knows_salts(
+    knows_salt: bool, isolation: CacheIsolation
+) -> None:
+    config = AttachedServerConfig(url="http://127.0.0.1:1", upstream_model="m", cache_salt=knows_salt)
+    assert AttachedServer(config).cache_isolation is isolation

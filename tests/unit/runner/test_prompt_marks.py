@@ -1,0 +1,66 @@
+"""Marks tell how much of one prompt begins another."""
+
+from runner_svc.cache.prompt_marks import MARK_BYTES, MAX_MARKS, prompt_marks
+from weft.api.common.v1 import chat_pb2, completion_pb2
+
+
+def _text(*prompts: str) -> completion_pb2.CompletionPayload:
+    return completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text=prompt) for prompt in prompts])
+
+
+def _chat(*texts: str) -> chat_pb2.ChatPayload:
+    roles = (chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT)
+    return chat_pb2.ChatPayload(
+        messages=[
+            chat_pb2.ChatMessage(role=roles[place % 2], content=[chat_pb2.ContentPart(text=text)])
+            for place, text in enumerate(texts)
+        ]
+    )
+
+
+def _common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
+    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+
+
+def test_a_conversation_that_goes_on_begins_with_all_of_its_earlier_marks() -> None:
+    earlier, later = prompt_marks(_chat("hello")), prompt_marks(_chat("hello", "hi", "more"))
+    assert later[: len(earlier)] == earlier
+    assert len(later) == 3
+
+
+def test_a_long_text_with_another_end_shares_the_marks_before_it() -> None:
+    document = "word " * MARK_BYTES
+    one, other = prompt_marks(_text(document + "one?")), prompt_marks(_text(document + "two?"))
+    assert _common(one, other) == len(document) // MARK_BYTES
+
+
+def test_texts_that_begin_differently_share_nothing() -> None:
+    assert _common(prompt_marks(_text("x" + "same" * 500)), prompt_marks(_text("y" + "same" * 500))) == 0
+
+
+def test_the_same_words_of_another_role_are_another_beginning() -> None:
+    system = chat_pb2.ChatMessage(role=chat_pb2.ROLE_SYSTEM, content=[chat_pb2.ContentPart(text="hello")])
+    assert prompt_marks(chat_pb2.ChatPayload(messages=[system])) != prompt_marks(_chat("hello"))
+
+
+def test_token_ids_tools_and_images_are_marked_too() -> None:
+    tokens = [
+        completion_pb2.CompletionPayload(
+            prompts=[completion_pb2.PromptInput(tokens=completion_pb2.TokenIds(ids=[1, 2, last]))]
+        )
+        for last in (3, 4)
+    ]
+    assert prompt_marks(tokens[0]) != prompt_marks(tokens[1])
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
+    assert prompt_marks(chat_pb2.ChatPayload(tools=[tool], messages=_chat("a").messages)) != prompt_marks(_chat("a"))
+    images = [chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=data)) for data in (b"1", b"2")]
+    pictures = [
+        chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[image])])
+        for image in images
+    ]
+    assert prompt_marks(pictures[0]) != prompt_marks(pictures[1])
+
+
+def test_their_number_is_bounded() -> None:
+    assert len(prompt_marks(_text("x" * MARK_BYTES * (MAX_MARKS + 10)))) == MAX_MARKS
+    assert len(prompt_marks(_chat(*["m"] * (MAX_MARKS + 10)))) == MAX_MARKS

@@ -1,0 +1,56 @@
+"""How a request is handled by its runner: values to messages and back, with their bounds."""
+
+import math
+
+from google.protobuf.duration_pb2 import Duration
+
+from weft.api.router.v1 import inference_service_pb2
+from weft.api.runner.v1 import serve_options_pb2
+from weft.kernel.durations import keep_alive_seconds
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_CACHE_TAG_CHARS, require_token
+from weft.kernel.request import CacheMode, Handling, Priority
+
+_NANOSECONDS = 1e9
+Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
+
+
+def serve_options(handling: Handling, priority: Priority) -> serve_options_pb2.ServeOptions:
+    """What a runner is told."""
+    options = serve_options_pb2.ServeOptions(
+        cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
+        cache_tag=handling.cache_tag,
+        priority=priority.value,  # type: ignore[arg-type]  # same numbers
+    )
+    if handling.keep_alive_seconds is not None:
+        options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))
+    return options
+
+
+def handling_of(options: Options) -> Handling:
+    """What a message says. Raises INVALID_ARGUMENT naming the field that is out of range."""
+    if options.cache_mode not in {0, *(mode.value for mode in CacheMode)}:
+        raise invalid_field("options.cache_mode", "must be auto, prefix or none")
+    keep_alive = _seconds(options.keep_alive) if options.HasField("keep_alive") else None
+    return Handling(
+        cache_mode=CacheMode(options.cache_mode or CacheMode.AUTO),
+        cache_tag=cache_tag(options.cache_tag, "options.cache_tag") if options.cache_tag else "",
+        keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "options.keep_alive"),
+    )
+
+
+def priority_of(options: Options) -> Priority:
+    """The band that a message names; not set: normal. Raises INVALID_ARGUMENT for one that does not exist."""
+    if options.priority not in {0, *(priority.value for priority in Priority)}:
+        raise invalid_field("options.priority", "must be high, normal or low")
+    return Priority(options.priority or Priority.NORMAL)
+
+
+def cache_tag(text: str, field: str) -> str:
+    """Return `text` if it may be a cache tag; otherwise raise INVALID_ARGUMENT naming `field`."""
+    return require_token(text, field, MAX_CACHE_TAG_CHARS)
+
+
+def _seconds(duration: Duration) -> float:
+    # Beyond what a Duration may hold, its own arithmetic fails; here such a length is only too long.
+    return duration.seconds + duration.nanos / _NANOSECONDS
