@@ -9,7 +9,8 @@ import grpc
 import structlog
 
 from router_svc.config import RelayConfig
-from router_svc.relay_sessions import LinkSession, SessionCalls
+from router_svc.relay_links import LinkSession
+from router_svc.relay_sessions import SessionCalls
 from router_svc.relay_tokens import TokenGate
 from weft.api.router.v1 import relay_service_pb2
 from weft.kernel.address import RUNNER_KEY

@@ -1,14 +1,15 @@
-"""Session calls of dial-out runners: allowed ones go on to the registry, as this runner's and nobody else's."""
+"""Calls of dial-out runners to the registry: allowed ones go on to the registry, as this runner's and nobody else's."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from router_svc.relay_leases import RelayedLeases
+from router_svc.relay_links import LinkSession, require_own
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.kernel.address import relayed_address
@@ -28,23 +29,6 @@ CALL_TIMEOUT_SECONDS = 5.0
 _PREFIX = "/weft.api.registry.v1.RunnerSessionService/"
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class LinkSession:
-    """The session that was opened over one link."""
-
-    runner: str = ""
-    """Whose link it is: the first name that a session was asked for, whether it was opened or not."""
-    session_id: str = ""
-    incarnation: str = ""
-    max_requests: int = 0
-    """Requests the runner works on at once; 0: no limit of its own."""
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-    is_opening: bool = False
-    """Whether the registry is being asked to open it."""
-    refusal: WeftError | None = None
-    """Why the last attempt to open it failed."""
-
-
 class SessionCalls:
     """Answers what runners call over their links."""
 
@@ -56,6 +40,7 @@ class SessionCalls:
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
         )
         self._registry = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
+        self._leases = RelayedLeases(registry)
         self._openings: set[asyncio.Task[Message]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._methods: dict[str, Callable[[LinkSession, bytes], Awaitable[Message]]] = {
@@ -73,19 +58,21 @@ class SessionCalls:
 
     async def answer(self, call: LinkCall, session: LinkSession) -> CallStatus:
         """Answer one call of a runner. See weft.link.link.Answer."""
-        method = self._methods.get(call.method)
-        if method is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only session calls may be made")
+        method, leases = self._methods.get(call.method), self._leases.methods.get(call.method)
+        if method is None and leases is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "over a link only sessions and leases may be called")
         request = await call.read()
         if request is None:
             raise WeftError(Reason.MALFORMED_REQUEST, "the call had no request")
         try:
-            response = await method(session, request)
+            if leases is not None:
+                await leases(call, session, request)
+            if method is not None:
+                await call.send((await method(session, request)).SerializeToString())
         except DecodeError:
             raise WeftError(Reason.MALFORMED_REQUEST, "the request cannot be read") from None
         except grpc.aio.AioRpcError as error:
             return status_of(error_from_call(error, Reason.SERVICE_UNAVAILABLE))
-        await call.send(response.SerializeToString())
         return CallStatus()
 
     async def settle(self) -> None:
@@ -143,22 +130,17 @@ class SessionCalls:
 
     async def _heartbeat(self, session: LinkSession, data: bytes) -> Message:
         request = pb.HeartbeatRequest.FromString(data)
-        _require_own(session, request.session_id)
+        require_own(session, request.session_id)
         response = await self._sessions.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         session.max_requests = request.capability.max_requests
         return response
 
     async def _close(self, session: LinkSession, data: bytes) -> Message:
         request = pb.CloseSessionRequest.FromString(data)
-        _require_own(session, request.session_id)
+        require_own(session, request.session_id)
         response = await self._sessions.CloseSession(request, timeout=CALL_TIMEOUT_SECONDS)
         session.session_id = ""
         return response
-
-
-def _require_own(session: LinkSession, session_id: str) -> None:
-    if not session.session_id or session_id != session.session_id:
-        raise WeftError(Reason.PERMISSION_DENIED, "this is not the session that was opened over this link")
 
 
 def _good_bye(session: LinkSession) -> pb.CloseSessionRequest:

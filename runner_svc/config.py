@@ -8,6 +8,8 @@ from pathlib import Path
 from runner_svc.backends.port import Backend
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.hibernation import HibernationSettings
+from runner_svc.memory.lease_keeper import Observer
+from runner_svc.memory.memory_port import MemoryForecast, NoForecast
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
@@ -36,6 +38,14 @@ class ServedModel:
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     chat: ChatSettings = field(default_factory=ChatSettings)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
+    quantizations: Mapping[str, Path] = field(default_factory=dict)
+    """Further files of the same model that may be loaded, by quantization."""
+    vision_input: bool = False
+    """Whether it takes images."""
+    target_inflight: int | None = None
+    """Requests that it works on at once; None: as many as its slots."""
+    forecast: MemoryForecast = field(default_factory=NoForecast)
+    """What loads of it take."""
     wake_by_mesh: Recipe | None = None
     """What a router does to wake the host; the registry is told. What the runner does stays here."""
 
@@ -63,6 +73,14 @@ class InstanceConfig:
     model: str
     """The model's name in the mesh."""
     slots: int
+    """Of its engine, as configured."""
+    target_inflight: int | None = None
+    """Requests that it works on at once; None: as many as its engine has slots."""
+    vision_input: bool = False
+    """Whether it takes images."""
+    model_path: Path | None = None
+    quantizations: Mapping[str, Path] = field(default_factory=dict)
+    """Further files of the model by quantization."""
     restart: RestartLimits = field(default_factory=RestartLimits)
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     hibernation: HibernationSettings = field(default_factory=HibernationSettings)
@@ -88,6 +106,12 @@ class RunnerConfig:
     agents: tuple[PublishedAgent, ...] = ()
     tools: tuple[ToolSourceConfig, ...] = ()
     """Sources of tools that the runner runs for models."""
+    observer: Observer | None = None
+    """Who looks at this host's accelerators; None: nobody does, and no memory is booked."""
+    device_indexes: tuple[int, ...] = ()
+    """Accelerators that its models may use; empty: all of the host."""
+    memory_wait_seconds: float = 300.0
+    """Longest wait of a load for accelerator memory."""
     max_requests: int | None = None
     """Requests it works on at once over all its models; None: as many as its slots."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)

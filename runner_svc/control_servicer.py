@@ -1,29 +1,58 @@
 """gRPC translation for the runner's control plane: look at it, wake, load and unload its models, read their logs."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Protocol
 
 import grpc
 
 from runner_svc import description
 from runner_svc.instance import Instance
+from runner_svc.load_messages import own_quantization, wish_from
+from runner_svc.load_watch import follow_load
+from runner_svc.policy.load_plan import LoadWish
 from runner_svc.report import RunnerReport
 from runner_svc.supervise.logs import LogBatch
+from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.api.runner.v1 import runner_service_pb2_grpc
+from weft.dispatch.permits import Action, PermitGate
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.rpc import answering
 
 MAX_LOG_LINES = 1000
 
 
+class CacheFlush(Protocol):
+    """Who forgets cached prefixes."""
+
+    async def flush(self, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
+        """Forget what the request names; its permit has been looked at."""
+        ...
+
+
 class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     """See RunnerService."""
 
-    def __init__(self, report: RunnerReport, instances: Mapping[str, Instance]) -> None:
+    def __init__(
+        self,
+        report: RunnerReport,
+        instances: Mapping[str, Instance],
+        *,
+        permits: PermitGate,
+        cache: CacheFlush,
+        clock: Clock,
+    ) -> None:
+        """`clock` shows the mesh's time of day, by which permits are judged."""
         self._report = report
         self._instances = instances
+        self._permits = permits
+        self._cache = cache
+        self._clock = clock
 
     async def Describe(  # noqa: N802 - the rpc's name
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse]
@@ -43,22 +72,58 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             return pb.WakeResponse()
         raise AssertionError("abort has raised")
 
-    async def Load(  # noqa: N802 - the rpc's name
+    async def Load(  # type: ignore[override]  # noqa: N802 - the rpc's name; a coroutine that writes
         self, request: pb.LoadRequest, context: grpc.aio.ServicerContext[pb.LoadRequest, pb.LoadResponse]
-    ) -> pb.LoadResponse:
-        """See RunnerService.Load."""
+    ) -> None:
+        """See RunnerService.Load. It writes: a generator that gRPC drops would cancel the load some time later."""
         async with answering(context):
-            await self._instance(request.model).load()
-            return pb.LoadResponse()
-        raise AssertionError("abort has raised")
+            self._permitted(request.permit, Action.LOAD, request.model)
+            instance = self._instance(request.model)
+            wish = await self._wish(instance, request.options)
+            async with aclosing(follow_load(instance, wish, self._clock, self._report.tellable)) as responses:
+                async for response in responses:
+                    await context.write(response)
 
     async def Unload(  # noqa: N802 - the rpc's name
         self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext[pb.UnloadRequest, pb.UnloadResponse]
     ) -> pb.UnloadResponse:
         """See RunnerService.Unload."""
         async with answering(context):
-            await self._instance(request.model).unload()
-            return pb.UnloadResponse()
+            self._permitted(request.permit, Action.UNLOAD, request.model)
+            instance = self._instance(request.model)
+            held = instance.memory.held_bytes
+            had_process = instance.backend.process_id is not None
+            await instance.unload()
+            return pb.UnloadResponse(
+                memory_freed_bytes=held, cache_flushed=had_process and instance.backend.process_id is None
+            )
+        raise AssertionError("abort has raised")
+
+    async def YieldMemory(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.YieldMemoryRequest,
+        context: grpc.aio.ServicerContext[pb.YieldMemoryRequest, pb.YieldMemoryResponse],
+    ) -> pb.YieldMemoryResponse:
+        """See RunnerService.YieldMemory."""
+        async with answering(context):
+            self._permitted(request.permit, Action.YIELD, request.model)
+            if request.priority not in {priority.value for priority in Priority}:
+                raise invalid_field("priority", "must be high, normal or low")
+            wanted_by = "".join(filter(str.isprintable, request.wanted_by[:MAX_NAME_CHARS]))
+            instance = self._instance(request.model)
+            await instance.yield_memory(request.lease_id, Priority(request.priority), wanted_by)
+            return pb.YieldMemoryResponse()
+        raise AssertionError("abort has raised")
+
+    async def FlushCache(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.FlushCacheRequest,
+        context: grpc.aio.ServicerContext[pb.FlushCacheRequest, pb.FlushCacheResponse],
+    ) -> pb.FlushCacheResponse:
+        """See RunnerService.FlushCache."""
+        async with answering(context):
+            self._permitted(request.permit, Action.FLUSH, request.model)
+            return await self._cache.flush(request)
         raise AssertionError("abort has raised")
 
     async def GetRequest(  # noqa: N802 - the rpc's name
@@ -96,6 +161,15 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         """End every stream of logs: the runner is stopping."""
         for instance in self._instances.values():
             instance.backend.log.end_followers()
+
+    def _permitted(self, permit: permit_pb2.OperationPermit, action: Action, model: str) -> None:
+        self._permits.admit(permit, action, model=model, now=self._clock.utc_now().timestamp())
+
+    async def _wish(self, instance: Instance, options: load_pb2.LoadOptions) -> LoadWish:
+        own = ""
+        if options.quantization and options.quantization not in instance.quantizations:
+            own = await asyncio.to_thread(own_quantization, instance.model_path)
+        return wish_from(options, instance.backend, instance.quantizations, own)
 
     def _instance(self, model: str) -> Instance:
         instance = self._instances.get(model)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("weft.dial_out")
 
-SESSION_SERVICE = "weft.api.registry.v1.RunnerSessionService"
+REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
+"""What the runner beside it calls of the registry."""
 CALLABLE_PREFIX = "/weft.api.runner.v1."
 """What the mesh may call over the link, and nothing else."""
 CONNECT_SECONDS = 15.0
@@ -78,7 +79,7 @@ class DialOutConfig:
 
 
 class DialOut:
-    """See weft.kernel.service.Service. Registers the registry's session service for the runner beside it."""
+    """See weft.kernel.service.Service. Stands for the registry, as far as the runner beside it calls it."""
 
     def __init__(
         self,
@@ -112,11 +113,11 @@ class DialOut:
     @property
     def service_names(self) -> tuple[str, ...]:
         """See Service.service_names."""
-        return (SESSION_SERVICE,)
+        return REGISTRY_SERVICES
 
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
-        server.add_generic_rpc_handlers((RawServices((SESSION_SERVICE,), self._serve_session),))
+        server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
 
     async def start(self) -> None:
         """See Service.start. Returns at once and keeps dialing."""
@@ -226,7 +227,7 @@ class DialOut:
         assert self._local is not None, "a call before start"
         return conceal_in_status(await forward_to_channel(call, self._local))
 
-    async def _serve_session(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _serve_registry(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         async with answering(context):
             link, name = self._link, method.rpartition("/")[2]
             if link is None:

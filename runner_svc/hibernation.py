@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from runner_svc.policy.keep_alive import DEFAULT_CATEGORY, KeepAliveWishes
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, CommandRecipe, HttpRecipe, Recipe
@@ -50,6 +51,14 @@ class HibernationSettings:
     """How long an unload waits for running requests."""
     attach_retry_seconds: float = 5.0
     """Pause between two attempts to find a server that nobody can wake."""
+    keep_alive_seconds: float | None = None
+    """Idle time after which it goes to sleep; negative: never; None: as `sleep` says, else by `category`."""
+    category: str = DEFAULT_CATEGORY
+    """What it is for: a key of policy.keep_alive.CATEGORY_SECONDS."""
+    pinned: bool = False
+    """It is never evicted for another model, and stays loaded."""
+    memory_wait_seconds: float = 0.0
+    """Longest wait of a load for accelerator memory; 0 where nobody keeps a book of it."""
 
     @property
     def can_wake(self) -> bool:
@@ -62,13 +71,22 @@ class HibernationSettings:
         return not self.attached or (self.sleep is not None and self.sleep.action is not None)
 
     @property
-    def sleep_after_seconds(self) -> float | None:
-        """Idle time after which it goes to sleep; None: never by itself, also where nobody could wake it again."""
-        wakes_again = self.can_wake or self.woken_by_mesh
-        return self.sleep.after_seconds if self.sleep is not None and self.can_unload and wakes_again else None
+    def sleeps_by_itself(self) -> bool:
+        """Whether it may go to sleep when nobody wants it: not where nobody could wake it again."""
+        return self.can_unload and (self.can_wake or self.woken_by_mesh)
+
+    @property
+    def keep_alive_wishes(self) -> KeepAliveWishes:
+        """What the configuration says."""
+        after_seconds = None if self.sleep is None else self.sleep.after_seconds
+        return KeepAliveWishes(
+            model_seconds=after_seconds if self.keep_alive_seconds is None else self.keep_alive_seconds,
+            category=self.category,
+            pinned=self.pinned,
+        )
 
     @property
     def longest_wake_seconds(self) -> float:
         """Longest time a caller may have to wait: a model on its way to sleep gets there first."""
         falling_asleep = 0.0 if self.sleep is None else self.sleep.max_wait_seconds
-        return self.drain_seconds + falling_asleep + self.max_wait_seconds
+        return self.drain_seconds + falling_asleep + self.memory_wait_seconds + self.max_wait_seconds

@@ -1,14 +1,21 @@
 """One instance: one model on one backend, kept running or asleep for as long as the runner runs."""
 
-from collections.abc import Callable, Coroutine, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from runner_svc.backends.port import Backend
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import RunRecipe, no_recipes
 from runner_svc.life import InstanceLife
+from runner_svc.memory.memory_port import MemoryAccount
+from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.life_events import Command
+from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestRecords
@@ -19,13 +26,16 @@ from runner_svc.work import Work
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
-    import asyncio
     from datetime import datetime
 
+log = structlog.get_logger("weft.instance")
+
 LOADING_RETRY_SECONDS = 1.0
+GIVING_WAY = "giving way to another model"
 
 
 class Instance:
@@ -42,14 +52,26 @@ class Instance:
         on_change: Callable[[], None],
         run_recipe: RunRecipe = no_recipes,
         limit: RequestLimit | None = None,
+        account: MemoryAccount | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self.backend = backend
-        self.slots = SlotTable(config.slots, limit)
+        self.slots = SlotTable(min(config.slots, config.target_inflight or config.slots), limit)
         self.records = RequestRecords(config.model, clock)
-        self._life = InstanceLife(config, backend, self.records, clock, on_change, run_recipe)
+        self.memory = ModelMemory(config.model, backend, self.records, account or MemoryAccount())
+        self.memory.pinned = config.hibernation.pinned
+        self._life = InstanceLife(config, backend, self.records, self.memory, clock, on_change, run_recipe)
+        self._life.loader.on_slots = self._note_slots
+        self._turn = asyncio.Lock()
+        """Held while somebody decides how it is loaded."""
+        self._waiting = 0
+        """Callers that wait for it to be awake."""
+        self._begun_by_load = False
+        """Whether it wakes because somebody called `load`, and for nobody else."""
+        self._gives_way = False
+        """Whether it has promised its memory to somebody else."""
         self.digest = ""
         """Digest of the model file, once it is known."""
 
@@ -71,7 +93,7 @@ class Instance:
     @property
     def context_tokens(self) -> int:
         """Context of one slot; 0 until it was loaded."""
-        return self._life.context_tokens
+        return self._life.loader.context_tokens
 
     @property
     def last_restart_reason(self) -> str:
@@ -104,6 +126,51 @@ class Instance:
         return self.backend.load_progress() if self.phase is Phase.LOADING else None
 
     @property
+    def load_stage(self) -> str:
+        """What is being done to load it, for people; empty: nothing."""
+        return self._life.loader.stage or (self.detail if self.phase is Phase.LOADING else "")
+
+    @property
+    def load_eta_seconds(self) -> float | None:
+        """How long loading will still take, from earlier loads; None: unknown, or it does not load."""
+        return self._life.loader.eta_seconds if self.phase is Phase.LOADING else None
+
+    @property
+    def load_seconds(self) -> float:
+        """How long the last load that succeeded took, waiting for memory included."""
+        return self._life.loader.last_seconds
+
+    @property
+    def vision_input(self) -> bool:
+        """Whether it takes images."""
+        return self._config.vision_input
+
+    @property
+    def quantizations(self) -> Mapping[str, Path]:
+        """Further files of the model by quantization."""
+        return self._config.quantizations
+
+    @property
+    def model_path(self) -> Path | None:
+        """The model's file, as configured; None: there is none, or it is not ours."""
+        return self._config.model_path
+
+    @property
+    def plan(self) -> LoadPlan:
+        """How it is loaded, or will be next."""
+        return self._life.loader.plan
+
+    @property
+    def load_keep_alive_seconds(self) -> float | None:
+        """What whoever loaded it said."""
+        return self._life.idle.load_seconds
+
+    @property
+    def unload_at(self) -> "datetime | None":
+        """When it goes to sleep unless a request comes, UTC; None: not by itself."""
+        return self._life.idle.ends_at if self.phase is Phase.READY else None
+
+    @property
     def timeouts(self) -> TimeoutProfile:
         """The limits of time it works under."""
         return self._config.timeouts
@@ -123,26 +190,38 @@ class Instance:
         self._life.ask_drain()
 
     @contextmanager
-    def admit(self, request_id: str) -> Iterator[Work]:
+    def admit(
+        self, request_id: str, *, keep_alive_seconds: float | None = None, priority: Priority = Priority.NORMAL
+    ) -> Iterator[Work]:
         """What one request works with, with a slot held and a record kept meanwhile; to be used within one task.
 
+        `keep_alive_seconds` is how long the model stays loaded after it: negative is for ever, None as it is set up.
         Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready. When the
         backend dies, stalls or is stopped the block is ended with the reason for that.
         """
         if self._life.stopping:
             raise self._shutting_down()
-        if self.phase is not Phase.READY:
+        if self.phase is not Phase.READY or self._gives_way:
+            state = GIVING_WAY if self.phase is Phase.READY else self.phase.name.lower()
             raise WeftError(
                 Reason.BACKEND_NOT_READY,
-                f"{self.model} is {self.phase.name.lower()}{': ' + self.detail if self.detail else ''}",
+                f"{self.model} is {state}{': ' + self.detail if self.detail else ''}",
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
-        start = self._life.starts
+        start = self._life.loader.starts
+        counted = self._counted(keep_alive_seconds, priority)
+        with self.slots.hold(request_id), counted, self.records.keep(request_id) as record:
+            yield Work(record, self.backend, lambda error: self._life.note_failure(error, start))
+
+    @contextmanager
+    def _counted(self, keep_alive_seconds: float | None, priority: Priority) -> Iterator[None]:
+        """The time that a request is worked on, as far as the model's memory and its unload timer go."""
+        self.memory.priority = priority
         try:
-            with self.slots.hold(request_id), self.records.keep(request_id) as record:
-                yield Work(record, self.backend, lambda error: self._life.note_failure(error, start))
+            yield
         finally:
-            self._life.idle_since = self._clock.monotonic()
+            self.memory.note_used(self._clock.utc_now())
+            self._life.note_request_end(keep_alive_seconds)
 
     async def wake(self) -> None:
         """Return once it takes requests. Callers share one wake; cancelling one leaves it to the others.
@@ -153,18 +232,90 @@ class Instance:
         self._require_running()
         if self.phase is Phase.READY:
             return
-        if self._life.state.doing is Command.PAUSE:
-            raise WeftError(Reason.WAKE_FAILED, self.detail, metadata={"model": self.model})
-        self._life.wake_asked.set()
-        await self._bounded(self._life.awake.wait(), Reason.WAKE_FAILED)
+        awake = self._ask_awake(by_load=False)
+        try:
+            await self._awaited(awake)
+        except WeftError as error:
+            if error.reason is Reason.INSUFFICIENT_MEMORY:
+                raise WeftError(Reason.WAKE_FAILED, error.message, metadata=error.metadata) from None
+            raise
 
-    async def load(self) -> None:
-        """Wake it; it stays awake until it is unloaded, whatever its idle time. Raises as `wake`."""
-        await self.wake()
+    async def load(self, wish: LoadWish = STAY_LOADED) -> bool:
+        """Load it so, again if it runs otherwise; returns whether it was loaded so already. Callers share one load.
+
+        When the last one who waits for a load that a call began is cancelled, it is unloaded. Raises as `wake`, and
+        INSUFFICIENT_MEMORY when it would take more than it may, or there was none.
+        """
+        self._require_running()
+        if wish.memory_budget_bytes:
+            await self.memory.require_budget(wish.plan, wish.memory_budget_bytes)
+        async with self._turn:
+            # Until it rests: somebody else may have woken it again, as configured, before we get to say how.
+            while self._life.loader.plan != wish.plan and self.phase not in (Phase.HIBERNATING, Phase.FAILED):
+                await self.unload()
+            self._require_running()
+            was_loaded = self.phase is Phase.READY
+            awake = None if was_loaded else self._ask_awake(by_load=True)
+            self._life.loader.plan = wish.plan
+            self.memory.pinned = wish.pin or self._config.hibernation.pinned
+        if awake is not None:
+            await self._awaited(awake, ends_with_last=True)
         # Not before: several may load at once, and one that gives up must not undo what another has done. An unload
         # that was asked for meanwhile has the last word.
         if self.phase is Phase.READY:
-            self._life.stays_awake = True
+            self.memory.pinned = wish.pin or self._config.hibernation.pinned
+            self._life.note_loaded_for(wish.keep_alive_seconds)
+        return was_loaded
+
+    def _ask_awake(self, *, by_load: bool) -> Coroutine[Any, Any, None]:
+        if self._life.state.doing is Command.PAUSE:
+            raise WeftError(Reason.WAKE_FAILED, self.detail, metadata={"model": self.model})
+        if not self._life.wake_asked.is_set() and not self._waiting:
+            self._begun_by_load = by_load and self.phase in (Phase.HIBERNATING, Phase.FAILED)
+        self._life.wake_asked.set()
+        return self._life.awake.wait()
+
+    async def _awaited(self, awake: Coroutine[Any, Any, None], *, ends_with_last: bool = False) -> None:
+        hibernation, self._waiting = self._config.hibernation, self._waiting + 1
+        try:
+            if ends_with_last and not hibernation.attached and hibernation.recipe is None:
+                await awake  # given up when it stalls, or memory does not come, and not by a clock of ours
+            else:
+                await self._bounded(awake, Reason.WAKE_FAILED)
+        except asyncio.CancelledError:
+            is_under_way = self.phase in (Phase.LOADING, Phase.READY) or self._life.wake_asked.is_set()
+            if ends_with_last and self._begun_by_load and self._waiting == 1 and is_under_way:
+                self._life.ask_sleep()
+            raise
+        finally:
+            self._waiting -= 1
+
+    async def yield_memory(self, lease_id: str, priority: Priority, wanted_by: str) -> None:
+        """Go to sleep so that somebody else can have the memory; nothing begins meanwhile. None to give is no error.
+
+        Raises RESOURCE_IN_USE when it works on a request, is pinned, loads, or last worked for a higher priority than
+        `priority`; as `unload`.
+        """
+        grant = self.memory.grant
+        if grant is None or grant.lease_id != lease_id:
+            return
+        why = ""
+        if self.slots.holders or self.records.running:
+            why = "works on a request"
+        elif self.memory.pinned:
+            why = "is pinned"
+        elif self.memory.priority < priority:
+            why = "last worked for a request of a higher priority"
+        elif self.phase not in (Phase.READY, Phase.STOPPING):
+            why = f"is {self.phase.name.lower()}"
+        if why:
+            raise WeftError(Reason.RESOURCE_IN_USE, f"{self.model} keeps its memory: it {why}")
+        log.info("model gives way", model=self.model, wanted_by=wanted_by)
+        self._gives_way = True
+        try:
+            await self.unload()
+        finally:
+            self._gives_way = False
 
     async def unload(self) -> None:
         """Let running requests end, then put it to sleep; the next wake loads it.
@@ -178,10 +329,14 @@ class Instance:
                 f"{self.model} is served by a server that weft did not start; declare a sleep action for it",
             )
         self._require_running()
-        self._life.stays_awake = False
+        self._life.idle.load_seconds = None
         if self.phase not in (Phase.HIBERNATING, Phase.FAILED):
             self._life.ask_sleep()
             await self._bounded(self._life.asleep.wait(), Reason.BACKEND_NOT_READY)
+
+    def _note_slots(self, in_force: int) -> None:
+        slots = in_force or self._config.slots
+        self.slots.resize(min(slots, self._config.target_inflight or slots))
 
     def _require_running(self) -> None:
         if self._life.stopping or self._task is None:

@@ -8,7 +8,10 @@ import structlog
 
 from runner_svc.backends.port import Backend
 from runner_svc.config import InstanceConfig
-from runner_svc.hibernation import RunRecipe, SleepSettings
+from runner_svc.hibernation import RunRecipe
+from runner_svc.idle_time import IdleTime
+from runner_svc.loading import Loader
+from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.life_events import (
     Begun,
     Broke,
@@ -27,6 +30,7 @@ from runner_svc.policy.life_events import (
     SleepAsked,
     SleepFailed,
     Slept,
+    Waits,
     WakeAsked,
     WakeFailed,
 )
@@ -38,10 +42,11 @@ from runner_svc.policy.lifecycle import (
     step,
     with_last_lines,
 )
-from runner_svc.policy.sleep import IdleSigns, SleepDecision, decide_sleep
+from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.verdicts import is_unmet, verdict_on
 from runner_svc.records import RequestRecords
 from runner_svc.restart_log import RestartLog
-from runner_svc.waiting import SharedOutcome, end_tasks, event_within, within
+from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_within, within
 from runner_svc.watchdog import Watchdog
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -58,9 +63,6 @@ REQUESTS_END_SECONDS = 1.0
 """How long requests that were failed may take to let go, before their backend is ended under them."""
 CRASH_LOG_LINES = 10
 """How many of a backend's last lines a crash loop shows."""
-MAX_CRASH_LINES = 2000
-MAX_CRASH_BYTES = 64 * 1024
-"""How much of a backend's output is kept from its last crash."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
 
 _NOT_UP_YET = frozenset({Reason.CONNECT_FAILED, Reason.LOAD_STALLED})
@@ -77,6 +79,7 @@ class InstanceLife:
         config: InstanceConfig,
         backend: Backend,
         records: RequestRecords,
+        memory: ModelMemory,
         clock: Clock,
         on_change: Callable[[], None],
         run_recipe: RunRecipe,
@@ -100,21 +103,16 @@ class InstanceLife:
         self._fault: WeftError | None = None
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
         self._obstacle = ""
-        self._log_mark = 0
-        self._was_started = False
-        """Whether the present wake has come as far as the backend."""
+        self._memory = memory
+        memory.on_lost = self._note_lease_lost
+        self.loader = Loader(config, backend, memory, clock)
         self.state = LifeState()
         self.restarts = RestartLog(clock)
         self.crash_lines: tuple[str, ...] = ()
-        """The backend's output up to its last crash, at most MAX_CRASH_BYTES of it."""
-        self.context_tokens = 0
-        self.starts = 0
-        """How often the backend became ready: the number of the present one."""
+        """The backend's output up to its last crash, at most loading.MAX_CRASH_BYTES of it."""
         self.last_ready_at: datetime | None = None
         """UTC."""
-        self.idle_since = clock.monotonic()
-        self.stays_awake = False
-        """Loaded to stay: it does not go to sleep by itself."""
+        self.idle = IdleTime(config.hibernation, memory, records, clock)
         self.stopping = False
         """The runner is about to end."""
         self.wake_asked = asyncio.Event()
@@ -135,9 +133,24 @@ class InstanceLife:
 
     def note_failure(self, error: WeftError, start: int) -> None:
         """A request of the backend's start number `start` failed so. Some failures ask for a restart."""
-        if start == self.starts and self._fault is None and needs_restart(error.reason, attached=self._rules.attached):
+        is_present = start == self.loader.starts and self._fault is None
+        if is_present and needs_restart(error.reason, attached=self._rules.attached):
             self._fault = error
             self._nudged.set()
+
+    def note_request_end(self, keep_alive_seconds: float | None) -> None:
+        """A request let go of the backend; it said so."""
+        if self.idle.note_request_end(keep_alive_seconds):
+            self._nudged.set()
+
+    def note_loaded_for(self, keep_alive_seconds: float) -> None:
+        """Whoever loaded it said how long to keep it."""
+        self.idle.load_seconds = keep_alive_seconds
+        self._nudged.set()
+
+    def _note_lease_lost(self) -> None:
+        self.loader.note_lease_lost()
+        self._nudged.set()
 
     async def run(self) -> None:
         """Keep it as it should be until cancelled; then the backend is gone and nobody waits any more."""
@@ -166,7 +179,10 @@ class InstanceLife:
             gone = WeftError(Reason.SHUTTING_DOWN, "the runner is stopping")
             self.awake.settle(gone)
             self.asleep.settle(gone)
-            await self._end_backend()
+            try:
+                await self._end_backend()
+            finally:
+                self._memory.give_up()
             self._note(Ended())
 
     def _note(self, event: Event) -> Command:
@@ -176,10 +192,12 @@ class InstanceLife:
         if self.stopping and not before.draining and not isinstance(event, DrainAsked):
             before = step(before, DrainAsked(), now, self._rules).state
         transition = step(before, event, now, self._rules)
+        if transition.command in (Command.PAUSE, Command.REST, Command.SEEK):
+            self._memory.give_up()  # nothing of the backend is left there
         self._remember(event, transition.state)
         after = transition.state
         if transition.command is Command.PAUSE:
-            after = with_last_lines(after, self._last_lines()[-CRASH_LOG_LINES:])
+            after = with_last_lines(after, self.loader.last_lines()[-CRASH_LOG_LINES:])
             log.error("backend is not started for now", model=self._config.model, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
@@ -193,16 +211,19 @@ class InstanceLife:
         if isinstance(event, Loaded):
             self.last_ready_at = self._clock.utc_now()
             self.restarts.note_ready()
-        elif isinstance(event, (Died, Faulted, LoadFailed, Broke)) and not self._rules.attached:
+        elif isinstance(event, (Died, Faulted, LoadFailed, Broke)) and not self._rules.attached and not is_unmet(event):
             self._remember_restart(Reason.INTERNAL if isinstance(event, Broke) else event.reason, event.how)
         elif isinstance(event, WakeFailed) and after.doing is Command.PAUSE:
             self._remember_restart(event.reason, event.how)  # any other wake that fails costs no restart
         if isinstance(event, (Died, Faulted)):
-            self._verdict = _verdict(event, attached=self._rules.attached)
-        elif isinstance(event, (Cleared, LoadFailed)) or (isinstance(event, WakeFailed) and self._was_started):
-            self.crash_lines = self._last_lines()
+            self._verdict = verdict_on(event, attached=self._rules.attached)
+        elif isinstance(event, (Cleared, LoadFailed, WakeFailed)) and self._was_started(event):
+            self.crash_lines = self.loader.last_lines()
         if after.doing is Command.REST:
             self.restarts.note_asleep()
+
+    def _was_started(self, event: Event) -> bool:
+        return isinstance(event, Cleared) or self.loader.was_started
 
     def _remember_restart(self, reason: Reason, how: str) -> None:
         log.warning("backend ended", model=self._config.model, how=how, restarts=self.state.history.total + 1)
@@ -212,36 +233,35 @@ class InstanceLife:
         """Tell those who wait for it to be awake or asleep."""
         if command is Command.SERVE:
             self.wake_asked.clear()
-            self.idle_since = self._clock.monotonic()
+            self.idle.begin()
             self.awake.settle()
-        elif command is Command.PAUSE or isinstance(event, (WakeFailed, Broke)):
-            self._settle_not_awake(self.state.detail or INTERNAL_ERROR)
+        elif command is Command.PAUSE or isinstance(event, (WakeFailed, Broke)) or is_unmet(event):
+            unmet = isinstance(event, (LoadFailed, WakeFailed)) and event.reason is Reason.INSUFFICIENT_MEMORY
+            reason = Reason.INSUFFICIENT_MEMORY if unmet else Reason.WAKE_FAILED
+            self._settle_not_awake(self.state.detail or INTERNAL_ERROR, reason)
         elif isinstance(event, SleepAsked) and command is not Command.SLEEP:
             self._settle_not_awake("it was unloaded meanwhile")
         if isinstance(event, Broke):
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
-            if self._sleep_asked.is_set():
-                self.stays_awake = False  # also where a load came to its end after the unload was asked for
+            if self._sleep_asked.is_set() or not self._rules.attached:
+                # Also where a load came to its end after the unload was asked for.
+                self.forget_wishes()
             self._sleep_asked.clear()
             self.asleep.settle()
 
-    def _settle_not_awake(self, why: str) -> None:
+    def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
         self.wake_asked.clear()
-        self.awake.settle(WeftError(Reason.WAKE_FAILED, why, metadata={"model": self._config.model}))
+        self.awake.settle(WeftError(reason, why, metadata={"model": self._config.model}))
 
-    def _last_lines(self) -> tuple[str, ...]:
-        """What the present or last process said, as far as it is still there; not what those before it said."""
-        kept: list[str] = []
-        room = min(MAX_CRASH_BYTES, self._backend.log.total_bytes - self._log_mark)
-        for line in reversed(self._backend.log_lines(MAX_CRASH_LINES)):
-            room -= len(line.encode()) + 1
-            if room < 0:
-                break
-            kept.append(line)
-        return tuple(reversed(kept))
+    def forget_wishes(self) -> None:
+        """What loads and requests said holds for one life of the backend; the next one is as configured."""
+        self.idle.forget()
+        self.loader.plan = AS_CONFIGURED
+        self._memory.pinned = self._hibernation.keep_alive_wishes.pinned
 
     async def _load(self) -> Event:
+        self.loader.was_started = False
         loading = asyncio.create_task(self._start_backend())
         unloaded = asyncio.create_task(self._sleep_asked.wait())
         try:
@@ -256,14 +276,13 @@ class InstanceLife:
         return Loaded()
 
     async def _start_backend(self) -> None:
-        began = self._clock.monotonic()
-        self._log_mark, self._was_started = self._backend.log.total_bytes, True
-        facts = await self._backend.start()
-        self.context_tokens = facts.context_tokens
-        self.starts += 1
+        await self.loader.start(self._note_waiting)
         self._fault = None
-        seconds = round(self._clock.monotonic() - began, 2)
-        log.info("backend ready", model=self._config.model, pid=self._backend.process_id, load_seconds=seconds)
+        self.idle.begin_life()
+
+    def _note_waiting(self, detail: str) -> None:
+        if self.state.doing in (Command.LOAD, Command.WAKE):
+            self._note(Waits(detail))
 
     async def _serve(self) -> Event:
         """Until the backend ends by itself, is of no use any more, or is to sleep."""
@@ -278,9 +297,11 @@ class InstanceLife:
                 if self.stopping and not self.state.draining:
                     self._note(DrainAsked())
                 fault = watching.result() if watching.done() else self._fault
+                if self._memory.lost.is_set():
+                    fault = self._memory.lost_error()
                 if fault is not None:
                     return Faulted(fault.reason, fault.message)
-                decision = self._decide_sleep()
+                decision = self.idle.decide(stays_awake=self.stopping)
                 if decision.sleep or self._sleep_asked.is_set():
                     return SleepAsked()
                 await event_within(self._clock, decision.look_again_seconds, self._nudged)
@@ -288,15 +309,6 @@ class InstanceLife:
             return Died(report.reason, report.how)
         finally:
             await end_tasks(exited, watching)
-
-    def _decide_sleep(self) -> SleepDecision:
-        signs = IdleSigns(
-            now=self._clock.monotonic(),
-            idle_since=self.idle_since,
-            busy=bool(self._records.running),
-            stays_awake=self.stays_awake or self.stopping,
-        )
-        return decide_sleep(signs, self._hibernation.sleep_after_seconds)
 
     async def _clear(self) -> Event:
         """The process is gone or of no use, but what it started may still be there, and so may its requests."""
@@ -315,9 +327,11 @@ class InstanceLife:
 
     async def _fall_asleep(self) -> Event:
         """New work is refused already, and the router waits and wakes it."""
-        await event_within(self._clock, self._hibernation.drain_seconds, self._records.idle)
+        sleep = self._hibernation.sleep
+        await first_within(self._clock, self._hibernation.drain_seconds, self._records.idle, self._memory.lost)
         try:
-            await self._run_sleep_action(self._hibernation.sleep)
+            if sleep is not None and sleep.action is not None and not self._memory.lost.is_set():
+                await self._run_recipe(sleep.action, sleep.max_wait_seconds)
         except WeftError as error:
             log.warning("model did not go to sleep", model=self._config.model, message=error.message)
             self._sleep_asked.clear()
@@ -326,10 +340,6 @@ class InstanceLife:
         await self._end_backend()
         log.info("model went to sleep", model=self._config.model)
         return Slept()
-
-    async def _run_sleep_action(self, sleep: SleepSettings | None) -> None:
-        if sleep is not None and sleep.action is not None:
-            await self._run_recipe(sleep.action, sleep.max_wait_seconds)
 
     async def _rest(self) -> Event:
         await self.wake_asked.wait()
@@ -341,7 +351,7 @@ class InstanceLife:
             loaded = await self._load()
             return self._not_woken(loaded.reason, loaded.how) if isinstance(loaded, LoadFailed) else loaded
         limit = self._hibernation.max_wait_seconds
-        reason, self._was_started = Reason.WAKE_FAILED, False
+        reason, self.loader.was_started = Reason.WAKE_FAILED, False
         try:
             await within(self._clock, limit, self._bring_up())
         except WeftError as error:
@@ -387,12 +397,3 @@ class InstanceLife:
             if await event_within(self._clock, left, self._sleep_asked):
                 return SleepAsked()
         return PauseOver()
-
-
-def _verdict(event: Died | Faulted, *, attached: bool) -> WeftError:
-    """What the requests under way are told."""
-    if isinstance(event, Faulted):
-        done = "let go of" if attached else "restarted"
-        return WeftError(Reason.WORKER_RESTARTED, f"the backend was {done} while it worked on the request: {event.how}")
-    reason = Reason.OUT_OF_MEMORY if event.reason is Reason.OUT_OF_MEMORY else Reason.SERVER_DIED
-    return WeftError(reason, f"the backend died while it worked on the request ({event.how})")

@@ -1,11 +1,12 @@
 """What a runner says about itself: to the registry with every heartbeat, to people through Describe."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runner_svc import description
 from runner_svc.concealment import conceal_local_addresses
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
 from runner_svc.instance import Instance
+from runner_svc.memory.model_memory import ModelMemory
 from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -16,8 +17,16 @@ from weft.wake.recipes import WakePlan
 class RunnerReport:
     """Builds the messages from the live instances."""
 
-    def __init__(self, config: RunnerConfig, incarnation: str, instances: Sequence[Instance]) -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        incarnation: str,
+        instances: Sequence[Instance],
+        cache_figures: Callable[[str], runner_service_pb2.CacheFigures | None] = lambda _: None,
+    ) -> None:
+        """`cache_figures`: what the prefix cache of a model did, by its name; None: nothing is known."""
         self._config = config
+        self._cache_figures = cache_figures
         self._incarnation = incarnation
         self._instances = instances
         self.draining = False
@@ -59,7 +68,8 @@ class RunnerReport:
         return runner_service_pb2.DescribeResponse(
             runner=self.runner(),
             instances=[
-                description.of_instance(instance, log_line_count, self.tellable) for instance in self._instances
+                description.of_instance(instance, log_line_count, self.tellable, self._cache_figures(instance.model))
+                for instance in self._instances
             ],
         )
 
@@ -72,7 +82,24 @@ class RunnerReport:
             load_progress=instance.load_progress,
             context_tokens=instance.context_tokens,
             detail=self.tellable(instance.detail),
+            memory=_memory(instance.memory),
+            unload_time=description.timestamp(instance.unload_at),
+            pinned=instance.memory.pinned,
+            load_eta=description.duration(instance.load_eta_seconds),
         )
+
+
+def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
+    grant, expected = memory.grant, memory.expected
+    if grant is None and expected is None:
+        return None
+    return runner_pb2.InstanceMemory(
+        leased_bytes=0 if grant is None else grant.bytes,
+        measured_bytes=memory.seen_bytes,
+        estimated_bytes=0 if expected is None else expected.bytes,
+        estimate_source="" if expected is None else expected.source,
+        device_indexes=[] if grant is None else [share.index for share in grant.shares],
+    )
 
 
 def _manifest(model: ServedModel) -> model_pb2.ModelManifest:

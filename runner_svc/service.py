@@ -1,20 +1,26 @@
 """The runner as a service: instances, session, and the three gRPC services on one server."""
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime
 from random import SystemRandom
 
 import grpc
 import structlog
 
+from runner_svc.cache.desk import CacheDesk
 from runner_svc.chat.request import ChatSetup
 from runner_svc.config import InstanceConfig, RunnerConfig, ServedModel
 from runner_svc.control_servicer import RunnerServicer
+from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
+from runner_svc.memory.lease_keeper import KeeperConfig, LeaseKeeper
+from runner_svc.memory.memory_port import MemoryAccount
 from runner_svc.mesh_clock import MeshClock
 from runner_svc.model_digest import model_digest
+from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.report import RunnerReport
-from runner_svc.servicer import EmbeddingServicer, GenerationServicer, WorkDesk
+from runner_svc.servicer import EmbeddingServicer, GenerationServicer, RunnerIdentity, WorkDesk
 from runner_svc.session import RunnerSession
 from runner_svc.slots import RequestLimit
 from runner_svc.tools.build import build_tool_box
@@ -27,6 +33,7 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
+from weft.dispatch.permits import PermitGate
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.ids import new_id
@@ -53,15 +60,19 @@ class RunnerService:
         self._clock = clock
         self._mesh_clock = MeshClock(clock)
         self._session: RunnerSession | None = None
-        incarnation = new_id("run")
+        self._incarnation = incarnation = new_id("run")
         limit = RequestLimit(config.max_requests)
         make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
         self._tools = build_tool_box(config.tools, make_tag=make_tag)
+        self._leases = self._keeper(config)
         self._instances = {model.name: self._instance(model, limit) for model in config.models}
+        self._caches = CacheDesk.over(self._instances.values(), config.session_file.parent)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
-        self._report = RunnerReport(config, incarnation, list(self._instances.values()))
-        self._control = RunnerServicer(self._report, self._instances)
-        self._incarnation = incarnation
+        self._permits = PermitGate(runner=config.name, incarnation=incarnation)
+        self._report = RunnerReport(config, incarnation, list(self._instances.values()), self._caches.figures)
+        self._control = RunnerServicer(
+            self._report, self._instances, permits=self._permits, cache=self._caches, clock=self._mesh_clock
+        )
         self._registry: grpc.aio.Channel | None = None
         self._digests: asyncio.Task[None] | None = None
 
@@ -77,11 +88,10 @@ class RunnerService:
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
         desk = WorkDesk(
-            runner=self._config.name,
-            incarnation=self._incarnation,
-            host=self._config.host,
+            identity=RunnerIdentity(runner=self._config.name, incarnation=self._incarnation, host=self._config.host),
             gate=self._gate,
             instances=self._instances,
+            caches=self._caches,
             remote_models=frozenset(model.name for model in self._config.models if model.remote),
             clock=self._mesh_clock,
         )
@@ -96,7 +106,7 @@ class RunnerService:
         self._session = RunnerSession(
             registry=self._registry,
             report=self._report,
-            gate=self._gate,
+            gates=(self._gate, self._permits),
             incarnation=self._incarnation,
             session_file=self._config.session_file,
             clock=self._clock,
@@ -104,6 +114,8 @@ class RunnerService:
         )
         if self._config.leftovers is not None:
             await asyncio.to_thread(self._config.leftovers.sweep)
+        if self._leases is not None:
+            await self._leases.start(self._registry)
         for instance in self._instances.values():
             await instance.start()
         # After the instances, which load meanwhile: a tool server that is down takes its time to say so.
@@ -118,17 +130,25 @@ class RunnerService:
         if self._digests is not None:
             await stop_tasks([self._digests])
             self._digests = None
-        if self._session is not None:
-            await self._session.stop()
+        await self._caches.close()
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
         for instance, end in zip(self._instances.values(), ends, strict=True):
             if isinstance(end, Exception):
                 # One that cannot be ended must not keep the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
+        # Only now: leases are given up when their engines are gone, and in the name of the session.
+        if self._leases is not None:
+            await self._leases.stop()
+        if self._session is not None:
+            await self._session.stop()
         await self._tools.stop()
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None
+
+    def describe(self) -> runner_service_pb2.DescribeResponse:
+        """What it is and how its instances are, as RunnerService.Describe says it; without lines of their logs."""
+        return self._report.describe(0)
 
     def reopen_session(self) -> None:
         """Open the session anew as soon as possible: the way to the registry has changed. Nothing before `start`."""
@@ -143,11 +163,37 @@ class RunnerService:
         config = InstanceConfig(
             model=model.name,
             slots=model.slots,
+            target_inflight=model.target_inflight,
+            vision_input=model.vision_input,
+            model_path=model.model_path,
+            quantizations=model.quantizations,
             restart=self._config.restart,
             timeouts=model.timeouts,
-            hibernation=model.hibernation,
+            hibernation=self._hibernation(model),
         )
-        return Instance(config, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit)
+        account = MemoryAccount(forecast=model.forecast)
+        if self._leases is not None and not model.hibernation.attached:
+            account = MemoryAccount(book=self._leases, forecast=model.forecast)
+        return Instance(config, model.make_backend(), self._clock, self._note_change, self._run_recipe, limit, account)
+
+    def _hibernation(self, model: ServedModel) -> HibernationSettings:
+        if self._leases is None or model.hibernation.attached:
+            return model.hibernation
+        return replace(model.hibernation, memory_wait_seconds=self._config.memory_wait_seconds)
+
+    def _keeper(self, config: RunnerConfig) -> LeaseKeeper | None:
+        if config.observer is None or not any(not model.hibernation.attached for model in config.models):
+            return None
+        settings = KeeperConfig(
+            runner=config.name,
+            incarnation=self._incarnation,
+            device_indexes=config.device_indexes,
+            max_wait_seconds=config.memory_wait_seconds,
+        )
+        return LeaseKeeper(settings, config.observer, self._session_id, self._clock, SystemRandom().random)
+
+    def _session_id(self) -> str:
+        return "" if self._session is None else self._session.session_id
 
     def _chat_setup(self, model: ServedModel) -> ChatSetup:
         return ChatSetup(
@@ -174,11 +220,17 @@ class RunnerService:
     async def _compute_digests(self) -> None:
         memory = self._config.session_file.with_name("digests.json")
         for model in self._config.models:
+            await self._foresee(self._instances[model.name])
             if model.model_path is not None:
                 try:
                     self._instances[model.name].digest = await model_digest(model.model_path, memory)
                 except OSError as error:
                     log.warning("no digest of the model file", model=model.name, error=error.strerror)
+
+    async def _foresee(self, instance: Instance) -> None:
+        """So that people are told what a model would take before anybody loads it."""
+        if instance.memory.expected is None:
+            await instance.memory.foresee(AS_CONFIGURED)
 
     def _note_change(self) -> None:
         if self._session is not None:

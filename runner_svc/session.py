@@ -2,11 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
 import structlog
@@ -18,7 +18,6 @@ from runner_svc.report import RunnerReport
 from runner_svc.waiting import event_within
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.dispatch.tickets import TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
@@ -39,6 +38,14 @@ DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
 _LOST_ON_THE_WAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED})
 
 
+class KeyedGate(Protocol):
+    """Lets pass what was signed with the session's key."""
+
+    def use_key(self, key: bytes) -> None:
+        """Accept this key and no other from now on."""
+        ...
+
+
 class RunnerSession:
     """Reports to the registry what changes, at once or at the report interval, and heartbeats in any case.
 
@@ -50,19 +57,19 @@ class RunnerSession:
         *,
         registry: grpc.aio.Channel,
         report: RunnerReport,
-        gate: TicketGate,
+        gates: Sequence[KeyedGate],
         incarnation: str,
         session_file: Path,
         clock: Clock,
         jitter: Callable[[], float],
     ) -> None:
-        """`jitter` returns a number from 0 to 1 that spreads the retries of many runners."""
+        """`gates` are given the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
         self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
         )
         self._report = report
-        self._gate = gate
+        self._gates = gates
         self._incarnation = incarnation
         self._session_file = session_file
         self._clock = clock
@@ -76,6 +83,11 @@ class RunnerSession:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
+
+    @property
+    def session_id(self) -> str:
+        """The session's id, which proves who we are; empty while it is not open."""
+        return self._session_id
 
     def note_change(self) -> None:
         """Something changed that routers should hear of at once."""
@@ -148,7 +160,8 @@ class RunnerSession:
                 self._open_request_id = ""
             raise failure from error
         self._open_request_id = ""
-        self._gate.use_key(response.ticket_key)
+        for gate in self._gates:
+            gate.use_key(response.ticket_key)
         self._keep(response.session_id)
         self._times = _no_report_yet(
             _seconds(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,

@@ -45,6 +45,10 @@ class SlotTable:
         """Requests it can work on at once."""
         return self._total
 
+    def resize(self, total: int) -> None:
+        """Work on so many at once from now on; those that hold a slot keep it."""
+        self._total = total
+
     @property
     def holders(self) -> tuple[str, ...]:
         """Ids of the requests that hold a slot, in order of arrival."""

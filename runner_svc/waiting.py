@@ -34,6 +34,16 @@ async def event_within(clock: Clock, seconds: float | None, event: asyncio.Event
         return event.is_set()
 
 
+async def first_within(clock: Clock, seconds: float, *events: asyncio.Event) -> None:
+    """Return when one of the events is set, or after that time."""
+    timer = asyncio.create_task(clock.sleep(seconds))
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait((timer, *waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_tasks(timer, *waiting)
+
+
 async def end_tasks(*tasks: "asyncio.Task[Any]") -> None:
     """Cancel tasks and wait until they have ended; what they raise is dropped."""
     for task in tasks:

@@ -14,9 +14,9 @@ class Command(Enum):
     NOTHING = auto()
     """Not begun, or over."""
     LOAD = auto()
-    """Start the backend: Loaded, LoadFailed or SleepAsked."""
+    """Get memory, then start the backend: Loaded, LoadFailed or SleepAsked; Waits meanwhile."""
     WAKE = auto()
-    """Carry out the wake recipe, then start the backend: Loaded or WakeFailed; SleepAsked where there is no recipe."""
+    """Carry out the wake recipe, then as LOAD: Loaded or WakeFailed; SleepAsked where there is no recipe."""
     SERVE = auto()
     """Watch over a backend that takes requests: Died, Faulted or SleepAsked."""
     CLEAR = auto()
@@ -41,6 +41,13 @@ class Begun:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The backend takes requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a load waits for has changed; nothing, where it says nothing."""
+
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ class Ended:
 Event = (
     Begun
     | Loaded
+    | Waits
     | LoadFailed
     | WakeFailed
     | Died
@@ -158,8 +166,8 @@ _ALWAYS: frozenset[type] = frozenset({Broke, DrainAsked, EndAsked})
 POSSIBLE: Mapping[Command, frozenset[type]] = MappingProxyType(
     {
         Command.NOTHING: frozenset({Begun, DrainAsked, EndAsked}),
-        Command.LOAD: _ALWAYS | {Loaded, LoadFailed, SleepAsked},
-        Command.WAKE: _ALWAYS | {Loaded, WakeFailed, SleepAsked},
+        Command.LOAD: _ALWAYS | {Loaded, Waits, LoadFailed, SleepAsked},
+        Command.WAKE: _ALWAYS | {Loaded, Waits, WakeFailed, SleepAsked},
         Command.SERVE: _ALWAYS | {Died, Faulted, SleepAsked},
         Command.CLEAR: _ALWAYS | {Cleared},
         Command.SLEEP: _ALWAYS | {Slept, SleepFailed},

@@ -28,6 +28,7 @@ from runner_svc.policy.life_events import (
     SleepAsked,
     SleepFailed,
     Slept,
+    Waits,
     WakeAsked,
     WakeFailed,
 )
@@ -46,6 +47,8 @@ MEMORY_DEATHS = 2
 """Deaths for want of memory within the window after which starting again would only repeat them."""
 _HOPELESS = frozenset({Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED})
 """Why loading fails and would fail again."""
+UNMET = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE})
+"""Why a backend was not even started: there was no memory for it, or nobody to ask for some. Nothing of it died."""
 
 
 class ImpossibleEvent(Exception):  # noqa: N818 - it names the event, and nobody but a test or a log sees it
@@ -98,7 +101,8 @@ def step(state: LifeState, event: Event, now: float, rules: LifeRules) -> Transi
     if type(event) not in POSSIBLE[state.doing]:
         raise ImpossibleEvent(f"{type(event).__name__} while doing {state.doing.name}")
     after = _HANDLERS[type(event)](state, event, now, rules)
-    return Transition(state=after, command=Command.NOTHING if isinstance(event, DrainAsked) else after.doing)
+    goes_on = isinstance(event, (DrainAsked, Waits))
+    return Transition(state=after, command=Command.NOTHING if goes_on else after.doing)
 
 
 def needs_restart(reason: Reason, *, attached: bool) -> bool:
@@ -138,9 +142,15 @@ def _serve(state: LifeState, event: Loaded | SleepFailed, now: float, rules: Lif
 
 
 def _load_failed(state: LifeState, event: LoadFailed, now: float, rules: LifeRules) -> LifeState:
-    if rules.attached:
+    if rules.attached or event.reason in UNMET:
         return _absent(state, event.how, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=event.reason in _HOPELESS)
+
+
+def _waits(state: LifeState, event: Waits, now: float, rules: LifeRules) -> LifeState:
+    del now, rules
+    otherwise = WAKING if state.doing is Command.WAKE else state.how
+    return replace(state, detail=(event.detail or otherwise)[:MAX_DETAIL_CHARS])
 
 
 def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRules) -> LifeState:
@@ -259,6 +269,7 @@ _HANDLERS: Mapping[type, _Handler] = MappingProxyType(
     {
         Begun: _begun,
         Loaded: _serve,
+        Waits: _waits,
         LoadFailed: _load_failed,
         WakeFailed: _wake_failed,
         Died: _lost,

@@ -30,6 +30,7 @@ def decide_sleep(signs: IdleSigns, after_seconds: float | None) -> SleepDecision
     if after_seconds is None or signs.stays_awake:
         return SleepDecision(sleep=False)
     if signs.busy:
-        return SleepDecision(sleep=False, look_again_seconds=after_seconds)
+        # Its end is told; looking again is for those that are held for long, and not all the time.
+        return SleepDecision(sleep=False, look_again_seconds=after_seconds or None)
     left = signs.idle_since + after_seconds - signs.now
     return SleepDecision(sleep=True) if left <= 0 else SleepDecision(sleep=False, look_again_seconds=left)

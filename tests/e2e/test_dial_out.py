@@ -27,6 +27,7 @@ from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.cli.options import EXIT_CONFLICT
 from weft.kernel.address import metadata_of, relayed_address
 from weft.kernel.rpc import open_channel
+from weft.testing.conformance.runner.subject import attach
 from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
 
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
@@ -269,13 +270,14 @@ async def test_a_link_carries_everything_that_a_runner_can_do(plain_mesh: MeshPr
             lines = [*(await tail.read()).lines, *(await plain_mesh.describe("laptop", log_lines=100)).log_lines]
             assert "listening on <local>" in "".join(lines)
             assert not [line for line in lines if "127.0.0.1" in line]
-            await control.Unload(runner_service_pb2.UnloadRequest(model="llama"), **about)
-            assert (await plain_mesh.describe("laptop")).process_id == 0
-            await control.Wake(runner_service_pb2.WakeRequest(model="llama"), **about)
-            assert (await plain_mesh.describe("laptop")).process_id > 0
-            await control.Unload(runner_service_pb2.UnloadRequest(model="llama"), **about)
-            await control.Load(runner_service_pb2.LoadRequest(model="llama"), **about)
-            assert (await plain_mesh.describe("laptop")).process_id > 0
+            async with attach(plain_mesh.grpc, "laptop") as permitted:
+                await permitted.unload()
+                assert (await plain_mesh.describe("laptop")).process_id == 0
+                await control.Wake(runner_service_pb2.WakeRequest(model="llama"), **about)
+                assert (await plain_mesh.describe("laptop")).process_id > 0
+                await permitted.unload()
+                await permitted.load()
+                assert (await plain_mesh.describe("laptop")).process_id > 0
             tail.cancel()
 
 

@@ -95,6 +95,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
             registry_address=address,
             published=partial(_is_published, plan.published),
             drain_seconds=config.drain_seconds,
+            accelerators=config.accelerators,
         )
         # Its socket is nobody else's business either: the relay puts its own address in this place.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))

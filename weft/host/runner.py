@@ -3,23 +3,44 @@
 import os
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 import runner_svc.service
+from runner_svc.backends.port_range import EnginePorts, parse_port_range
 from runner_svc.config import RunnerConfig
+from runner_svc.memory.estimate import MemoryEstimator
+from runner_svc.memory.learned import LearnedMemory, learned_file
 from runner_svc.policy.restart import RestartLimits
+from runner_svc.service import RunnerService
 from runner_svc.supervise.leftovers import Leftovers
-from weft.host.config import WeftConfig
+from weft.host.accelerators import host_observer
+from weft.host.config import AcceleratorSection, WeftConfig
 from weft.host.demo import configured_runners
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.published_agents import published_agents
+from weft.host.replicas import with_replicas
 from weft.host.runner_sections import ModelSection, RunnerSection
-from weft.host.served_models import served_model
+from weft.host.served_models import SharedParts, served_model
 from weft.host.serving import Announce, registry_address, serve_until_stopped
 from weft.host.tool_sources import tool_sources
 from weft.kernel.errors import invalid_field
+from weft.kernel.service import Service
 
 DEFAULT_DRAIN_SECONDS = 10.0
+
+
+class Surface(Service, Protocol):
+    """What is served beside a runner."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers, once it is started."""
+        ...
+
+
+MakeSurface = Callable[[RunnerService, RunnerConfig], Surface]
+"""Makes what is served beside a runner. It is handed in: here nothing of the web stack may be imported."""
 
 
 def runner_config(
@@ -30,11 +51,13 @@ def runner_config(
     registry_address: str,
     published: Callable[[ModelSection], bool] | None = None,
     drain_seconds: float = DEFAULT_DRAIN_SECONDS,
+    accelerators: AcceleratorSection | None = None,
 ) -> RunnerConfig:
     """A runner that others find at `address`, a gRPC target.
 
     `published` says which of its models are served at all; None: those that do not say `publish: false`.
-    `drain_seconds` is how long an unload waits for running requests.
+    `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
+    memory is booked; None: there is no book.
     """
     is_published = published or _not_withheld
     models = tuple(model for model in section.models if is_published(model))
@@ -43,6 +66,11 @@ def runner_config(
     state = home.state / "runners"
     has_children = section.runtime != "openai_http" or any(tool.type == "mcp_command" for tool in section.tools)
     leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
+    parts = SharedParts(
+        leftovers=leftovers,
+        ports=None if section.port_range is None else _ports(section),
+        estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
+    )
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
@@ -51,7 +79,10 @@ def runner_config(
         registry_address=registry_address,
         session_file=state / f"{section.name}.session",
         leftovers=leftovers,
-        models=tuple(served_model(section, model, drain_seconds, leftovers) for model in models),
+        models=tuple(served_model(section, model, drain_seconds, parts) for model in with_replicas(section, models)),
+        observer=None if accelerators is None else host_observer(accelerators),
+        device_indexes=section.devices,
+        memory_wait_seconds=section.memory_wait_seconds,
         restart=RestartLimits(
             max_deaths=section.max_deaths,
             window_seconds=section.death_window_seconds,
@@ -65,9 +96,15 @@ def runner_config(
 
 
 async def serve_runner(
-    config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce, *, name: str | None
+    config: WeftConfig,
+    home: WeftHome,
+    listen: str | None,
+    announce: Announce,
+    *,
+    name: str | None,
+    surface: MakeSurface | None = None,
 ) -> None:
-    """A runner until a signal comes; with its backends gone when this returns."""
+    """A runner until a signal comes; with its backends gone when this returns. `surface` is served beside it."""
     section = pick_runner(configured_runners(config), name)
     host = GrpcHost()
     address = host.bind(listen or home.address(f"runner-{section.name}"))
@@ -77,9 +114,24 @@ async def serve_runner(
         address=address,
         registry_address=registry_address(config, home),
         drain_seconds=config.drain_seconds,
+        accelerators=config.accelerators,
     )
     service = runner_svc.service.build(built)
-    await serve_until_stopped(host, service, config, lambda: announce(address))
+    if surface is None:
+        await serve_until_stopped(host, service, config, lambda: announce(address))
+    else:
+        made = surface(service, built)
+
+        def started() -> None:
+            announce(address)
+            announce(made.url)
+
+        # The surface first: it outlives the runner on both ends, and says so.
+        await serve_until_stopped(host, made, config, started, beside=[service])
+
+
+def _ports(section: RunnerSection) -> EnginePorts:
+    return EnginePorts(parse_port_range(section.port_range or "", f"runners.{section.name}.port_range"))
 
 
 def _not_withheld(model: ModelSection) -> bool:

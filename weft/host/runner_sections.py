@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from weft.host.config_section import Name, Repetition, Seconds, Section
+from weft.host.config_section import Name, Port, Repetition, Seconds, Section
 
 
 class WakeSection(Section):
@@ -119,6 +119,9 @@ class ModelSection(Section):
     """For openai_http: environment variable that holds the server's key. Never told to the mesh."""
     upstream_model: Annotated[str, Field(max_length=512)] | None = None
     """For openai_http: the server's own name of the model. Default: `name`."""
+    cache_salt: bool = False
+    """For openai_http: whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that
+    tenants share no cached prefixes; without it weft cannot keep them apart there."""
     remote: bool = False
     """Whether serving it sends bytes off the premises."""
     publish: bool | None = None
@@ -129,6 +132,23 @@ class ModelSection(Section):
     """What puts it to sleep when it is idle. Default: it never sleeps by itself."""
     start_asleep: bool = False
     """For engines that weft starts: load it with the first request rather than at the start."""
+    memory_mb: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Accelerator memory that it takes, in MiB. Default: estimated from its file, and learned from what loads took."""
+    keep_alive: Annotated[str, Field(max_length=32)] | float | None = None
+    """How long it stays loaded after a request: seconds, a text such as `5m`, -1 for ever, 0 for one request. Default:
+    `sleep.after_seconds`; without it for ever, or by `category` where it holds accelerator memory."""
+    category: Literal["text", "image", "vision"] = "text"
+    """What it is for: text models that hold accelerator memory are kept for 300 s, image models 900 s, vision 60 s."""
+    pin: bool = False
+    """Whether it is never evicted for another model, and stays loaded."""
+    quantizations: dict[Name, Annotated[Path, Field(strict=False)]] = Field(default={}, max_length=16)
+    """Further files of the same model by quantization, such as `q8_0: ~/models/qwen-q8_0.gguf`, for `weft load`."""
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many of it are loaded at the start: identical engines that share a pool of its name."""
+    replica_max: Annotated[int, Field(ge=1, le=64)] | None = None
+    """How many of it there can be; those beyond `replicas` start asleep. Default: `replicas`."""
+    target_inflight: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Requests that each replica works on at once. Default: `slots`."""
     slots: Annotated[int, Field(ge=1, le=1024)] = 4
     """Requests it works on at once. Always 1 on llama_cpp_python."""
     context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
@@ -218,6 +238,15 @@ class RunnerSection(Section):
     """Agents it publishes with its models."""
     max_requests: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Requests it works on at once over all its models. Default: as many as its slots."""
+    devices: tuple[Annotated[int, Field(ge=0, le=63)], ...] = Field(default=(), max_length=64, strict=False)
+    """Accelerators of the host that it may use, by number in the order of the PCI bus. Default: those that
+    CUDA_VISIBLE_DEVICES names, or all."""
+    port_range: Annotated[str, Field(pattern=r"^\d{1,5}-\d{1,5}$")] | None = None
+    """Ports that engines listen on, such as `41000-41099`, where others are closed. Default: any free one."""
+    http_port: Port | None = None
+    """Loopback port of this runner's own HTTP API, see docs/runner-api.md; 0 takes a free one. Default: it has none."""
+    memory_wait_seconds: Seconds = 300.0
+    """Longest wait of a load for accelerator memory."""
     probe_interval_seconds: Seconds = 5.0
     """For openai_http: how often the server is asked whether it is there."""
     probe_failures: Annotated[int, Field(ge=1, le=1000)] = 3

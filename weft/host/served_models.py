@@ -1,17 +1,29 @@
 """The models of a configuration section as a runner serves them: engine, sleep and wake."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 
 from yarl import URL
 
+from runner_svc.backends import llama_cpp_python_arguments, llama_server_arguments
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.backends.llama_cpp_python import HOST_COMMAND, LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.port_range import EnginePorts
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings, SleepSettings
+from runner_svc.memory.estimate import (
+    LLAMA_CPP_PYTHON_HABITS,
+    LLAMA_SERVER_HABITS,
+    EngineHabits,
+    MemoryEstimator,
+    manifest_bytes_of,
+    read_model_facts,
+)
+from runner_svc.memory.forecast import FileForecast, ForecastModel
+from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
@@ -19,6 +31,7 @@ from runner_svc.supervise.process import StopGraces
 from weft.host.chat_settings import chat_settings
 from weft.host.demo import default_threads, llama_command
 from weft.host.runner_sections import ModelSection, RunnerSection, SleepSection, WakeSection
+from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 from weft.wake.magic_packet import is_mac_address
@@ -34,10 +47,22 @@ from weft.wake.recipes import (
 MAX_ARGUMENT_CHARS = 4096
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """What the models of one runner have in common."""
+
+    leftovers: Leftovers | None = None
+    """Remembers their processes; None: nobody does."""
+    ports: EnginePorts | None = None
+    """Those that their engines may listen on; None: any free one."""
+    estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
+    """Knows what loads take."""
+
+
 def served_model(
-    section: RunnerSection, model: ModelSection, drain_seconds: float, leftovers: Leftovers | None = None
+    section: RunnerSection, model: ModelSection, drain_seconds: float, parts: SharedParts | None = None
 ) -> ServedModel:
-    """One model, its processes remembered in `leftovers`.
+    """One model, which is no more than one engine: see `weft.host.replicas`.
 
     Raises INVALID_ARGUMENT naming the field for what can only be seen with its neighbours.
     """
@@ -46,9 +71,11 @@ def served_model(
     by_mesh = model.wake is not None and model.wake.by == "mesh"
     recipe = None if model.wake is None else _recipe(model.wake, f"{where}.wake")
     supervised = _in_process if section.runtime == "llama_cpp_python" else _supervised
-    serve = _attached if section.runtime == "openai_http" else partial(supervised, leftovers=leftovers)
+    serve = _attached if section.runtime == "openai_http" else partial(supervised, parts=parts or SharedParts())
     served = serve(section, model, where, hibernation, recipe if by_mesh else None)
-    return replace(served, chat=chat_settings(section, model))
+    return replace(
+        served, chat=chat_settings(section, model), target_inflight=model.target_inflight, vision_input=_sees(model)
+    )
 
 
 def _supervised(
@@ -57,11 +84,14 @@ def _supervised(
     where: str,
     hibernation: HibernationSettings,
     by_mesh: Recipe | None,
-    leftovers: Leftovers | None,
+    parts: SharedParts,
 ) -> ServedModel:
+    path = _model_path(model, where)
     server = LlamaServerConfig(
         command=llama_command(section.command),
-        model_path=_model_path(model, where),
+        model_path=path,
+        trained_context_tokens=read_model_facts(path).context_tokens,
+        ports=parts.ports,
         alias=model.name,
         slots=model.slots,
         context_tokens=model.context_tokens,
@@ -72,7 +102,7 @@ def _supervised(
         load_stall_seconds=section.load_stall_seconds,
         timeouts=_timeouts(section),
         graces=_graces(section),
-        leftovers=leftovers,
+        leftovers=parts.leftovers,
         parameters=_parameters(model, EngineKind.LLAMA_SERVER),
     )
     return ServedModel(
@@ -81,6 +111,8 @@ def _supervised(
         make_backend=lambda: LlamaServerBackend(server),
         operations=server.operations,
         slots=model.slots,
+        quantizations=_quantizations(model, where),
+        forecast=_forecast(model, path, model.slots, parts.estimator, LLAMA_SERVER_HABITS),
         context_tokens=model.context_tokens,
         model_path=server.model_path,
         remote=model.remote,
@@ -96,13 +128,15 @@ def _in_process(
     where: str,
     hibernation: HibernationSettings,
     by_mesh: Recipe | None,
-    leftovers: Leftovers | None,
+    parts: SharedParts,
 ) -> ServedModel:
     if "slots" in model.model_fields_set and model.slots != 1:
         raise invalid_field(f"{where}.slots", "must be 1: llama-cpp-python works on one request at a time")
+    path = _model_path(model, where)
     engine = LlamaCppPythonConfig(
         command=section.command or HOST_COMMAND,
-        model_path=_model_path(model, where),
+        model_path=path,
+        trained_context_tokens=read_model_facts(path).context_tokens,
         chat_template_path=_template_path(model, where),
         context_tokens=model.context_tokens,
         threads=model.threads or default_threads(),
@@ -110,7 +144,7 @@ def _in_process(
         extra_arguments=model.extra_arguments,
         load_stall_seconds=section.load_stall_seconds,
         graces=_graces(section),
-        leftovers=leftovers,
+        leftovers=parts.leftovers,
         parameters=_parameters(model, EngineKind.LLAMA_CPP_PYTHON),
     )
     return ServedModel(
@@ -119,6 +153,8 @@ def _in_process(
         make_backend=lambda: LlamaCppPythonBackend(engine),
         operations=engine.operations,
         slots=1,
+        quantizations=_quantizations(model, where),
+        forecast=_forecast(model, path, 1, parts.estimator, LLAMA_CPP_PYTHON_HABITS),
         context_tokens=model.context_tokens,
         model_path=engine.model_path,
         remote=model.remote,
@@ -141,6 +177,7 @@ def _attached(
         api_key_env=model.api_key_env,
         operations=operations,
         context_tokens=model.context_tokens,
+        cache_salt=model.cache_salt,
         probe_interval_seconds=section.probe_interval_seconds,
         probe_failures=section.probe_failures,
         load_stall_seconds=section.load_stall_seconds,
@@ -169,6 +206,7 @@ def _hibernation(section: RunnerSection, model: ModelSection, drain_seconds: flo
     if attached and model.sleep is not None and wake is None:
         raise invalid_field(f"{where}.sleep", "nobody could wake this server again; give it a wake recipe as well")
     by_runner = wake is not None and wake.by == "runner"
+    keep_alive = model.keep_alive
     # A load is given up when it stalls and not by a clock, so a wake without a recipe may take as long as that.
     limit = DEFAULT_MAX_WAIT_SECONDS if attached else min(section.load_stall_seconds, MAX_WAIT_SECONDS)
     return HibernationSettings(
@@ -180,6 +218,9 @@ def _hibernation(section: RunnerSection, model: ModelSection, drain_seconds: flo
         sleep=None if model.sleep is None else _sleep(model.sleep, f"{where}.sleep"),
         drain_seconds=drain_seconds,
         attach_retry_seconds=section.probe_interval_seconds,
+        keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, f"{where}.keep_alive"),
+        category=model.category,
+        pinned=model.pin,
     )
 
 
@@ -245,6 +286,42 @@ def _model_path(model: ModelSection, where: str) -> Path:
     if model.path is None:
         raise invalid_field(f"{where}.path", "must name the model's file")
     return model.path.expanduser()
+
+
+def _sees(model: ModelSection) -> bool:
+    """Whether a model takes images: it says so, or its server is given the part of it that looks at them."""
+    return model.category == "vision" or any(word.startswith("--mmproj") for word in model.extra_arguments)
+
+
+def _quantizations(model: ModelSection, where: str) -> dict[str, Path]:
+    paths = {name: path.expanduser() for name, path in model.quantizations.items()}
+    for name, path in paths.items():
+        if not path.is_file():
+            raise invalid_field(f"{where}.quantizations.{name}", f"there is no file {path}")
+    return paths
+
+
+def _forecast(
+    model: ModelSection, path: Path, slots: int, estimator: MemoryEstimator, habits: EngineHabits
+) -> FileForecast:
+    about = ForecastModel(
+        name=model.name,
+        path=path,
+        quantizations={name: variant.expanduser() for name, variant in model.quantizations.items()},
+        context_tokens=model.context_tokens,
+        slots=slots,
+        parameters=_configured(model, habits),
+        habits=habits,
+        manifest_bytes=manifest_bytes_of(model.memory_mb),
+    )
+    return FileForecast(about, estimator)
+
+
+def _configured(model: ModelSection, habits: EngineHabits) -> dict[str, LoadValue]:
+    """What the model's further flags say about memory."""
+    if habits is LLAMA_CPP_PYTHON_HABITS:
+        return llama_cpp_python_arguments.configured_parameters(model.extra_arguments)
+    return llama_server_arguments.configured_parameters(model.extra_arguments)
 
 
 def _template_path(model: ModelSection, where: str) -> Path | None:

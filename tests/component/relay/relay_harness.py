@@ -209,12 +209,15 @@ class Mesh:
 
 
 @asynccontextmanager
-async def running_mesh_side(folder: Path, **settings: Any) -> AsyncIterator[Mesh]:
-    """A scripted registry and a relay, each on a server of its own."""
+async def running_mesh_side(
+    folder: Path, *, add_to_registry: Callable[[grpc.aio.Server], None] = lambda _: None, **settings: Any
+) -> AsyncIterator[Mesh]:
+    """A scripted registry, with more services if need be, and a relay, each on a server of its own."""
     # The generated base classes count every method as abstract; those that are left out answer UNIMPLEMENTED.
     registry: ScriptedRegistry = cast("Any", ScriptedRegistry)()
     registry_server = new_server()
     registry.add_to(registry_server)
+    add_to_registry(registry_server)
     registry_server.add_insecure_port(f"unix:{folder}/registry.sock")
     await registry_server.start()
     router_server, address = new_server(), f"unix:{folder}/router.sock"

@@ -1,13 +1,16 @@
 """Runners that break one promise each: a real one, with one answer bent on its way to the checks."""
 
 import asyncio
+import hashlib
+import hmac
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 from weft.api.common.v1 import event_pb2
-from weft.api.runner.v1 import ticket_pb2
+from weft.api.runner.v1 import permit_pb2, ticket_pb2
 from weft.dispatch.frames import has_content
+from weft.dispatch.permits import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.conformance.runner.data_checks import FORGED
@@ -259,6 +262,55 @@ class FailsToLoad(RunnerUnderTest):
         raise WeftError(Reason.WAKE_FAILED, f"cannot load {model}")
 
 
+class _LenientWithPermits(RunnerUnderTest):
+    """Takes some permits that nobody should."""
+
+    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
+        raise NotImplementedError
+
+    async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
+        taken = self.permit(Action.UNLOAD, self.model) if self.is_taken(permit) else permit
+        await super().unload_with(taken)
+
+
+class NeedsNoPermit(_LenientWithPermits):
+    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
+        return permit is None
+
+
+class LoadsWithoutPermit(RunnerUnderTest):
+    async def load_with(self, permit: permit_pb2.OperationPermit | None, model: str = "") -> None:
+        await super().load_with(permit or self.permit(Action.LOAD, model or self.model), model)
+
+
+class TakesForgedPermits(_LenientWithPermits):
+    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
+        return permit is not None and permit.mac != hmac_of(permit.claims, self.runner.ticket_key)
+
+
+class TakesAnyAction(_LenientWithPermits):
+    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
+        return permit is not None and permit_pb2.PermitClaims.FromString(permit.claims).action == Action.LOAD.value
+
+
+class TakesPermitsOfOthers(_LenientWithPermits):
+    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
+        return permit is not None and permit_pb2.PermitClaims.FromString(permit.claims).model != self.model
+
+
+class TakesPermitsTwice(_LenientWithPermits):
+    def is_taken(self, permit: permit_pb2.OperationPermit | None) -> bool:
+        if permit is None:
+            return False
+        claims = permit_pb2.PermitClaims.FromString(permit.claims)
+        is_good = permit.mac == hmac_of(permit.claims, self.runner.ticket_key)
+        return is_good and (claims.action, claims.model) == (Action.UNLOAD.value, self.model)
+
+
+def hmac_of(claims: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, b"weft-operation-permit-v1\0" + claims, hashlib.sha256)
+
+
 class IsMuteAfterALoad(RunnerUnderTest):
     async def run(self, *arguments: Any, **names: Any) -> list[Events]:
         await super().run(*arguments, **names)
@@ -310,6 +362,12 @@ SABOTEURS = (
     Saboteur(check="request-record", kind=KnowsEveryRequest, words="expected NOT_FOUND, but it was done"),
     Saboteur(check="request-record", kind=SaysThatAllIsWell, words="a request whose caller left is not told as"),
     Saboteur(check="logs", kind=TellsAllItsLog, words="21 lines came, 20 were asked for"),
+    Saboteur(check="permits", kind=NeedsNoPermit, words="expected PERMIT_INVALID, but it was done"),
+    Saboteur(check="permits", kind=LoadsWithoutPermit, words="expected PERMIT_INVALID, but it was done"),
+    Saboteur(check="permits", kind=TakesForgedPermits, words="expected PERMIT_INVALID, but it was done"),
+    Saboteur(check="permits", kind=TakesAnyAction, words="expected PERMIT_INVALID, but it was done"),
+    Saboteur(check="permits", kind=TakesPermitsOfOthers, words="expected PERMIT_INVALID, but it was done"),
+    Saboteur(check="permits", kind=TakesPermitsTwice, words="expected PERMIT_INVALID, but it was done"),
     Saboteur(check="load-then-unload", kind=DoesNotUnload, words="after the unload the model is not asleep"),
     Saboteur(check="load-then-unload", kind=FailsToLoad, words="WAKE_FAILED: cannot load"),
     Saboteur(check="load-then-unload", kind=IsMuteAfterALoad, words="loaded again, it gave no text"),

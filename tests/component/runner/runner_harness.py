@@ -22,10 +22,13 @@ from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.runner.v1 import (
     generation_service_pb2,
     generation_service_pb2_grpc,
+    load_pb2,
+    permit_pb2,
     runner_service_pb2,
     runner_service_pb2_grpc,
     ticket_pb2,
 )
+from weft.dispatch.permits import Action, PermitTarget, make_permit
 from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
@@ -150,11 +153,23 @@ class RunningRunner:
     async def wake(self, model: str = "m") -> None:
         await self.control.Wake(runner_service_pb2.WakeRequest(model=model))
 
-    async def load(self, model: str = "m") -> None:
-        await self.control.Load(runner_service_pb2.LoadRequest(model=model))
+    async def permit(self, action: Action, model: str = "m") -> permit_pb2.OperationPermit:
+        """A permit as the registry signs it."""
+        await self.until_opened(1)
+        target = PermitTarget(runner="r1", incarnation=self.registry.opened[-1].runner.incarnation, key=TICKET_KEY)
+        return make_permit(target, action, model=model, operation_id="op-1", now=time.time())
 
-    async def unload(self, model: str = "m") -> None:
-        await self.control.Unload(runner_service_pb2.UnloadRequest(model=model))
+    async def load(
+        self, model: str = "m", options: load_pb2.LoadOptions | None = None
+    ) -> list[runner_service_pb2.LoadResponse]:
+        """Everything that a load tells."""
+        permit = await self.permit(Action.LOAD, model)
+        request = runner_service_pb2.LoadRequest(model=model, permit=permit, options=options)
+        return [response async for response in self.control.Load(request)]
+
+    async def unload(self, model: str = "m") -> runner_service_pb2.UnloadResponse:
+        permit = await self.permit(Action.UNLOAD, model)
+        return await self.control.Unload(runner_service_pb2.UnloadRequest(model=model, permit=permit))
 
     def generate(
         self,

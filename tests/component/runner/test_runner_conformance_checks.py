@@ -71,7 +71,7 @@ class BrokenRunner:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
 
     # What the generated registration also asks for.
-    Wake = Load
+    Wake = YieldMemory = FlushCache = Load
     Watch = Check
     List = Check
 

@@ -68,7 +68,7 @@ async def _session(folder: Path) -> AsyncIterator[Stage]:
         session = RunnerSession(
             registry=channel,
             report=report,
-            gate=TicketGate(runner="r1", incarnation="life-1"),
+            gates=(TicketGate(runner="r1", incarnation="life-1"),),
             incarnation="life-1",
             session_file=config.session_file,
             clock=clock,

@@ -1,19 +1,31 @@
 """An instance, its backend and its clock, all moved by the test."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.backends.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
+from runner_svc.memory.memory_port import MemoryAccount
+from runner_svc.policy.load_parameters import LoadParameter
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -39,10 +51,21 @@ class StepBackend:
         """What it says instead of letting go quietly: a connection that was cut may be noticed first."""
         self.load_error: Exception | None = None
         self.starts = 0
+        self.orders: list[LoadOrder | None] = []
         self.stops = 0
 
-    async def start(self) -> BackendFacts:
+    load_parameters: Sequence[LoadParameter] = ()
+    cache_isolation = CacheIsolation.NONE
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "nothing is cached here")
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         self.starts += 1
+        self.orders.append(order)
         self.log.feed(f"start {self.starts}\nlast words\n".encode())
         await self.loaded.wait()
         if self.load_error is not None:
@@ -103,7 +126,9 @@ class RecipeBook:
 class Stage:
     """An instance, its backend, its clock, and the phases that were told."""
 
-    def __init__(self, hibernation: HibernationSettings | None = None, **limits: Any) -> None:
+    def __init__(
+        self, hibernation: HibernationSettings | None = None, account: MemoryAccount | None = None, **limits: Any
+    ) -> None:
         self.clock = FakeClock()
         self.backend = StepBackend()
         self.recipes = RecipeBook()
@@ -115,19 +140,24 @@ class Stage:
             hibernation=hibernation or HibernationSettings(),
         )
         self.instance = Instance(
-            config, self.backend, self.clock, lambda: self.told.append(self.instance.phase), self.recipes.run
+            config,
+            self.backend,
+            self.clock,
+            lambda: self.told.append(self.instance.phase),
+            self.recipes.run,
+            account=account,
         )
 
     @property
     def state(self) -> tuple[Phase, str]:
         return self.instance.phase, self.instance.detail
 
-    async def request(self, request_id: str = "r") -> "asyncio.Task[WeftError | None]":
-        """A request under way, and what it ends with."""
+    async def request(self, request_id: str = "r", **options: Any) -> "asyncio.Task[WeftError | None]":
+        """A request under way, and what it ends with; `options` as of Instance.admit."""
 
         async def hold() -> WeftError | None:
             try:
-                with self.instance.admit(request_id) as work:
+                with self.instance.admit(request_id, **options) as work:
                     async for _ in work.generate(chat_pb2.ChatPayload(), CALL):
                         pass
             except WeftError as error:
@@ -145,9 +175,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def living(**settings: Any) -> AsyncIterator[Stage]:
+async def living(account: MemoryAccount | None = None, **settings: Any) -> AsyncIterator[Stage]:
     """An instance that has begun its life; its loads succeed at once."""
-    stage = Stage(HibernationSettings(**settings))
+    stage = Stage(HibernationSettings(**settings), account)
     stage.backend.loaded.set()
     await stage.instance.start()
     await stage.settle()
@@ -157,7 +187,7 @@ async def living(**settings: Any) -> AsyncIterator[Stage]:
         await stage.instance.stop()
 
 
-async def outcome(work: "asyncio.Task[None]") -> WeftError | None:
+async def outcome(work: "asyncio.Task[Any]") -> WeftError | None:
     """What a task ends with."""
     try:
         await work

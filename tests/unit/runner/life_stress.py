@@ -1,22 +1,43 @@
 """A model's life under random orders, faults and ends, and what must hold at every moment of it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.backends.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    DeviceShare,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import HibernationSettings, SleepSettings
 from runner_svc.instance import Instance
+from runner_svc.memory.memory_port import (
+    ExpectedMemory,
+    LeaseGrant,
+    MemoryAccount,
+    MemoryUser,
+    MemoryWish,
+    OnWaiting,
+)
+from runner_svc.policy.load_parameters import LoadParameter
+from runner_svc.policy.load_plan import LoadPlan, LoadWish
 from runner_svc.policy.phase import Phase
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Priority
 from weft.testing.fake_clock import FakeClock
 from weft.wake.recipes import CommandRecipe, Recipe
 
@@ -50,7 +71,7 @@ class RandomBackend:
         self._clock = clock
         self._attached = attached
         self.log = LogRing()
-        self.processes = 0
+        self.process_count = 0
         self.most_processes = 0
         self.ready = False
         self.failing = 0.4
@@ -59,7 +80,7 @@ class RandomBackend:
 
     @property
     def process_id(self) -> int | None:
-        return 7 if self.processes and not self._attached else None
+        return 7 if self.process_count and not self._attached else None
 
     async def dawdle(self) -> None:
         """Some turns of the event loop, or some seconds."""
@@ -71,9 +92,18 @@ class RandomBackend:
     def fails(self) -> bool:
         return self._random.random() < self.failing
 
-    async def start(self) -> BackendFacts:
-        self.processes += 1
-        self.most_processes = max(self.processes, self.most_processes)
+    load_parameters: Sequence[LoadParameter] = ()
+    cache_isolation = CacheIsolation.NONE
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "nothing is cached here")
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        self.process_count += 1
+        self.most_processes = max(self.process_count, self.most_processes)
         try:
             self._death = asyncio.get_running_loop().create_future()
             self.log.feed(b"loading\n")
@@ -107,7 +137,7 @@ class RandomBackend:
         try:
             await asyncio.sleep(0)
         finally:
-            self.processes = 0  # a stop that is cancelled kills at once
+            self.process_count = 0  # a stop that is cancelled kills at once
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         while True:
@@ -135,6 +165,61 @@ class RandomBackend:
         return self.log.last(count)
 
 
+class RandomBook:
+    """Grants, refuses, takes away and is unsure at random; counts what is held."""
+
+    def __init__(self, random: Random, backend: RandomBackend) -> None:
+        self._random = random
+        self._backend = backend
+        self.held: dict[str, MemoryUser] = {}
+        self.most_held = 0
+        self.granted = 0
+        self.broken: list[str] = []
+
+    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+        on_waiting("waiting for memory")
+        await self._backend.dawdle()
+        if self._backend.fails() and self._random.random() < 0.5:
+            raise WeftError(self._random.choice((Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE)), "none left")
+        self.granted += 1
+        shares = (DeviceShare(index=0, bytes=wish.bytes),)
+        grant = LeaseGrant(lease_id=f"l{self.granted}", fencing_number=self.granted, shares=shares, hides_devices=True)
+        self.held[grant.lease_id] = user
+        self.most_held = max(self.most_held, len(self.held))
+        return grant
+
+    def is_good(self, grant: LeaseGrant) -> bool:
+        return grant.lease_id in self.held and (self._backend.failing == 0.0 or self._random.random() < 0.9)
+
+    def note_change(self) -> None:
+        pass
+
+    def release(self, grant: LeaseGrant) -> None:
+        if self._backend.process_count:
+            self.broken.append("a lease was given up under a process")
+        self.held.pop(grant.lease_id, None)
+
+    def lose(self) -> None:
+        """The registry takes every lease away."""
+        held, self.held = self.held, {}
+        for user in held.values():
+            user.note_lease_lost("somebody else's")
+
+
+class SteadyForecast:
+    """Every load takes the same."""
+
+    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
+        del plan
+        return ExpectedMemory(bytes=1, source="name")
+
+    async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
+        raise AssertionError("not in these tests")
+
+    def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
+        raise AssertionError("not in these tests")
+
+
 @dataclass
 class Stress:
     """One life, everybody who asked something of it, and what went wrong."""
@@ -148,11 +233,17 @@ class Stress:
         settings = KINDS[self.seed % len(KINDS)]
         self.backend = RandomBackend(self.random, self.clock, attached=settings.attached)
         config = InstanceConfig(model="m", slots=2, hibernation=settings)
-        self.instance = Instance(config, self.backend, self.clock, self.check, self._run_recipe)
+        self.book = RandomBook(self.random, self.backend)
+        account = MemoryAccount()
+        if not settings.attached:
+            account = MemoryAccount(book=self.book, forecast=SteadyForecast())
+        self.instance = Instance(config, self.backend, self.clock, self.check, self._run_recipe, account=account)
         self.asked: list[asyncio.Task[None]] = []
         self.moves: list[Callable[[], object]] = [
             lambda: self._ask("wake", self.instance.wake()),
-            lambda: self._ask("load", self.instance.load()),
+            lambda: self._ask("load", self._load()),
+            lambda: self._ask("yield", self._yield()),
+            self.book.lose,
             lambda: self._ask("unload", self.instance.unload()),
             lambda: self._ask("request", self._request()),
             lambda: self._ask("request", self._request()),
@@ -195,6 +286,12 @@ class Stress:
             self._note(f"{self.instance.phase.name} without a backend")
         if self.backend.most_processes > 1:
             self._note("two processes at once")
+        if self.book.most_held > 1:
+            self._note("two leases at once")
+        for words in self.book.broken:
+            self._note(words)
+        if self.instance.phase is Phase.HIBERNATING and (self.book.held or self.instance.memory.grant is not None):
+            self._note("it sleeps with a lease")
 
     async def _calm_down(self) -> None:
         """From here on nothing fails: everybody must get an answer, and the model must be able to serve."""
@@ -214,8 +311,10 @@ class Stress:
             self._note(f"it does not stop: {self.instance.phase.name}")
             return
         self._note_unanswered("after the end")
-        if self.backend.processes or self.instance.phase is not Phase.IDLE:
-            self._note(f"left: {self.backend.processes} processes, {self.instance.phase.name}")
+        if self.backend.process_count or self.instance.phase is not Phase.IDLE:
+            self._note(f"left: {self.backend.process_count} processes, {self.instance.phase.name}")
+        if self.book.held or self.instance.memory.grant is not None:
+            self._note("left: a lease")
         if self.instance.slots.holders or self.instance.records.running:
             self._note("left: requests")
 
@@ -237,8 +336,23 @@ class Stress:
     def _ask(self, what: str, work: Coroutine[Any, Any, None]) -> None:
         self.asked.append(asyncio.create_task(work, name=f"{what} {len(self.asked)}"))
 
+    async def _load(self) -> None:
+        context = self.random.choice((512, 512, 1024))
+        wish = LoadWish(
+            plan=LoadPlan(parameters={"context_tokens": context}),
+            keep_alive_seconds=self.random.choice((-1.0, 0.0, 5.0)),
+            pin=self.random.random() < 0.1,
+        )
+        await self.instance.load(wish)
+
+    async def _yield(self) -> None:
+        await self.instance.yield_memory(f"l{self.book.granted}", Priority.NORMAL, "somebody else")
+
     async def _request(self) -> None:
-        with self.instance.admit(f"r{len(self.asked)}") as work:
+        keep_alive_seconds = self.random.choice((None, None, -1.0, 0.0, 3.0))
+        priority = self.random.choice(tuple(Priority))
+        held = self.instance.admit(f"r{len(self.asked)}", keep_alive_seconds=keep_alive_seconds, priority=priority)
+        with held as work:
             async for _ in work.generate(chat_pb2.ChatPayload(), CallInfo(request_id="r", traceparent="")):
                 await self.backend.dawdle()
 

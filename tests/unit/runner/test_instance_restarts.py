@@ -9,7 +9,7 @@ import pytest
 from instance_stage import Stage
 
 from runner_svc.hibernation import HibernationSettings
-from runner_svc.life import MAX_CRASH_BYTES
+from runner_svc.loading import MAX_CRASH_BYTES
 from runner_svc.policy.out_of_memory import ADVICE
 from runner_svc.policy.phase import Phase
 from runner_svc.records import RequestRecords, RequestState

@@ -3,12 +3,14 @@
 WEFT_TEST_LIVES=5000 runs the long version.
 """
 
+import asyncio
 import os
 from typing import Any
 
 import pytest
 from life_stress import RandomBackend, broken_seeds
 
+from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.waiting import SharedOutcome
 
 LIVES = int(os.environ.get("WEFT_TEST_LIVES", "60"))
@@ -35,3 +37,25 @@ async def test_the_check_finds_a_backend_that_is_used_after_its_end(monkeypatch:
     monkeypatch.setattr(RandomBackend, "stop", stop)
     found = await broken_seeds(range(10))
     assert any("two processes at once" in words for words in found.values())
+
+
+async def test_the_check_finds_a_lease_that_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(self: ModelMemory) -> None:
+        self.grant = None
+
+    monkeypatch.setattr(ModelMemory, "give_up", give_up)
+    found = await broken_seeds(range(10))
+    assert any("it sleeps with a lease" in words or "left: a lease" in words for words in found.values())
+
+
+async def test_the_check_finds_a_lease_that_is_given_up_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = ModelMemory.take
+
+    async def take_and_give_up(self: ModelMemory, plan: Any, on_waiting: Any) -> Any:
+        order = await take(self, plan, on_waiting)
+        asyncio.get_running_loop().call_later(0.0, self.give_up)
+        return order
+
+    monkeypatch.setattr(ModelMemory, "take", take_and_give_up)
+    found = await broken_seeds(range(10))
+    assert any("a lease was given up under a process" in words for words in found.values())

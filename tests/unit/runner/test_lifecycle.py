@@ -33,6 +33,9 @@ FAULTS = (
     Reason.TEMPLATE_FAILED,
     Reason.STALL_TIMEOUT,
     Reason.CONNECT_FAILED,
+    Reason.INSUFFICIENT_MEMORY,
+    Reason.SERVICE_UNAVAILABLE,
+    Reason.LEASE_LOST,
 )
 KINDS: tuple[type, ...] = get_args(Event)
 PHASES = {
@@ -50,6 +53,8 @@ PHASES = {
 
 
 def _event(kind: type, reason: Reason = Reason.SERVER_DIED, how: str = "signal SIGKILL") -> Any:
+    if kind is on.Waits:
+        return on.Waits(how)
     if kind in (on.LoadFailed, on.WakeFailed, on.Died, on.Faulted):
         return kind(reason, how)
     return kind(how) if kind in (on.Broke, on.Missing) else kind()
@@ -141,6 +146,31 @@ def test_dying_twice_for_want_of_memory_is_enough() -> None:
     assert step(later, on.Cleared(), 31.0, OURS).state.phase is Phase.LOADING
 
 
+@pytest.mark.parametrize("reason", [Reason.INSUFFICIENT_MEMORY, Reason.SERVICE_UNAVAILABLE])
+def test_memory_that_was_not_had_is_no_death_and_the_next_call_tries_afresh(reason: Reason) -> None:
+    for event in (on.LoadFailed(reason, "needs 9 GiB"), on.WakeFailed(reason, "needs 9 GiB")):
+        begin = LOADING if isinstance(event, on.LoadFailed) else (*LOADING, on.SleepAsked(), on.WakeAsked())
+        state = _after(*begin, event)
+        assert (state.doing, state.phase, state.detail) == (Command.REST, Phase.HIBERNATING, "needs 9 GiB")
+        assert (state.history.total, state.resume_at) == (0, None)
+        assert step(state, on.WakeAsked(), 1.0, OURS).command is Command.WAKE
+
+
+def test_what_a_load_waits_for_is_told_and_nothing_else_changes() -> None:
+    for before in (_after(*LOADING), _after(*LOADING, on.SleepAsked(), on.WakeAsked())):
+        transition = step(before, on.Waits("needs 9 GiB"), 1.0, OURS)
+        assert transition.command is Command.NOTHING
+        assert transition.state == replace(before, detail="needs 9 GiB")
+        assert step(transition.state, on.Waits(), 1.0, OURS).state == before
+
+
+def test_a_lost_lease_is_a_fault_that_is_counted_and_the_model_is_loaded_again() -> None:
+    state = _after(*SERVING, on.Faulted(Reason.LEASE_LOST, "lost"))
+    assert (state.doing, state.phase) == (Command.CLEAR, Phase.STOPPING)
+    again = step(state, on.Cleared(), 1.0, OURS)
+    assert (again.command, again.state.history.total) == (Command.LOAD, 1)
+
+
 def test_a_template_that_fails_waits_for_a_person() -> None:
     state = _after(*LOADING, on.LoadFailed(Reason.TEMPLATE_FAILED, "line 3: no such filter"))
     assert (state.phase, state.detail) == (Phase.FAILED, "line 3: no such filter")
@@ -202,6 +232,8 @@ def _holds(before: LifeState, event: Any, after: LifeState, now: float, rules: L
     assert after.history.total in (before.history.total, before.history.total + 1)
     assert len(after.history.deaths) <= rules.limits.max_deaths
     assert after.draining >= before.draining
+    if isinstance(event, on.Waits):
+        assert replace(after, detail=before.detail) == before
     if after.phase in (Phase.READY, Phase.DRAINING) and before.phase not in (Phase.READY, Phase.DRAINING):
         assert isinstance(event, on.Loaded | on.SleepFailed)
     assert not (after.phase is Phase.READY and after.draining)

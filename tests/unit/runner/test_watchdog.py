@@ -1,18 +1,29 @@
 """The watchdog on a clock that the test moves, and an engine that does what the test says."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
-from runner_svc.backends.port import BackendFacts, CallInfo, EmbeddingResult, ExitReport, ProcessSigns
+from runner_svc.backends.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
+from runner_svc.policy.load_parameters import LoadParameter
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestRecord, RequestRecords, RequestState
 from runner_svc.supervise.logs import LogRing
 from runner_svc.watchdog import Watchdog
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.fake_clock import FakeClock
@@ -47,7 +58,16 @@ class SilentBackend:
     def load_progress(self) -> float | None:
         return None
 
-    async def start(self) -> BackendFacts:
+    load_parameters: Sequence[LoadParameter] = ()
+    cache_isolation = CacheIsolation.NONE
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "nothing is cached here")
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         raise AssertionError("not the watchdog's business")
 
     async def wait_exit(self) -> ExitReport:

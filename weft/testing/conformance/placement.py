@@ -1,11 +1,11 @@
-"""What every PlacementPort must do, whatever carries it, as tests to inherit.
+"""What every RouterPort must do, whatever carries it, as tests to inherit.
 
 class TestMyPlacement(PlacementConformance):
     @asynccontextmanager
-    async def placement(self, slots: int) -> AsyncGenerator[PlacementPort]: ...
+    async def placement(self, slots: int) -> AsyncGenerator[RouterPort]: ...
 
     @asynccontextmanager
-    async def sleeping_placement(self, wake_error: WeftError | None) -> AsyncGenerator[PlacementPort]: ...
+    async def sleeping_placement(self, wake_error: WeftError | None) -> AsyncGenerator[RouterPort]: ...
 """
 # ruff: noqa: D102 (test names are sentences)
 
@@ -13,7 +13,15 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from weft.dispatch.port import Grant, LoadingModel, Placement, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.dispatch.port import (
+    Grant,
+    LoadingModel,
+    Placement,
+    PlacementRequest,
+    PoolQueue,
+    RouterPort,
+    WaitingInQueue,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -30,11 +38,11 @@ NOTICE_SECONDS = 5.0
 class PlacementConformance:
     """Inherit, override both methods that raise NotImplementedError, and let pytest collect the subclass."""
 
-    def placement(self, slots: int) -> AbstractAsyncContextManager[PlacementPort]:
+    def placement(self, slots: int) -> AbstractAsyncContextManager[RouterPort]:
         """A port over a fresh scheduler with queue depth 1 per runner; each runner has so many slots."""
         raise NotImplementedError
 
-    def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[PlacementPort]:
+    def sleeping_placement(self, wake_error: WeftError | None) -> AbstractAsyncContextManager[RouterPort]:
         """A port whose pool sleeps. Every wake ends at once: with the error, or with the whole pool ready."""
         raise NotImplementedError
 
@@ -63,6 +71,14 @@ class PlacementConformance:
                 assert word.reason
                 await one.report_finished(Reason.UNSPECIFIED)
                 assert isinstance(await _next(waiting), Grant)
+
+    async def test_the_length_of_a_queue_is_told(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as one:
+            await _grant(one)
+            async with port.place(_request("r2")) as two, port.place(_request("r3")) as three:
+                await _grant(two)
+                assert isinstance(await _next(three), WaitingInQueue)
+                assert list(await port.queues()) == [PoolQueue(pool=POOL, waiting=1, max_waiting=2, running=2)]
 
     async def test_leaving_the_placement_frees_its_slot_without_a_report(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:

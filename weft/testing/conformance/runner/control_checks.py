@@ -6,15 +6,17 @@ import socket
 import psutil
 
 from weft.api.registry.v1 import model_pb2, runner_pb2
+from weft.dispatch.permits import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.conformance.runner.requests import chat, text_of, until
+from weft.testing.conformance.runner.requests import chat, refusal, text_of, until
 from weft.testing.conformance.runner.subject import RunnerUnderTest
 from weft.testing.conformance.runner.verdict import BrokenPromiseError, Check, NotCheckedError, require
 
 LOG_LINES = 20
 LOAD_HEAD_START_SECONDS = 0.05
 UNLOAD_SECONDS = 60.0
+FORGED_KEY = b"f" * 32
 GONE_SECONDS = 2.0
 """Nothing of an engine may be left so long after its end."""
 
@@ -40,6 +42,27 @@ async def logs(runner: RunnerUnderTest) -> str:
     if not lines:
         raise NotCheckedError("the engine has printed nothing, or its output is not the runner's to read")
     return f"{len(lines)} lines"
+
+
+async def permits(runner: RunnerUnderTest) -> str:
+    """Nothing is unloaded without a good permit, nor twice with one: operations are the registry's to decide."""
+    forged = runner.permit(Action.UNLOAD, runner.model, key=FORGED_KEY)
+    for_loading = runner.permit(Action.LOAD, runner.model)
+    for_another = runner.permit(Action.UNLOAD, f"{runner.model}-of-another")
+    await refusal(runner.load_with(None), Reason.PERMIT_INVALID)
+    for permit in (None, forged, for_loading, for_another):
+        await refusal(runner.unload_with(permit), Reason.PERMIT_INVALID)
+    state = await runner.state()
+    require(state.phase not in ASLEEP, "a model was unloaded without a good permit")
+    once = runner.permit(Action.UNLOAD, runner.model)
+    try:
+        await runner.unload_with(once)
+    except WeftError as error:
+        if error.reason is not Reason.UNSUPPORTED_OPERATION:
+            raise
+    await refusal(runner.unload_with(once), Reason.PERMIT_INVALID)
+    await runner.wake()
+    return "a load and four unloads refused, one permit taken once"
 
 
 async def load_then_unload(runner: RunnerUnderTest) -> str:
@@ -109,6 +132,7 @@ async def _unload(runner: RunnerUnderTest) -> None:
 CONTROL_CHECKS = (
     Check(name="description", promise="says who it is and how its model does", run=description),
     Check(name="logs", promise="shows the engine's output, bounded", run=logs),
+    Check(name="permits", promise="loads and unloads with the registry's permit alone", run=permits, unloads=True),
     Check(
         name="load-then-unload",
         promise="survives a cancelled load, unloads, loads again",

@@ -18,11 +18,13 @@ from weft.api.runner.v1 import (
     embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
+    permit_pb2,
     runner_service_pb2,
     runner_service_pb2_grpc,
     ticket_pb2,
 )
 from weft.dispatch.fleet import FleetView, FleetWatcher, RunnerView
+from weft.dispatch.permits import Action, PermitTarget, make_permit
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import SystemClock
@@ -93,6 +95,19 @@ class RunnerUnderTest:
         signed = claims.SerializeToString()
         return ticket_pb2.Ticket(claims=signed, mac=changes.mac or sign(signed, self.runner.ticket_key))
 
+    def permit(self, action: Action, model: str, *, key: bytes | None = None) -> permit_pb2.OperationPermit:
+        """A permit as the registry would sign it; `key`: with another key than the session's."""
+        target = PermitTarget(
+            runner=self.runner.name, incarnation=self.runner.incarnation, key=key or self.runner.ticket_key
+        )
+        return make_permit(target, action, model=model, operation_id="conformance", now=time.time())
+
+    async def unload_with(self, permit: permit_pb2.OperationPermit | None) -> None:
+        """Ask for the model to be unloaded with this permit; None: with none. Raises WeftError."""
+        request = runner_service_pb2.UnloadRequest(model=self.model, permit=permit)
+        with _errors_of_the_runner():
+            await self._control.Unload(request, metadata=self._metadata)
+
     async def frames(
         self, payload: chat_pb2.ChatPayload | None, request_id: str = "", ticket: ticket_pb2.Ticket | None = None
     ) -> AsyncGenerator[Events]:
@@ -155,9 +170,19 @@ class RunnerUnderTest:
 
     async def load(self, model: str = "") -> None:
         """Load the model. Raises WeftError."""
-        request = runner_service_pb2.LoadRequest(model=model or self.model)
+        await self.load_with(self.permit(Action.LOAD, model or self.model), model)
+
+    async def load_with(self, permit: permit_pb2.OperationPermit | None, model: str = "") -> None:
+        """Ask for the model to be loaded with this permit; None: with none. Raises WeftError."""
+        request = runner_service_pb2.LoadRequest(model=model or self.model, permit=permit)
         with _errors_of_the_runner():
-            await self._control.Load(request, metadata=self._metadata)
+            call = self._control.Load(request, metadata=self._metadata)
+            try:
+                answers = [response.WhichOneof("kind") async for response in call]
+            finally:
+                call.cancel()
+        if answers[-1:] != ["result"]:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the load ended without a result")
 
     async def wake(self) -> None:
         """Wake the model. Unlike `load` it leaves it to the model when to sleep. Raises WeftError."""
@@ -167,7 +192,7 @@ class RunnerUnderTest:
 
     async def unload(self) -> None:
         """Unload the model. Raises WeftError."""
-        request = runner_service_pb2.UnloadRequest(model=self.model)
+        request = runner_service_pb2.UnloadRequest(model=self.model, permit=self.permit(Action.UNLOAD, self.model))
         with _errors_of_the_runner():
             await self._control.Unload(request, metadata=self._metadata)
 

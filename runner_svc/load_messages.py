@@ -1,0 +1,123 @@
+"""What may be set about a load, and what was: messages to values and back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from google.protobuf.duration_pb2 import Duration
+
+from runner_svc.backends.port import Backend
+from runner_svc.gguf_header import read_gguf_header
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
+from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from weft.api.runner.v1 import load_pb2 as pb
+from weft.kernel.durations import FOR_EVER, MAX_DURATION_SECONDS
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_NAME_CHARS
+
+MAX_BUDGET_BYTES = 2**50
+NANOSECONDS = 1_000_000_000
+
+
+def wish_from(
+    options: pb.LoadOptions, backend: Backend, quantizations: Mapping[str, Path], own_quantization: str = ""
+) -> LoadWish:
+    """The options of a load, checked. `own_quantization` is that of the file which is configured; empty: unknown.
+
+    Raises INVALID_ARGUMENT naming the option.
+    """
+    known = {parameter.name: parameter for parameter in backend.load_parameters}
+    given = {name: _value_from(value, name) for name, value in options.parameters.items()}
+    checked = check_parameters(given, backend.load_parameters, "options.parameters")
+    changed = {name: value for name, value in checked.items() if value != known[name].default}
+    if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
+        raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")
+    return LoadWish(
+        plan=LoadPlan(
+            parameters=changed, quantization=_quantization(options.quantization, quantizations, own_quantization)
+        ),
+        memory_budget_bytes=options.memory_budget_bytes,
+        keep_alive_seconds=_keep_alive(options),
+        pin=options.pin,
+    )
+
+
+def own_quantization(model_path: Path | None) -> str:
+    """What the header of a model's file says; empty: nothing, or it cannot be read."""
+    if model_path is None or not model_path.is_file():
+        return ""
+    try:
+        return read_gguf_header(model_path).quantization
+    except (WeftError, OSError):
+        return ""
+
+
+def options_message(plan: LoadPlan, keep_alive_seconds: float | None, *, pin: bool) -> pb.LoadOptions:
+    """How a model is loaded, or will be next."""
+    message = pb.LoadOptions(
+        parameters={name: _value_message(value) for name, value in plan.parameters.items()},
+        quantization=plan.quantization,
+        pin=pin,
+    )
+    if keep_alive_seconds is not None:
+        message.keep_alive.CopyFrom(duration_message(keep_alive_seconds))
+    return message
+
+
+def parameter_message(parameter: LoadParameter) -> pb.LoadParameter:
+    """Something that may be set."""
+    return pb.LoadParameter(
+        name=parameter.name,
+        description=parameter.description,
+        words=parameter.words,
+        minimum=parameter.minimum,
+        maximum=parameter.maximum,
+        integer=parameter.integer,
+        flag=parameter.flag,
+        default=None if parameter.default is None else _value_message(parameter.default),
+    )
+
+
+def duration_message(seconds: float) -> Duration:
+    """A length of time."""
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * NANOSECONDS))
+    return duration
+
+
+def _quantization(name: str, known: Mapping[str, Path], own: str) -> str:
+    if name in known:
+        return name
+    if not name or name.lower() == own.lower():
+        return ""
+    names = ", ".join(sorted({*known, own} - {""})) or "none; declare them in the model's quantizations"
+    raise invalid_field("options.quantization", f"{name[:MAX_NAME_CHARS]} is not declared; there is: {names}")
+
+
+def _keep_alive(options: pb.LoadOptions) -> float:
+    if not options.HasField("keep_alive"):
+        return FOR_EVER
+    seconds = options.keep_alive.ToNanoseconds() / NANOSECONDS
+    if seconds > MAX_DURATION_SECONDS:
+        raise invalid_field("options.keep_alive", f"must be at most {MAX_DURATION_SECONDS:.0f} s; negative is for ever")
+    return max(seconds, FOR_EVER)
+
+
+def _value_from(value: pb.LoadValue, name: str) -> LoadValue:
+    match value.WhichOneof("kind"):
+        case "integer":
+            return value.integer
+        case "number":
+            return value.number
+        case "word":
+            return value.word
+        case "flag":
+            return value.flag
+    raise invalid_field(f"options.parameters.{name[:MAX_NAME_CHARS]}", "must have a value")
+
+
+def _value_message(value: LoadValue) -> pb.LoadValue:
+    if isinstance(value, bool):
+        return pb.LoadValue(flag=value)
+    if isinstance(value, int):
+        return pb.LoadValue(integer=value)
+    return pb.LoadValue(number=value) if isinstance(value, float) else pb.LoadValue(word=value)

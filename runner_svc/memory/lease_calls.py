@@ -1,0 +1,100 @@
+"""A runner's calls to the registry's book of memory: its own leases, in its own name."""
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TYPE_CHECKING, cast
+
+import grpc
+
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+
+CALL_TIMEOUT_SECONDS = 5.0
+AWAY = frozenset(
+    {Reason.SERVICE_UNAVAILABLE, Reason.DEADLINE_EXCEEDED, Reason.SESSION_UNKNOWN, Reason.PERMISSION_DENIED}
+)
+"""What a registry answers, or does not, that is away, or has not heard of this runner's session yet or again."""
+
+
+class LeaseCalls:
+    """Each raises WeftError; one of AWAY before `connect` and while there is no session."""
+
+    def __init__(self, runner: str, incarnation: str, session_id: Callable[[], str]) -> None:
+        """`session_id` is empty while there is none."""
+        self._runner = runner
+        self._incarnation = incarnation
+        self._session_id = session_id
+        self._stub: LeaseServiceAsyncStub | None = None
+
+    def connect(self, registry: grpc.aio.Channel) -> None:
+        """Call this registry from now on."""
+        self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
+
+    async def acquire(self, request: pb.AcquireLeaseRequest) -> AsyncGenerator[pb.AcquireLeaseResponse]:
+        """What the registry says while it waits; who asks is filled in. Closing it gives the place in line up."""
+        request.session_id = self._require_session()
+        request.holder.CopyFrom(self._holder())
+        async with _errors():
+            call = self._require_stub().AcquireLease(request)
+            try:
+                async for response in call:
+                    yield response
+            finally:
+                call.cancel()
+
+    async def renew(self, request: pb.RenewLeasesRequest) -> pb.RenewLeasesResponse:
+        """Renew; who does is filled in."""
+        request.session_id = self._require_session()
+        request.holder.CopyFrom(self._holder())
+        async with _errors():
+            return await self._require_stub().RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
+        raise AssertionError("an error has been raised")
+
+    async def release(self, lease_id: str, fencing_number: int) -> None:
+        """Give one up."""
+        request = pb.ReleaseLeaseRequest(
+            holder=self._holder(),
+            session_id=self._require_session(),
+            lease_id=lease_id,
+            fencing_number=fencing_number,
+        )
+        async with _errors():
+            await self._require_stub().ReleaseLease(request, timeout=CALL_TIMEOUT_SECONDS)
+
+    async def release_earlier_lives(self) -> int:
+        """Give up what earlier lives of this runner held; returns how many leases."""
+        request = pb.ReleaseEarlierLivesRequest(holder=self._holder(), session_id=self._require_session())
+        async with _errors():
+            response = await self._require_stub().ReleaseEarlierLives(request, timeout=CALL_TIMEOUT_SECONDS)
+            return response.released_count
+        raise AssertionError("an error has been raised")
+
+    def _holder(self) -> lease_pb2.LeaseHolder:
+        return lease_pb2.LeaseHolder(
+            kind=lease_pb2.LeaseHolder.KIND_RUNNER, name=self._runner, incarnation=self._incarnation
+        )
+
+    def _require_session(self) -> str:
+        session_id = self._session_id()
+        if not session_id:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the session with the registry is not open")
+        return session_id
+
+    def _require_stub(self) -> "LeaseServiceAsyncStub":
+        if self._stub is None:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the runner has not started")
+        return self._stub
+
+
+@contextlib.asynccontextmanager
+async def _errors() -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

@@ -1,0 +1,157 @@
+"""The accelerator memory of one model: its lease, how that is used, and what loads take."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from runner_svc.backends.port import Backend, LoadOrder
+from runner_svc.memory.memory_port import (
+    ExpectedMemory,
+    LeaseGrant,
+    MemoryAccount,
+    MemoryUse,
+    MemoryWish,
+    OnWaiting,
+)
+from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.records import RequestRecords
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+log = structlog.get_logger("weft.memory")
+
+
+class ModelMemory:
+    """See memory_port.MemoryUser. Its lease outlives a crash of the backend, and nothing else."""
+
+    def __init__(self, model: str, backend: Backend, records: RequestRecords, account: MemoryAccount) -> None:
+        self._model = model
+        self._backend = backend
+        self._records = records
+        self._book = account.book
+        self._forecast = account.forecast
+        self._plan = LoadPlan()
+        self._filled = False
+        self._is_learned = False
+        self.expected: ExpectedMemory | None = None
+        """What the present or next load takes, as far as anybody has asked; None: unknown."""
+        self.grant: LeaseGrant | None = None
+        self.lost = asyncio.Event()
+        """Set: what uses the lease must be ended, and may not be started."""
+        self.on_lost: Callable[[], None] = lambda: None
+        self.seen_bytes: int | None = None
+        """What its processes were last seen to hold; None: unknown."""
+        self.priority = Priority.NORMAL
+        """Of the last request."""
+        self.pinned = False
+        self.last_used_at: datetime | None = None
+
+    @property
+    def holds_devices(self) -> bool:
+        """Whether it holds memory that others may need."""
+        return self.grant is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds: as seen, else as leased; 0: nothing."""
+        if self.grant is None:
+            return 0
+        return self.grant.bytes if self.seen_bytes is None else self.seen_bytes
+
+    async def foresee(self, plan: LoadPlan) -> ExpectedMemory | None:
+        """What a load takes; None: unknown."""
+        self.expected = await self._forecast.expect(plan)
+        return self.expected
+
+    async def require_budget(self, plan: LoadPlan, budget_bytes: int) -> None:
+        """Raise INSUFFICIENT_MEMORY when a load would take more; the message says what context would fit."""
+        expected = await self.foresee(plan)
+        if expected is None or expected.bytes <= budget_bytes:
+            return
+        fits = await self._forecast.context_within(plan, budget_bytes)
+        advice = f"; a context of {fits} tokens fits" if fits else ""
+        raise WeftError(
+            Reason.INSUFFICIENT_MEMORY,
+            f"{self._model} needs {in_words(expected.bytes)} and may take {in_words(budget_bytes)}{advice}",
+            metadata={"model": self._model, "field": "options.memory_budget_bytes"},
+        )
+
+    async def take(self, plan: LoadPlan, on_waiting: OnWaiting) -> LoadOrder:
+        """The lease for a load, unless it is held already, as an order to the backend. Raises as MemoryBook.acquire."""
+        if self.lost.is_set():
+            self.give_up()  # by now nothing uses it any more
+        if self.grant is None:
+            expected = await self.foresee(plan)
+            if expected is not None and expected.bytes > 0:
+                wish = MemoryWish(model=self._model, bytes=expected.bytes, priority=self.priority, pinned=self.pinned)
+                self.grant = await self._book.acquire(wish, self, on_waiting)
+        self._plan, self._filled, self._is_learned = plan, False, False
+        if self.grant is None:
+            # What needs no memory of accelerators is to leave them alone.
+            shares = () if self.expected is not None and self.expected.bytes == 0 else None
+            return LoadOrder(shares=shares, parameters=plan.parameters)
+        return LoadOrder(shares=self.grant.shares, hides_devices=self.grant.hides_devices, parameters=plan.parameters)
+
+    def require_good(self) -> None:
+        """Raise LEASE_LOST when the lease may be somebody else's by now: nothing may be started under it."""
+        if self.grant is not None and (self.lost.is_set() or not self._book.is_good(self.grant)):
+            self.note_lease_lost("it was not renewed in time")
+            raise self.lost_error()
+
+    def lost_error(self) -> WeftError:
+        """What whoever used the lease ends with."""
+        return WeftError(Reason.LEASE_LOST, "the lease on its accelerator memory was lost")
+
+    def note_filled(self) -> None:
+        """Loading is over."""
+        self._filled = True
+        if self.grant is not None:
+            self._book.note_change()
+
+    def note_used(self, at: "datetime") -> None:
+        """A request ended."""
+        self.last_used_at = at
+
+    def give_up(self) -> None:
+        """Nothing of the backend is left. Idempotent."""
+        grant, self.grant, self.seen_bytes = self.grant, None, None
+        self._filled = False
+        self.lost.clear()
+        if grant is not None:
+            self._book.release(grant)
+
+    def memory_use(self) -> MemoryUse:
+        """See MemoryUser.memory_use."""
+        return MemoryUse(
+            processes=self._backend.processes(),
+            filled=self._filled,
+            active_requests=len(self._records.running),
+            priority=self.priority,
+            pinned=self.pinned,
+            last_used_at=self.last_used_at,
+        )
+
+    def note_lease_lost(self, why: str) -> None:
+        """See MemoryUser.note_lease_lost."""
+        if self.grant is not None and not self.lost.is_set():
+            log.error("a lease was lost; its backend is ended", model=self._model, why=why)
+            self.lost.set()
+            self.on_lost()
+
+    def note_memory_seen(self, seen_bytes: int | None) -> None:
+        """See MemoryUser.note_memory_seen."""
+        self.seen_bytes = seen_bytes
+        if seen_bytes and self._filled and not self._is_learned:
+            self._is_learned = True
+            self._forecast.note_taken(self._plan, seen_bytes)
+
+
+def in_words(count: int) -> str:
+    """An amount of memory for people."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

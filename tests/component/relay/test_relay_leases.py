@@ -1,0 +1,160 @@
+"""Leases of runners that dial out: asked for over their links, each for itself alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from relay_harness import RUNNER, Laptop, Mesh, running_laptop, running_mesh_side, soon
+
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, error_from_call, open_channel
+
+RUNNER_KIND = lease_pb2.LeaseHolder.KIND_RUNNER
+
+
+class NotingLeases(lease_service_pb2_grpc.LeaseServiceServicer):
+    """Takes down what reaches the registry."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.go = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def AcquireLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        async with answering(context):
+            self.told.append(request)
+            if request.purpose == "too-much":
+                raise WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")
+            yield pb.AcquireLeaseResponse(waiting=pb.WaitingForMemory(detail="held by qwen"))
+            try:
+                await self.go.wait()
+            except (asyncio.CancelledError, GeneratorExit):
+                self.left.set()
+                raise
+            yield pb.AcquireLeaseResponse(granted=pb.GrantedLease(lease=lease_pb2.Lease(lease_id="l1")))
+
+    async def RenewLeases(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.told.append(request)
+        return pb.RenewLeasesResponse(lost_lease_ids=["l0"])
+
+    async def ReleaseLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.told.append(request)
+        return pb.ReleaseLeaseResponse()
+
+    async def ReleaseEarlierLives(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.told.append(request)
+        return pb.ReleaseEarlierLivesResponse(released_count=3)
+
+    async def ListHostMemory(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.told.append(request)
+        return pb.ListHostMemoryResponse()
+
+
+@dataclass
+class Joined:
+    """A joined runner with an open session, and what it calls the registry's book by."""
+
+    noting: NotingLeases
+    book: Any
+    laptop: Laptop
+    mesh: Mesh
+
+    def own(self, **changes: Any) -> dict[str, Any]:
+        """The fields of a request for leases of its own, but for `changes`."""
+        holder: dict[str, Any] = {"kind": RUNNER_KIND, "name": RUNNER, "incarnation": "life-1"}
+        holder |= {key: changes.pop(key) for key in list(changes) if key in holder}
+        return {"holder": lease_pb2.LeaseHolder(**holder), "session_id": self.laptop.session_id, **changes}
+
+
+@pytest.fixture
+async def joined(tmp_path: Path) -> AsyncIterator[Joined]:
+    noting: NotingLeases = cast("Any", NotingLeases)()
+
+    def add(server: grpc.aio.Server) -> None:
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(noting, server)
+
+    async with running_mesh_side(tmp_path, add_to_registry=add) as mesh, running_laptop(mesh) as laptop:
+        await laptop.open()
+        async with open_channel(f"unix:{tmp_path}/laptop/runner.sock") as channel:
+            yield Joined(noting, lease_service_pb2_grpc.LeaseServiceStub(channel), laptop, mesh)
+            noting.go.set()
+
+
+async def _refusal(call: Any) -> WeftError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await soon(call)
+    return error_from_call(caught.value, Reason.INTERNAL)
+
+
+async def test_a_wait_for_memory_is_streamed_word_by_word(joined: Joined) -> None:
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own(purpose="m", bytes=5)))
+    assert (await soon(call.read())).waiting.detail == "held by qwen"
+    joined.noting.go.set()
+    assert (await soon(call.read())).granted.lease.lease_id == "l1"
+    assert await soon(call.read()) is grpc.aio.EOF
+    assert [(request.purpose, request.bytes) for request in joined.noting.told] == [("m", 5)]
+
+
+async def test_a_wait_that_its_runner_leaves_is_left_at_the_registry_too(joined: Joined) -> None:
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own()))
+    await soon(call.read())
+    call.cancel()
+    await soon(joined.noting.left.wait())
+
+
+async def test_a_link_that_is_lost_leaves_the_line(joined: Joined) -> None:
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own()))
+    await soon(call.read())
+    await joined.laptop.dial_out.stop(0.0)
+    await soon(joined.noting.left.wait())
+
+
+async def test_renewals_and_releases_come_through(joined: Joined) -> None:
+    renewed = await soon(joined.book.RenewLeases(pb.RenewLeasesRequest(**joined.own())))
+    assert list(renewed.lost_lease_ids) == ["l0"]
+    await soon(joined.book.ReleaseLease(pb.ReleaseLeaseRequest(**joined.own(lease_id="l1", fencing_number=7))))
+    greeted = await soon(joined.book.ReleaseEarlierLives(pb.ReleaseEarlierLivesRequest(**joined.own())))
+    assert greeted.released_count == 3
+    assert joined.noting.told[1].fencing_number == 7
+
+
+async def test_a_refusal_of_the_book_comes_through_with_its_reason(joined: Joined) -> None:
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own(purpose="too-much")))
+    refused = await _refusal(call.read())
+    assert (refused.reason, refused.message) == (Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"session_id": "session-of-another"},
+        {"session_id": ""},
+        {"name": "another"},
+        {"incarnation": "life-0"},
+        {"kind": lease_pb2.LeaseHolder.KIND_PROGRAM},
+    ],
+    ids="-".join,
+)
+async def test_nobody_holds_leases_of_another_over_his_link(joined: Joined, changes: dict[str, Any]) -> None:
+    calls = (
+        joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own(**changes))).read(),
+        joined.book.RenewLeases(pb.RenewLeasesRequest(**joined.own(**changes))),
+        joined.book.ReleaseLease(pb.ReleaseLeaseRequest(**joined.own(**changes))),
+        joined.book.ReleaseEarlierLives(pb.ReleaseEarlierLivesRequest(**joined.own(**changes))),
+    )
+    for call in calls:
+        assert (await _refusal(call)).reason is Reason.PERMISSION_DENIED
+    assert joined.noting.told == []
+
+
+async def test_the_whole_book_is_not_shown_over_a_link(joined: Joined) -> None:
+    refused = await _refusal(joined.book.ListHostMemory(pb.ListHostMemoryRequest()))
+    assert refused.reason is Reason.UNSUPPORTED_OPERATION
+    assert joined.noting.told == []

@@ -1,0 +1,264 @@
+"""A host with fake cards, real runner processes with real engines on it, and the registry's own book beside them."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import psutil
+import yaml
+
+from registry_svc.config import RegistryConfig
+from registry_svc.core import RegistryCore
+from registry_svc.ledger.config import LedgerConfig
+from registry_svc.ledger.domain import HostMemory
+from registry_svc.service import RegistryService
+from registry_svc.store.sql import SqlStore
+from runner_svc.policy.phase import Phase
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1 import runner_service_pb2_grpc
+from weft.kernel.clock import SystemClock
+from weft.kernel.rpc import new_server, open_channel
+from weft.testing.fake_backend.process import fake_backend_command
+from weft.testing.fake_nvml import FakeCards, build_fake_nvml
+
+GIB = 1024**3
+MIB = 1024**2
+MARGIN_BYTES = 512 * MIB
+CARD_BYTES = 8 * GIB
+POLL_SECONDS = 0.02
+WAIT_SECONDS = 60.0
+# What an engine takes is a little less than what is booked for it, as an estimate should be.
+MODELS = {"r1": {"small": 2000, "middle": 5000, "wide": 12_000}, "r2": {"little": 2500, "medium": 4500, "large": 7000}}
+"""Memory that each model books, in MiB: "wide" needs two cards."""
+SPARE_MIB = 64
+
+
+class RunningRegistry:
+    """The registry itself, on a database that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/registry.sock"
+        self._database_url = f"sqlite+aiosqlite:///{folder}/registry.db"
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Start it, or start it again."""
+        book = LedgerConfig(
+            lease_time_to_live_seconds=3.0,
+            renew_interval_seconds=0.5,
+            watch_interval_seconds=0.1,
+            reclaim_wait_seconds=1.0,
+            restart_grace_seconds=5.0,
+            device_margin_bytes=MARGIN_BYTES,
+        )
+        config = RegistryConfig(
+            database_url=self._database_url, heartbeat_interval_seconds=2.0, report_interval_seconds=0.2, ledger=book
+        )
+        store = SqlStore(self._database_url)
+        self.core = RegistryCore(store, SystemClock(), config)
+        service, server = RegistryService(self.core, store), new_server()
+        self.ledger = service.ledger
+        service.register(server)
+        server.add_insecure_port(self.address)
+        await service.start()
+        self._stack.push_async_callback(service.stop, 0.0)
+        await server.start()
+        self._stack.push_async_callback(server.stop, None)
+
+    async def stop(self) -> None:
+        """End it. Idempotent."""
+        await self._stack.aclose()
+
+
+@dataclass
+class LeasedWorld:
+    """Everything, and what was seen to go wrong."""
+
+    folder: Path
+    cards: FakeCards
+    registry: RunningRegistry
+    environment: dict[str, str]
+    greed: float = 1.0
+    """How much of what is booked for it an engine takes; more than 1 is a lie of its configuration."""
+    broken: list[str] = field(default_factory=list)
+    runners: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    most_held: int = 0
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+
+    @property
+    def core(self) -> RegistryCore:
+        """The registry's memory of its present life."""
+        return self.registry.core
+
+    async def start_runner(self, name: str) -> None:
+        """Start it, or start it again."""
+        config = self.folder / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(self._config(name)), "utf-8")
+        arguments = ["serve", "runner", "--runner", name, "--home", str(self.folder / name), "--config", str(config)]
+        with (self.folder / f"{name}.out").open("ab") as output:
+            self.runners[name] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "weft.cli.main", *arguments, "--registry", self.registry.address),
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+
+    async def kill_runner(self, name: str) -> None:
+        """SIGKILL, and nothing else."""
+        process = self.runners.pop(name)
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    async def stop_runner(self, name: str) -> None:
+        """SIGTERM, and wait."""
+        process = self.runners.pop(name, None)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(WAIT_SECONDS):
+                await process.wait()
+
+    async def wake(self, runner: str, model: str) -> None:
+        """Ask for a model, as a router does; what comes of it is not this test's business."""
+        with suppress(grpc.aio.AioRpcError, TimeoutError):
+            await self.control(runner).Wake(pb.WakeRequest(model=model), timeout=WAIT_SECONDS)
+
+    def control(self, runner: str) -> Any:
+        """The runner's control plane."""
+        address = f"unix:{self.folder / runner / 'run' / f'runner-{runner}.sock'}"
+        member = self.core.mesh.of_runner(runner)
+        address = member.profile.address if member is not None else address
+        if runner not in self._channels:
+            self._channels[runner] = open_channel(address)
+        return cast("Any", runner_service_pb2_grpc.RunnerServiceStub(self._channels[runner]))
+
+    def engines(self) -> list[psutil.Process]:
+        """Living engines of this world, whoever their parents are."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                line, lives = process.cmdline(), process.status() != psutil.STATUS_ZOMBIE
+                if lives and "--take-device-memory" in line and str(self.folder) in " ".join(line):
+                    found.append(process)
+        return found
+
+    def check(self) -> None:
+        """What holds at every moment: nothing is booked twice, and nothing taken that is not there."""
+        host = self.host()
+        devices, leases = ((), ()) if host is None else (host.devices, host.leases)
+        for device in devices:
+            booked = sum(
+                amount for each in leases for index, amount in each.lease.grant.shares if index == device.sight.index
+            )
+            if booked > CARD_BYTES - MARGIN_BYTES:
+                self._note(f"card {device.sight.index} is booked with {booked} bytes")
+        held = self.cards.held_bytes()
+        self.most_held = max(self.most_held, *held)
+        for card, amount in enumerate(held):
+            if amount > CARD_BYTES:
+                self._note(f"card {card} is full beyond its brim: {amount} bytes")
+
+    def host(self) -> HostMemory | None:
+        """The book of this host."""
+        return next(iter(self.registry.ledger.hosts()), None)
+
+    def memory_deaths(self) -> list[str]:
+        """Engines that died for want of memory: what somebody else had was given to them."""
+        lines = []
+        for path in self.folder.glob("r*/logs/*"):
+            lines += [line for line in path.read_text("utf-8", "replace").splitlines() if "CUDA error" in line]
+        return lines
+
+    async def until(self, condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> None:
+        """Wait, checking all the while."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.check()
+            assert time.monotonic() < deadline, f"{what}: {self.host()} engines {self.engines()}"
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def watch_for_ever(self) -> None:
+        """Check until cancelled."""
+        while True:
+            self.check()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def kill_engine(self, dice: random.Random) -> None:
+        """SIGKILL one of them."""
+        engines = self.engines()
+        if engines:
+            with suppress(psutil.Error):
+                dice.choice(engines).kill()
+
+    def ready(self, runner: str, model: str) -> bool:
+        """Whether the registry has heard that it takes requests."""
+        member = self.core.mesh.of_runner(runner)
+        states = member.capability.instances if member is not None else ()
+        return any(state.model == model and state.phase.value == Phase.READY.value for state in states)
+
+    def _note(self, what: str) -> None:
+        if what not in self.broken:
+            self.broken.append(what)
+
+    def _config(self, name: str) -> dict[str, Any]:
+        model_file = self.folder / "model.gguf"
+        model_file.touch()
+        models = [
+            {
+                "name": model,
+                "path": str(model_file),
+                "memory_mb": size,
+                "start_asleep": True,
+                "threads": 1,
+                "embeddings": False,
+                "extra_arguments": ["--take-device-memory", str(int((size - SPARE_MIB) * MIB * self.greed))],
+            }
+            for model, size in MODELS[name].items()
+        ]
+        runner = {
+            "name": name,
+            "command": fake_backend_command(load_seconds=0.1),
+            "models": models,
+            "memory_wait_seconds": 10.0,
+            "first_pause_seconds": 1.0,
+            "first_term_seconds": 0.3,
+            "second_term_seconds": 0.3,
+        }
+        return {"runners": [runner], "accelerators": {"poll_interval_seconds": 0.05}, "drain_seconds": 0.1}
+
+    async def close(self) -> None:
+        """End what is left."""
+        for channel in self._channels.values():
+            await channel.close(grace=None)
+        for name in list(self.runners):
+            await self.kill_runner(name)
+        for engine in self.engines():
+            with suppress(psutil.Error):
+                engine.kill()
+
+
+@asynccontextmanager
+async def leased_world(folder: Path, *, greed: float = 1.0, cards: int = 2) -> AsyncIterator[LeasedWorld]:
+    """The world, without any runner yet."""
+    library, fake = build_fake_nvml(folder / "library"), FakeCards(folder / "cards")
+    for _ in range(cards):
+        fake.add(total_bytes=CARD_BYTES)
+    registry = RunningRegistry(folder)
+    world = LeasedWorld(folder, fake, registry, fake.environment(library), greed)
+    await registry.start()
+    try:
+        yield world
+    finally:
+        await world.close()
+        await registry.stop()

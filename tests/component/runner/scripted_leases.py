@@ -1,0 +1,185 @@
+"""A book of memory that says what the test says, over gRPC; and a host that is seen as the test says."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner_svc.memory.lease_keeper import KeeperConfig, LeaseKeeper
+from runner_svc.memory.memory_port import MemoryUse, MemoryWish
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.api.registry.v1 import lease_service_pb2_grpc
+from weft.gpu.messages import process_id_message
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.kernel.clock import Clock
+from weft.kernel.request import Priority
+from weft.kernel.rpc import answering, new_server, open_channel
+
+if TYPE_CHECKING:
+    from weft.kernel.errors import WeftError
+
+GIB = 1024**3
+WAIT_SECONDS = 10.0
+
+
+class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
+    """Grants at once unless `go` is cleared; fails the next calls as the test says."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.go.set()
+        self.asked: list[pb.AcquireLeaseRequest] = []
+        self.left = 0
+        """Callers that hung up while they waited."""
+        self.renewals: list[pb.RenewLeasesRequest] = []
+        self.released: list[pb.ReleaseLeaseRequest] = []
+        self.greetings: list[pb.ReleaseEarlierLivesRequest] = []
+        self.failures: list[WeftError] = []
+        """What the next calls end with, whichever they are."""
+        self.ends_after_words = False
+        """The next answer breaks off before the lease."""
+        self.lost: set[str] = set()
+        self.watched: list[ProcessId] = []
+
+    async def AcquireLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        async with answering(context):
+            self.asked.append(request)
+            self._fail()
+            try:
+                if not self.go.is_set():
+                    yield pb.AcquireLeaseResponse(waiting=pb.WaitingForMemory(detail="needs 1.0 GiB, held by qwen"))
+                    if self.ends_after_words:
+                        self.ends_after_words = False
+                        return
+                    await self.go.wait()
+            except (asyncio.CancelledError, GeneratorExit):
+                self.left += 1
+                raise
+            granted = pb.GrantedLease()
+            granted.lease.lease_id = request.request_id.replace("lease", "l")
+            granted.lease.fencing_number = len(self.asked)
+            granted.lease.shares.add(device_index=0, bytes=request.bytes)
+            granted.time_to_live.FromSeconds(30)
+            granted.renew_interval.FromSeconds(5)
+            yield pb.AcquireLeaseResponse(granted=granted)
+
+    async def RenewLeases(self, request: Any, context: Any) -> Any:  # noqa: N802
+        async with answering(context):
+            self._fail()
+            self.renewals.append(request)
+            held = {use.lease_id for use in request.leases}
+            response = pb.RenewLeasesResponse(
+                lost_lease_ids=sorted(held & self.lost),
+                watched_processes=map(process_id_message, self.watched),
+            )
+            response.next_within.FromSeconds(5)
+            return response
+
+    async def ReleaseLease(self, request: Any, context: Any) -> Any:  # noqa: N802
+        async with answering(context):
+            self._fail()
+            self.released.append(request)
+            return pb.ReleaseLeaseResponse()
+
+    async def ReleaseEarlierLives(self, request: Any, context: Any) -> Any:  # noqa: N802
+        async with answering(context):
+            self._fail()
+            self.greetings.append(request)
+            return pb.ReleaseEarlierLivesResponse(released_count=0)
+
+    async def ListHostMemory(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("no runner asks for this")
+
+    @property
+    def calls(self) -> int:
+        return len(self.asked) + len(self.renewals) + len(self.released) + len(self.greetings)
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+class SeenHost:
+    """Says what the test says about the devices, and of each process that it holds what `held` says."""
+
+    def __init__(self, *device_bytes: int, source: Source = Source.NVML) -> None:
+        self.source = source
+        self.devices = tuple(
+            DeviceSight(index=index, id=f"GPU-{index}", name="card", total_bytes=size, used_bytes=0)
+            for index, size in enumerate(device_bytes)
+        )
+        self.held: dict[ProcessId, int] = {}
+        self.asked_about: list[set[ProcessId]] = []
+
+    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSight:
+        del fresh
+        self.asked_about.append(set(watched))
+        seen = [
+            ProcessSight(
+                process=process,
+                alive=process in self.held,
+                bytes_by_device=((0, self.held[process]),) if process in self.held else (),
+            )
+            for process in watched
+        ]
+        return HostSight(host="h", source=self.source, devices=self.devices, processes=tuple(seen))
+
+
+class Holder:
+    """Who holds a lease in these tests."""
+
+    def __init__(self) -> None:
+        self.processes: tuple[ProcessId, ...] = ()
+        self.lost: list[str] = []
+        self.seen: list[int | None] = []
+
+    def memory_use(self) -> MemoryUse:
+        return MemoryUse(
+            processes=self.processes,
+            filled=bool(self.processes),
+            active_requests=2,
+            priority=Priority.HIGH,
+            pinned=True,
+            last_used_at=None,
+        )
+
+    def note_lease_lost(self, why: str) -> None:
+        self.lost.append(why)
+
+    def note_memory_seen(self, seen_bytes: int | None) -> None:
+        self.seen.append(seen_bytes)
+
+
+def wish(model: str = "m", size: int = GIB) -> MemoryWish:
+    return MemoryWish(model=model, bytes=size, priority=Priority.NORMAL, pinned=False)
+
+
+@asynccontextmanager
+async def keeping(
+    folder: Path, host: SeenHost, clock: Clock, *, max_wait_seconds: float = 60.0, devices: tuple[int, ...] = ()
+) -> AsyncIterator[tuple[LeaseKeeper, ScriptedLeases, list[str]]]:
+    """A keeper that has started, its registry, and its session id, in a list so that the test may take it away."""
+    server, leases, session = new_server(), ScriptedLeases(), ["session-1"]
+    lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
+    server.add_insecure_port(f"unix:{folder}/registry.sock")
+    await server.start()
+    config = KeeperConfig(runner="r1", incarnation="life-1", device_indexes=devices, max_wait_seconds=max_wait_seconds)
+    keeper = LeaseKeeper(config, host, lambda: session[0], clock, lambda: 1.0)
+    async with open_channel(f"unix:{folder}/registry.sock") as channel:
+        await keeper.start(channel)
+        try:
+            yield keeper, leases, session
+        finally:
+            leases.go.set()
+            await keeper.stop()
+            await server.stop(None)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Return once it holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await asyncio.sleep(0.005)

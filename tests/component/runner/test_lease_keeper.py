@@ -1,0 +1,268 @@
+"""A runner's leases at a registry that answers, refuses, forgets and goes away."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
+
+from runner_svc.memory.lease_calls import AWAY
+from runner_svc.memory.lease_keeper import MAX_LINE, NO_REGISTRY, NO_SIGHT, OWN_LINE, LeaseKeeper
+from runner_svc.memory.memory_port import LeaseGrant
+from weft.gpu.sighting import ProcessId, Source
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+AWAY_NOW = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+ENGINE = ProcessId(4242, 99)
+WORDS: list[str] = []
+
+
+async def _granted(keeper: LeaseKeeper, holder: Holder, words: list[str] | None = None) -> LeaseGrant:
+    heard = [] if words is None else words
+    grant = await keeper.acquire(wish(), holder, heard.append)
+    assert grant is not None
+    return grant
+
+
+async def test_a_host_without_devices_never_calls_the_registry(tmp_path: Path) -> None:
+    host = SeenHost()
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        assert await keeper.acquire(wish(), Holder(), WORDS.append) is None
+        keeper.note_change()
+        await until(lambda: len(host.asked_about) > 2)
+        assert leases.calls == 0
+
+
+async def test_a_lease_is_asked_for_in_the_runners_name_and_renewed_before_it_is_used(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB, 8 * GIB), SystemClock(), devices=(1,)) as (keeper, leases, _):
+        grant = await _granted(keeper, Holder())
+        request = leases.asked[0]
+        assert (request.holder.name, request.holder.incarnation, request.session_id) == ("r1", "life-1", "session-1")
+        assert (request.purpose, request.bytes, list(request.device_indexes)) == ("m", GIB, [1])
+        assert [device.index for device in request.sighting.devices] == [0, 1]
+        assert len(leases.greetings) == 1, "earlier lives are over before anything is asked for"
+        use = next(use for renewal in leases.renewals for use in renewal.leases if use.lease_id == grant.lease_id)
+        assert (use.fencing_number, use.active_requests, use.pinned, use.filled) == (1, 2, True, False)
+        assert keeper.is_good(grant)
+        assert (grant.bytes, grant.hides_devices) == (GIB, True)
+
+
+async def test_declared_devices_are_not_hidden_from_an_engine(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB, source=Source.DECLARED), SystemClock()) as (keeper, _, _):
+        assert not (await _granted(keeper, Holder())).hides_devices
+
+
+async def test_what_is_waited_for_is_told_as_it_changes(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        leases.go.clear()
+        words: list[str] = []
+        waiting = asyncio.create_task(_granted(keeper, Holder(), words))
+        await until(lambda: words)
+        leases.go.set()
+        await waiting
+        assert words == ["waiting for memory: needs 1.0 GiB, held by qwen"]
+
+
+async def test_a_wait_that_is_cancelled_gives_up_its_place_and_holds_nothing(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        leases.go.clear()
+        waiting = asyncio.create_task(_granted(keeper, Holder()))
+        await until(lambda: leases.asked)
+        waiting.cancel()
+        await until(lambda: leases.left == 1)
+        assert keeper.held_bytes == 0
+
+
+async def test_wherever_a_wait_is_cancelled_no_lease_is_left_behind(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        for turns in range(0, 120, 3):
+            waiting = asyncio.create_task(_granted(keeper, Holder()))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            if isinstance(outcome, LeaseGrant):
+                keeper.release(outcome)
+            assert keeper.held_bytes == 0, f"cancelled after {turns} turns"
+        confirmed = {use.lease_id for renewal in leases.renewals for use in renewal.leases}
+        await until(lambda: confirmed <= {release.lease_id for release in leases.released})
+
+
+async def test_a_lost_lease_is_told_to_its_holder_at_once_and_counts_no_more(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        holder = Holder()
+        grant = await _granted(keeper, holder)
+        leases.lost.add(grant.lease_id)
+        keeper.note_change()
+        await until(lambda: holder.lost)
+        assert not keeper.is_good(grant)
+        keeper.release(grant)
+        assert keeper.held_bytes == 0
+        assert leases.released == [], "what is somebody else's is not given up"
+
+
+async def test_a_lease_that_is_lost_before_its_first_renewal_is_asked_for_again(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        leases.go.clear()
+        holder = Holder()
+        waiting = asyncio.create_task(_granted(keeper, holder))
+        await until(lambda: leases.asked)
+        leases.lost.add(leases.asked[0].request_id.replace("lease", "l"))
+        leases.go.set()
+        grant = await waiting
+        assert (grant.fencing_number, len(leases.asked)) == (2, 2)
+        assert leases.asked[0].request_id != leases.asked[1].request_id
+        assert keeper.is_good(grant)
+
+
+async def test_what_a_lease_is_worth_is_counted_from_when_its_renewal_was_sent(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with keeping(tmp_path, SeenHost(8 * GIB), clock) as (keeper, leases, session):
+        grant = await _granted(keeper, Holder())
+        renewed = clock.monotonic()
+        session[0] = ""  # nothing is renewed from here on
+        await clock.advance(29.9 - (clock.monotonic() - renewed))
+        assert keeper.is_good(grant)
+        await clock.advance(0.2)
+        assert not keeper.is_good(grant), "the registry may have given it to somebody else by now"
+        count = len(leases.renewals)
+        session[0] = "session-1"
+        keeper.note_change()
+        await until(lambda: len(leases.renewals) > count)
+        await until(lambda: keeper.is_good(grant))
+
+
+async def test_a_registry_that_is_away_is_waited_for_with_one_place_in_line(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, session):
+        await until(lambda: leases.renewals)
+        leases.failures = [AWAY_NOW, AWAY_NOW]
+        words: list[str] = []
+        await _granted(keeper, Holder(), words)
+        assert words == [NO_REGISTRY]
+        session[0], leases.go = "", leases.go
+        waiting = asyncio.create_task(_granted(keeper, Holder(), words))
+        await until(lambda: words == [NO_REGISTRY] * 2)
+        session[0] = "session-2"
+        await waiting
+        assert leases.asked[-1].session_id == "session-2"
+
+
+async def test_an_answer_that_breaks_off_is_asked_for_again_under_the_same_id(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        leases.go.clear()
+        leases.ends_after_words = True
+        waiting = asyncio.create_task(_granted(keeper, Holder()))
+        await until(lambda: len(leases.asked) == 2)
+        leases.go.set()
+        await waiting
+        assert len({request.request_id for request in leases.asked}) == 1
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_wait_has_an_end(away: bool, tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with keeping(tmp_path, SeenHost(8 * GIB), clock) as (keeper, leases, session):
+        await until(lambda: leases.renewals)
+        leases.go.clear()
+        words: list[str] = []
+        if away:
+            session[0] = ""
+        waiting = asyncio.create_task(_granted(keeper, Holder(), words))
+        await until(lambda: words)
+        await clock.advance(61.0)
+        with pytest.raises(WeftError) as refused:
+            await waiting
+        if away:
+            assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+        else:
+            assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
+            assert "held by qwen" in refused.value.message
+        assert keeper.held_bytes == 0
+
+
+async def test_a_refusal_passes_through_as_it_is(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        await until(lambda: leases.renewals)
+        leases.failures = [WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")]
+        with pytest.raises(WeftError, match="needs 99 GiB; h has 8 GiB") as refused:
+            await _granted(keeper, Holder())
+        assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
+        assert refused.value.reason not in AWAY
+
+
+async def test_devices_that_cannot_be_seen_yet_are_waited_for_and_not_taken_for_none(tmp_path: Path) -> None:
+    host = SeenHost(source=Source.UNKNOWN)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, _, _):
+        words: list[str] = []
+        waiting = asyncio.create_task(_granted(keeper, Holder(), words))
+        await until(lambda: words == [NO_SIGHT])
+        host.source, host.devices = Source.NVML, SeenHost(8 * GIB).devices
+        assert (await waiting).bytes == GIB
+
+
+async def test_a_lease_that_is_given_up_while_the_registry_is_away_is_given_up_when_it_is_back(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, session):
+        grant = await _granted(keeper, Holder())
+        session[0] = ""
+        keeper.release(grant)
+        keeper.release(grant)
+        await asyncio.sleep(0.05)
+        assert leases.released == []
+        session[0] = "session-1"
+        await until(lambda: len(leases.released) == 1)
+        assert leases.released[0].fencing_number == grant.fencing_number
+
+
+async def test_a_stop_tells_of_what_was_given_up_last(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        grant = await _granted(keeper, Holder())
+        keeper.release(grant)
+        leases.watched = [ENGINE]
+        await keeper.stop()
+        assert [release.lease_id for release in leases.released] == [grant.lease_id]
+        last = leases.renewals[-1]
+        assert [(seen.process.pid, seen.alive) for seen in last.sighting.processes] == [(4242, False)]
+        assert list(last.leases) == [], "the book may end it: its processes were seen to be gone"
+
+
+async def test_a_holder_hears_what_its_processes_hold_and_unknown_stays_unknown(tmp_path: Path) -> None:
+    host = SeenHost(8 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        holder = Holder()
+        await _granted(keeper, holder)
+        assert holder.seen == [None], "there is no process yet"
+        holder.processes, host.held[ENGINE] = (ENGINE,), 3 * GIB
+        keeper.note_change()
+        await until(lambda: holder.seen[-1] == 3 * GIB)
+        use = leases.renewals[-1].leases[0]
+        assert [(process.pid, process.start_ticks) for process in use.processes] == [(4242, 99)]
+        host.source = Source.UNKNOWN
+        keeper.note_change()
+        await until(lambda: holder.seen[-1] is None)
+
+
+async def test_the_processes_that_the_registry_asks_about_are_in_the_next_sighting(tmp_path: Path) -> None:
+    host = SeenHost(8 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        leases.watched = [ENGINE]
+        keeper.note_change()
+        await until(lambda: leases.renewals)
+        keeper.note_change()
+        await until(lambda: leases.renewals[-1].sighting.processes)
+        seen = leases.renewals[-1].sighting.processes[0]
+        assert (seen.process.pid, seen.alive) == (4242, False)
+
+
+async def test_no_more_than_some_wait_at_the_registry_at_once(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        leases.go.clear()
+        words: list[str] = []
+        waiting = [asyncio.create_task(_granted(keeper, Holder(), words)) for _ in range(MAX_LINE + 3)]
+        await until(lambda: len(leases.asked) == MAX_LINE)
+        await until(lambda: words.count(OWN_LINE) == 3)
+        assert len(leases.asked) == MAX_LINE
+        leases.go.set()
+        assert len({grant.lease_id for grant in await asyncio.gather(*waiting)}) == MAX_LINE + 3

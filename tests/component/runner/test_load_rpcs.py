@@ -1,0 +1,165 @@
+"""Loads, unloads, flushes and yields as the registry asks a runner for them: permits, options, progress, results."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_harness import RunningRunner, events_of, refusal, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.hibernation import HibernationSettings
+from runner_svc.policy.phase import Phase
+from runner_svc.supervise.process import StopGraces
+from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
+from weft.api.runner.v1 import load_pb2, permit_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.dispatch.permits import Action
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+
+def _model(start_asleep: bool = False, **switches: Any) -> ServedModel:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias="m",
+        graces=StopGraces(first_term_seconds=0.5, second_term_seconds=0.5),
+    )
+    return ServedModel(
+        name="m",
+        make_backend=lambda: LlamaServerBackend(config),
+        hibernation=HibernationSettings(start_asleep=start_asleep),
+        quantizations={"q8_0": Path(__file__)},
+        model_path=Path(__file__),
+    )
+
+
+def _options(**parameters: int) -> load_pb2.LoadOptions:
+    values = {name: load_pb2.LoadValue(integer=value) for name, value in parameters.items()}
+    return load_pb2.LoadOptions(parameters=values)
+
+
+async def _described(runner: RunningRunner) -> pb.InstanceDescription:
+    return (await runner.control.Describe(pb.DescribeRequest())).instances[0]
+
+
+async def test_nothing_is_done_without_the_registrys_permit(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        wrong = await runner.permit(Action.UNLOAD, "other")
+        for permit in (None, wrong, permit_pb2.OperationPermit(claims=b"x", mac=b"y" * 32)):
+            calls: tuple[Any, ...] = (
+                runner.control.Load(pb.LoadRequest(model="m", permit=permit)).read(),
+                runner.control.Unload(pb.UnloadRequest(model="m", permit=permit)),
+                runner.control.YieldMemory(pb.YieldMemoryRequest(model="m", permit=permit, priority=PRIORITY_NORMAL)),
+                runner.control.FlushCache(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL, permit=permit)),
+            )
+            for call in calls:
+                assert (await refusal(call)).reason is Reason.PERMIT_INVALID
+        assert (await _described(runner)).process_id
+
+
+async def test_a_load_tells_how_far_it_is_and_then_what_came_of_it(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=1.0)]) as runner:
+        told = await runner.load()
+        kinds = [response.WhichOneof("kind") for response in told]
+        assert kinds[-1] == "result"
+        assert set(kinds[:-1]) == {"progress"}
+        assert {response.progress.stage for response in told[:-1]} <= {"loading", "starting", "waking", "hibernating"}
+        assert "starting" in {response.progress.stage for response in told[:-1]}
+        result = told[-1].result
+        assert not result.was_loaded
+        assert result.load_time.ToMilliseconds() >= 1000
+        again = await runner.load()
+        assert [response.result.was_loaded for response in again] == [True]
+        assert not again[0].result.load_time.ToMilliseconds()
+        # What is known of earlier loads is told with the next one.
+        freed = await runner.unload()
+        assert (freed.memory_freed_bytes, freed.cache_flushed) == (0, True)
+        etas = [response.progress for response in (await runner.load())[:-1] if response.progress.HasField("eta")]
+        assert etas
+        assert all(progress.eta.seconds <= 2 for progress in etas)
+
+
+async def test_a_load_that_its_caller_cancels_is_unloaded(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=30.0)]) as runner:
+        call: Any = runner.control.Load(pb.LoadRequest(model="m", permit=await runner.permit(Action.LOAD)))
+        await runner.until(Phase.LOADING)
+        call.cancel()
+        await runner.until(Phase.HIBERNATING)
+        assert not (await _described(runner)).process_id
+
+
+async def test_options_are_checked_told_and_in_force_until_the_next_load(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        described = await _described(runner)
+        assert "context_tokens" in {parameter.name for parameter in described.load_parameters}
+        assert (list(described.quantizations), described.model_path) == (["q8_0"], __file__)
+        first = described.process_id
+        options = _options(context_tokens=1024)
+        options.keep_alive.FromSeconds(3600)
+        await runner.load(options=options)
+        state = await runner.until_state(
+            lambda state: state.context_tokens == 1024 and state.phase == Phase.READY.value
+        )
+        assert state.HasField("unload_time")
+        described = await _described(runner)
+        assert described.process_id not in (0, first)
+        assert described.load_options.parameters["context_tokens"].integer == 1024
+        assert described.load_options.keep_alive.seconds == 3600
+        assert (await runner.load(options=_options(context_tokens=1024)))[-1].result.was_loaded
+        await runner.load()
+        assert not (await _described(runner)).load_options.parameters
+
+
+async def test_a_value_that_is_as_configured_is_no_other_load(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        assert (await runner.load(options=_options(context_tokens=2048)))[-1].result.was_loaded
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (_options(layers=3), "options.parameters.layers"),
+        (_options(context_tokens=0), "options.parameters.context_tokens"),
+        (
+            load_pb2.LoadOptions(parameters={"context_tokens": load_pb2.LoadValue()}),
+            "options.parameters.context_tokens",
+        ),
+        (load_pb2.LoadOptions(quantization="q1"), "options.quantization"),
+        (load_pb2.LoadOptions(memory_budget_bytes=-1), "options.memory_budget_bytes"),
+    ],
+)
+async def test_an_option_that_cannot_be_is_named(options: load_pb2.LoadOptions, field: str, tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        before = (await _described(runner)).process_id
+        permit = await runner.permit(Action.LOAD)
+        error = await refusal(runner.control.Load(pb.LoadRequest(model="m", permit=permit, options=options)).read())
+        assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, field)
+        assert (await _described(runner)).process_id == before
+
+
+async def test_two_callers_share_one_load(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(start_asleep=True, load_seconds=0.5)]) as runner:
+        first, second, _ = await asyncio.gather(runner.load(), runner.load(), runner.wake())
+        assert [told[-1].WhichOneof("kind") for told in (first, second)] == ["result", "result"]
+        log = (await runner.control.Describe(pb.DescribeRequest(log_line_count=1000))).instances[0].log_lines
+        assert len([line for line in log if "listening on" in line]) == 1
+
+
+async def test_a_model_that_holds_no_lease_has_nothing_to_give_and_stays(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model()]) as runner:
+        await runner.until(Phase.READY)
+        for priority, reason in ((PRIORITY_UNSPECIFIED, Reason.INVALID_ARGUMENT), (PRIORITY_NORMAL, None)):
+            permit = await runner.permit(Action.YIELD)
+            request = pb.YieldMemoryRequest(model="m", permit=permit, lease_id="l1", priority=priority)
+            if reason is None:
+                await runner.control.YieldMemory(request)
+            else:
+                assert (await refusal(runner.control.YieldMemory(request))).reason is reason
+        assert await events_of(runner.generate(max_tokens=2))

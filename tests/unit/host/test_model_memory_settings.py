@@ -1,0 +1,163 @@
+"""What a configuration says about memory, keep-alive, variants, replicas and devices, and where it goes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner_svc.backends.llama_server import LlamaServerBackend
+from runner_svc.config import RunnerConfig
+from runner_svc.policy.load_plan import AS_CONFIGURED
+from weft.gpu.sighting import Source
+from weft.host.config import AcceleratorSection, DeclaredDevice
+from weft.host.home import WeftHome
+from weft.host.runner import runner_config
+from weft.host.runner_sections import RunnerSection
+from weft.kernel.errors import FieldError
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny-7b.gguf"
+    path.write_bytes(b"GGUF, and no more of it")
+    return path
+
+
+def _section(path: Path, *others: dict[str, Any], **fields: Any) -> RunnerSection:
+    model = {"name": "qwen", "path": str(path), **fields.pop("model", {})}
+    further = [{"path": str(path), **other} for other in others]
+    return RunnerSection.model_validate({"name": "r1", "command": ["server"], "models": [model, *further], **fields})
+
+
+def _config(section: RunnerSection, tmp_path: Path, accelerators: AcceleratorSection | None = None) -> RunnerConfig:
+    return runner_config(
+        section,
+        WeftHome(tmp_path),
+        address="unix:/r",
+        registry_address="unix:/g",
+        accelerators=accelerators,
+    )
+
+
+async def test_what_an_operator_says_a_model_takes_counts_as_it_is_configured(model_file: Path, tmp_path: Path) -> None:
+    config = _config(_section(model_file, model={"memory_mb": 700}), tmp_path)
+    forecast = config.models[0].forecast
+    expected = await forecast.expect(AS_CONFIGURED)
+    assert expected is not None
+    assert (expected.bytes, expected.source) == (700 * MIB, "manifest")
+
+
+async def test_what_loads_took_is_known_to_the_next_life_of_a_runner(model_file: Path, tmp_path: Path) -> None:
+    forecast = _config(_section(model_file), tmp_path).models[0].forecast
+    before = await forecast.expect(AS_CONFIGURED)
+    forecast.note_taken(AS_CONFIGURED, 900 * MIB)
+    for _ in range(200):
+        later = await _config(_section(model_file), tmp_path).models[0].forecast.expect(AS_CONFIGURED)
+        if later != before:
+            break
+    assert later is not None
+    assert later.source == "learned"
+    assert later.bytes >= 900 * MIB
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("5m", 300.0), (90, 90.0), ("-1", -1.0), (0, 0.0), ("2h", 7200.0)])
+def test_keep_alive_is_read_in_all_its_forms(value: object, seconds: float, model_file: Path, tmp_path: Path) -> None:
+    config = _config(_section(model_file, model={"keep_alive": value, "category": "vision"}), tmp_path)
+    hibernation = config.models[0].hibernation
+    assert (hibernation.keep_alive_seconds, hibernation.category) == (seconds, "vision")
+    assert hibernation.keep_alive_wishes.model_seconds == seconds
+
+
+def test_the_time_of_a_sleep_section_counts_where_keep_alive_says_nothing(model_file: Path, tmp_path: Path) -> None:
+    sleep = {"after_seconds": 20.0}
+    only_sleep = _config(_section(model_file, model={"sleep": sleep}), tmp_path).models[0].hibernation
+    both = _config(_section(model_file, model={"sleep": sleep, "keep_alive": "1m"}), tmp_path).models[0].hibernation
+    assert (only_sleep.keep_alive_wishes.model_seconds, both.keep_alive_wishes.model_seconds) == (20.0, 60.0)
+
+
+def test_a_keep_alive_that_is_none_is_named(model_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FieldError) as refused:
+        _config(_section(model_file, model={"keep_alive": "soon"}), tmp_path)
+    assert refused.value.field == "runners.r1.models.qwen.keep_alive"
+
+
+def test_variants_must_be_files(model_file: Path, tmp_path: Path) -> None:
+    good = _config(_section(model_file, model={"quantizations": {"q8_0": str(model_file)}}), tmp_path)
+    assert good.models[0].quantizations == {"q8_0": model_file}
+    with pytest.raises(FieldError) as refused:
+        _config(_section(model_file, model={"quantizations": {"q8_0": "/nowhere.gguf"}}), tmp_path)
+    assert refused.value.field == "runners.r1.models.qwen.quantizations.q8_0"
+
+
+def test_replicas_are_identical_models_in_one_pool_and_those_beyond_the_first_ones_start_asleep(
+    model_file: Path, tmp_path: Path
+) -> None:
+    section = _section(model_file, {"name": "other"}, model={"replicas": 2, "replica_max": 3, "target_inflight": 2})
+    models = _config(section, tmp_path).models
+    assert [model.name for model in models] == ["qwen", "qwen-2", "qwen-3", "other"]
+    assert [model.pool for model in models] == ["qwen", "qwen", "qwen", ""]
+    assert [model.hibernation.start_asleep for model in models] == [False, False, True, False]
+    assert [model.target_inflight for model in models] == [2, 2, 2, None]
+
+
+def test_replicas_join_the_pool_of_their_model(model_file: Path, tmp_path: Path) -> None:
+    models = _config(_section(model_file, model={"replicas": 2, "pool": "chat"}), tmp_path).models
+    assert [model.pool for model in models] == ["chat", "chat"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "others", "field"),
+    [
+        ({"replicas": 2}, [{"name": "qwen-2"}], "replicas"),
+        ({"replicas": 3, "replica_max": 2}, [], "replica_max"),
+    ],
+)
+def test_replicas_that_cannot_be_are_named(
+    fields: dict[str, Any], others: list[dict[str, Any]], field: str, model_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FieldError) as refused:
+        _config(_section(model_file, *others, model=fields), tmp_path)
+    assert refused.value.field == f"runners.r1.models.qwen.{field}"
+
+
+def test_a_server_that_weft_does_not_start_has_no_replicas(tmp_path: Path) -> None:
+    model = {"name": "m", "url": "http://gpu-box.lan:8000/v1", "replicas": 2}
+    section = RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model]})
+    with pytest.raises(FieldError) as refused:
+        _config(section, tmp_path)
+    assert refused.value.field == "runners.r1.models.m.replicas"
+
+
+async def test_devices_ports_and_the_wait_for_memory_reach_the_runner(model_file: Path, tmp_path: Path) -> None:
+    places = {"devices": [1, 3], "memory_wait_seconds": 7.0, "port_range": "41000-41001"}
+    section = _section(model_file, {"name": "b"}, model={"pin": True}, **places)
+    declared = AcceleratorSection(declared=(DeclaredDevice(name="budget", memory_mb=64),))
+    config = _config(section, tmp_path, declared)
+    assert (config.device_indexes, config.memory_wait_seconds) == ((1, 3), 7.0)
+    assert config.observer is not None
+    sight = await config.observer.look()
+    assert (sight.source, [device.total_bytes for device in sight.devices]) == (Source.DECLARED, [64 * MIB])
+    backends = [model.make_backend() for model in config.models]
+    ports = [backend._config.ports for backend in backends if isinstance(backend, LlamaServerBackend)]
+    assert ports[0] is ports[1] is not None, "the engines of a runner share its ports"
+    assert [model.hibernation.pinned for model in config.models] == [True, False]
+
+
+def test_without_a_word_about_devices_nobody_looks(model_file: Path, tmp_path: Path) -> None:
+    assert _config(_section(model_file), tmp_path).observer is None
+
+
+def test_a_range_of_ports_that_is_none_is_named(model_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(FieldError) as refused:
+        _config(_section(model_file, port_range="41001-41000"), tmp_path)
+    assert refused.value.field == "runners.r1.port_range"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sees"),
+    [({}, False), ({"category": "vision"}, True), ({"extra_arguments": ["--mmproj", "m.gguf"]}, True)],
+)
+def test_which_models_take_images(fields: dict[str, Any], sees: bool, model_file: Path, tmp_path: Path) -> None:
+    assert _config(_section(model_file, model=fields), tmp_path).models[0].vision_input is sees

@@ -1,0 +1,63 @@
+"""Requests per tenant: from weft.yaml to the edge, and from the environment where the file says nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config import RateLimitConfig
+from weft.host.config import WeftConfig, load_config
+from weft.host.gateway import gateway_config
+from weft.host.runner_environment import read_environment
+from weft.host.runner_http import RunnerHttpPlan, runner_api_config
+from weft.kernel.errors import FieldError
+from weft.kernel.rates import Rate
+
+LIMITED = {"rate_limits": {"default": "10req/sec", "tenants": {"big": "500req/min"}}}
+AS_CONFIG = RateLimitConfig(default=Rate(10, 1), tenants={"big": Rate(500, 60)})
+
+
+def config(**gateway: Any) -> WeftConfig:
+    runners = [{"name": "a", "models": [{"name": "m", "path": "m.gguf"}]}]
+    return WeftConfig.model_validate({"runners": runners, "gateway": gateway})
+
+
+def limits_of_runner(environment: dict[str, str], **gateway: Any) -> RateLimitConfig | None:
+    found = config(**gateway)
+    assert found.runners is not None
+    plan = RunnerHttpPlan(
+        config=found,
+        environment=read_environment(environment),
+        section=found.runners[0],
+        registry_address="unix:x",
+        port=0,
+    )
+    return runner_api_config(plan).edge.rate_limits
+
+
+def test_the_gateway_limits_nobody_until_it_is_told_to() -> None:
+    assert gateway_config(config()).rate_limits is None
+    assert gateway_config(config(**LIMITED)).rate_limits == AS_CONFIG
+
+
+def test_a_rate_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "weft.yaml"
+    path.write_text(yaml.safe_dump({"gateway": {"rate_limits": {"tenants": {"big": "often"}}}}))
+    with pytest.raises(FieldError, match=r"gateway\.rate_limits\.tenants\.big: .*must be a rate such as"):
+        load_config(path)
+
+
+def test_a_runner_limits_nobody_unless_it_serves_many() -> None:
+    assert limits_of_runner({}) is None
+    assert limits_of_runner({"DEFAULT_RATE_LIMIT": "1req/s", "TENANT_RATE_LIMIT_x": "1req/s"}) is None
+
+
+def test_a_runner_that_serves_many_has_fifty_a_minute_where_nothing_else_is_said() -> None:
+    assert limits_of_runner({"ENABLE_MULTI_TENANT": "true"}) == RateLimitConfig(default=Rate(50, 60))
+    environment = {"ENABLE_MULTI_TENANT": "true", "DEFAULT_RATE_LIMIT": "7req/s", "TENANT_RATE_LIMIT_x": "1req/hour"}
+    assert limits_of_runner(environment) == RateLimitConfig(default=Rate(7, 1), tenants={"x": Rate(1, 3600)})
+
+
+def test_the_file_wins_over_the_environment() -> None:
+    assert limits_of_runner({"ENABLE_MULTI_TENANT": "true", "DEFAULT_RATE_LIMIT": "7req/s"}, **LIMITED) == AS_CONFIG

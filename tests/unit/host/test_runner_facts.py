@@ -1,0 +1,98 @@
+"""A runner's description as the values of its HTTP surface."""
+
+import pytest
+
+from gateway.runner_api.facts import DeviceFacts, ModelStage, RunnerStage
+from weft.api.common.v1 import error_reason_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.gpu.sighting import DeviceSight, HostSight, Source
+from weft.host.runner_facts import device_facts, runner_facts
+
+Phase = runner_pb2.InstanceState.Phase
+
+
+def told(phase: str = "PHASE_READY", *, draining: bool = False) -> pb.DescribeResponse:
+    state = runner_pb2.InstanceState(model="qwen", phase=Phase.Value(phase), slots_used=2, context_tokens=4096)
+    runner = runner_pb2.Runner(name="a", runtime="llama_server", version="0.1.0")
+    runner.capability.CopyFrom(runner_pb2.Capability(instances=[state], draining=draining))
+    return pb.DescribeResponse(runner=runner, instances=[pb.InstanceDescription(model="qwen")])
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage"),
+    [
+        ("PHASE_READY", ModelStage.LOADED),
+        ("PHASE_DRAINING", ModelStage.LOADED),
+        ("PHASE_LOADING", ModelStage.LOADING),
+        ("PHASE_CRASH_LOOP", ModelStage.FAILED),
+        ("PHASE_FAILED", ModelStage.FAILED),
+        ("PHASE_HIBERNATING", ModelStage.AVAILABLE),
+        ("PHASE_IDLE", ModelStage.AVAILABLE),
+        ("PHASE_STOPPING", ModelStage.AVAILABLE),
+    ],
+)
+def test_every_phase_has_a_stage(phase: str, stage: ModelStage) -> None:
+    assert runner_facts(told(phase), RunnerStage.SERVING, ()).models[0].stage is stage
+
+
+def test_what_is_not_said_is_unknown() -> None:
+    (model,) = runner_facts(told(), RunnerStage.SERVING, ()).models
+    assert (model.quantization, model.memory_bytes, model.loaded_at, model.load_progress) == (None, None, None, None)
+    assert (model.tenants_apart, model.load_eta_seconds) == (None, None)
+
+
+def test_measured_memory_wins_over_what_the_lease_says() -> None:
+    description = told()
+    memory = description.runner.capability.instances[0].memory
+    memory.leased_bytes = 10
+    assert runner_facts(description, RunnerStage.SERVING, ()).models[0].memory_bytes == 10
+    memory.measured_bytes = 0
+    assert runner_facts(description, RunnerStage.SERVING, ()).models[0].memory_bytes == 0
+
+
+def test_a_model_that_is_loaded_has_its_time_and_one_that_is_not_has_none() -> None:
+    description = told()
+    description.instances[0].last_ready_time.seconds = 1745880000
+    assert runner_facts(description, RunnerStage.SERVING, ()).models[0].loaded_at == 1745880000
+    description.runner.capability.instances[0].phase = runner_pb2.InstanceState.PHASE_HIBERNATING
+    assert runner_facts(description, RunnerStage.SERVING, ()).models[0].loaded_at is None
+
+
+def test_a_draining_runner_stops_whatever_else_is_known_of_it() -> None:
+    assert runner_facts(told(draining=True), RunnerStage.STARTING, ()).stage is RunnerStage.STOPPING
+    assert runner_facts(told(), RunnerStage.STARTING, ()).stage is RunnerStage.STARTING
+
+
+def test_out_of_memory_counts_until_the_model_is_back() -> None:
+    description = told("PHASE_CRASH_LOOP")
+    fault = description.instances[0].restarts.add(reason=error_reason_pb2.ERROR_REASON_OUT_OF_MEMORY)
+    assert runner_facts(description, RunnerStage.SERVING, ()).models[0].out_of_memory
+    fault.recovery.FromMilliseconds(5)
+    assert not runner_facts(description, RunnerStage.SERVING, ()).models[0].out_of_memory
+    fault.ClearField("recovery")
+    description.runner.capability.instances[0].phase = runner_pb2.InstanceState.PHASE_READY
+    assert not runner_facts(description, RunnerStage.SERVING, ()).models[0].out_of_memory
+
+
+def test_cache_figures_and_isolation_come_through() -> None:
+    description = told()
+    description.instances[0].cache_isolation = pb.CACHE_ISOLATION_SLOTS
+    description.instances[0].cache.hit_count = 3
+    (model,) = runner_facts(description, RunnerStage.SERVING, ["qwen"]).models
+    assert (model.tenants_apart, model.cache.hits, model.takes_chats) == (True, 3, True)
+
+
+def sight(source: Source, *indexes: int) -> HostSight:
+    devices = [DeviceSight(index=index, id=str(index), name="x", total_bytes=100, used_bytes=7) for index in indexes]
+    return HostSight(host="h", source=source, devices=tuple(devices))
+
+
+def test_only_the_devices_that_it_may_use_are_told() -> None:
+    assert device_facts(sight(Source.NVML, 0, 1, 2), [1]) == (DeviceFacts(index=1, total_bytes=100, used_bytes=7),)
+    assert len(device_facts(sight(Source.NVML, 0, 1, 2), ()) or ()) == 3
+
+
+def test_a_library_that_hangs_is_unknown_and_no_devices_are_none() -> None:
+    assert device_facts(sight(Source.UNKNOWN), ()) is None
+    assert device_facts(sight(Source.NVML), ()) == ()

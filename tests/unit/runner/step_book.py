@@ -1,0 +1,83 @@
+"""A book of memory that grants, refuses and takes back as the test says."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from runner_svc.backends.port import DeviceShare
+from runner_svc.memory.memory_port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUser, MemoryWish, OnWaiting
+from runner_svc.policy.load_plan import LoadPlan
+
+if TYPE_CHECKING:
+    from weft.kernel.errors import WeftError
+
+GIB = 1024**3
+WORDS = "waiting for memory: needs 2.0 GiB on host-a, held by qwen"
+
+
+class StepBook:
+    """Grants one device's memory at once unless `go` is cleared or `error` is set."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.go.set()
+        self.error: WeftError | None = None
+        self.wishes: list[MemoryWish] = []
+        self.held: dict[str, MemoryUser] = {}
+        self.released: list[str] = []
+        self.is_sure = True
+        self.changes = 0
+
+    async def acquire(self, wish: MemoryWish, user: MemoryUser, on_waiting: OnWaiting) -> LeaseGrant | None:
+        self.wishes.append(wish)
+        if not self.go.is_set():
+            on_waiting(WORDS)
+            await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        number = len(self.wishes)
+        grant = LeaseGrant(
+            lease_id=f"lease-{number}",
+            fencing_number=number,
+            shares=(DeviceShare(index=0, bytes=wish.bytes),),
+            hides_devices=True,
+        )
+        self.held[grant.lease_id] = user
+        return grant
+
+    def is_good(self, grant: LeaseGrant) -> bool:
+        return self.is_sure and grant.lease_id in self.held
+
+    def note_change(self) -> None:
+        self.changes += 1
+
+    def release(self, grant: LeaseGrant) -> None:
+        self.held.pop(grant.lease_id, None)
+        self.released.append(grant.lease_id)
+
+    def lose(self) -> None:
+        """Every lease is somebody else's from now on."""
+        held, self.held = self.held, {}
+        for user in held.values():
+            user.note_lease_lost("the test says so")
+
+
+class StepForecast:
+    """2 GiB for a context of 2048, in proportion for others."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[LoadPlan, int]] = []
+
+    async def expect(self, plan: LoadPlan) -> ExpectedMemory | None:
+        context = int(plan.parameters.get("context_tokens", 2048))
+        return ExpectedMemory(bytes=2 * GIB * context // 2048, source="header")
+
+    async def context_within(self, plan: LoadPlan, budget_bytes: int) -> int | None:
+        del plan
+        return budget_bytes * 2048 // (2 * GIB)
+
+    def note_taken(self, plan: LoadPlan, taken_bytes: int) -> None:
+        self.taken.append((plan, taken_bytes))
+
+
+def step_account(book: StepBook) -> MemoryAccount:
+    return MemoryAccount(book=book, forecast=StepForecast())

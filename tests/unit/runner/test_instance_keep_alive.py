@@ -1,0 +1,111 @@
+"""The unload timer of a model: by request, by load, by settings."""
+
+from datetime import timedelta
+
+import pytest
+from instance_stage import Stage, living
+from step_book import StepBook, step_account
+
+from runner_svc.policy.load_plan import LoadWish
+from runner_svc.policy.phase import Phase
+
+
+async def _served(stage: Stage, keep_alive_seconds: float | None = None) -> None:
+    request = await stage.request(keep_alive_seconds=keep_alive_seconds)
+    request.cancel()
+    await stage.settle()
+
+
+async def _phase_after(stage: Stage, seconds: float) -> Phase:
+    await stage.settle()
+    await stage.clock.advance(seconds)
+    await stage.settle()
+    return stage.instance.phase
+
+
+async def test_without_devices_and_without_settings_it_never_sleeps_by_itself() -> None:
+    async with living() as stage:
+        await _served(stage)
+        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        assert stage.instance.unload_at is None
+
+
+@pytest.mark.parametrize(("category", "seconds"), [("text", 300.0), ("image", 900.0), ("vision", 60.0)])
+async def test_a_model_that_holds_devices_sleeps_after_the_time_of_its_category(category: str, seconds: float) -> None:
+    async with living(step_account(StepBook()), category=category) as stage:
+        assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=seconds)
+        assert await _phase_after(stage, seconds - 1.0) is Phase.READY
+        assert await _phase_after(stage, 1.0) is Phase.HIBERNATING
+        assert stage.instance.unload_at is None
+
+
+async def test_a_request_says_how_long_it_stays_and_the_next_one_that_says_nothing_undoes_it() -> None:
+    async with living(step_account(StepBook())) as stage:
+        await _served(stage, 10.0)
+        assert stage.instance.unload_at == stage.clock.utc_now() + timedelta(seconds=10)
+        await _served(stage)
+        assert await _phase_after(stage, 299.0) is Phase.READY
+        await _served(stage, -1.0)
+        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        await _served(stage, 5.0)
+        assert await _phase_after(stage, 5.0) is Phase.HIBERNATING
+        await stage.instance.wake()
+        assert await _phase_after(stage, 299.0) is Phase.READY, "what requests said ended with that life"
+
+
+async def test_kept_for_nothing_it_sleeps_when_the_last_request_ends_and_not_before() -> None:
+    async with living() as stage:
+        other = await stage.request("other")
+        await _served(stage, 0.0)
+        assert stage.instance.phase is Phase.READY
+        last = await stage.request("last", keep_alive_seconds=0.0)
+        other.cancel()
+        assert await _phase_after(stage, 0.0) is Phase.READY
+        last.cancel()
+        assert await _phase_after(stage, 0.0) is Phase.HIBERNATING
+
+
+async def test_a_model_that_is_kept_for_one_request_waits_for_that_one() -> None:
+    async with living(keep_alive_seconds=0.0) as stage:
+        assert await _phase_after(stage, 9.0) is Phase.READY
+        await _served(stage)
+        assert stage.instance.phase is Phase.HIBERNATING
+        await stage.instance.wake()
+        assert await _phase_after(stage, 10.0) is Phase.HIBERNATING, "the request never came"
+
+
+async def test_a_load_says_how_long_it_stays() -> None:
+    async with living(step_account(StepBook()), keep_alive_seconds=50.0) as stage:
+        await stage.instance.load(LoadWish(keep_alive_seconds=7.0))
+        assert await _phase_after(stage, 7.0) is Phase.HIBERNATING
+        await stage.instance.load()
+        assert await _phase_after(stage, 10_000.0) is Phase.READY
+
+
+async def test_a_pinned_model_stays_loaded_until_it_is_unloaded() -> None:
+    async with living(step_account(StepBook()), keep_alive_seconds=5.0, pinned=True) as stage:
+        await _served(stage, 0.0)
+        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        await stage.instance.unload()
+        assert stage.instance.phase is Phase.HIBERNATING
+        assert stage.instance.memory.pinned
+
+
+async def test_a_pin_of_a_load_ends_with_that_life() -> None:
+    async with living(step_account(StepBook())) as stage:
+        await stage.instance.load(LoadWish(pin=True, keep_alive_seconds=5.0))
+        assert await _phase_after(stage, 10_000.0) is Phase.READY
+        await stage.instance.unload()
+        await stage.instance.wake()
+        assert not stage.instance.memory.pinned
+        assert await _phase_after(stage, 300.0) is Phase.HIBERNATING
+
+
+async def test_a_request_that_was_refused_says_nothing_about_how_long_it_stays() -> None:
+    async with living() as stage:
+        running = [await stage.request(f"r{number}") for number in range(2)]
+        refused = await (await stage.request("one-too-many", keep_alive_seconds=0.0))
+        assert refused is not None
+        for request in running:
+            request.cancel()
+        assert await _phase_after(stage, 1000.0) is Phase.READY

@@ -1,0 +1,321 @@
+"""A model's life under leases: waited for, kept over crashes, lost, given up, and asked back."""
+
+import asyncio
+
+import pytest
+from instance_stage import Stage, living, outcome
+from step_book import GIB, WORDS, StepBook, step_account
+
+from runner_svc.backends.port import DeviceShare, LoadOrder
+from runner_svc.hibernation import SleepSettings
+from runner_svc.policy.life_events import Command
+from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from runner_svc.policy.phase import Phase
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.wake.recipes import HttpRecipe
+
+NEVER = WeftError(Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; host-a has 24 GiB")
+ORDER = LoadOrder(shares=(DeviceShare(index=0, bytes=2 * GIB),), hides_devices=True)
+
+
+async def test_memory_is_had_before_the_engine_starts_and_the_wait_is_told() -> None:
+    book = StepBook()
+    book.go.clear()
+    async with living(step_account(book)) as stage:
+        assert (stage.state, stage.backend.starts) == ((Phase.LOADING, WORDS), 0)
+        assert stage.instance.load_stage == "waiting for memory"
+        book.go.set()
+        await stage.settle()
+        assert stage.state == (Phase.READY, "")
+        assert stage.backend.orders == [ORDER]
+        assert (book.wishes[0].model, book.wishes[0].bytes) == ("m", 2 * GIB)
+
+
+async def test_a_lease_is_kept_over_a_crash_and_given_up_when_the_model_sleeps() -> None:
+    book = StepBook()
+    async with living(step_account(book)) as stage:
+        stage.backend.deaths.put_nowait("signal SIGKILL")
+        await stage.settle()
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.READY, 2)
+        assert (len(book.wishes), book.released) == (1, [])
+        await stage.instance.unload()
+        assert book.released == ["lease-1"]
+        await stage.instance.wake()
+        assert list(book.held) == ["lease-2"]
+    assert book.held == {}
+
+
+async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() -> None:
+    book = StepBook()
+    stage = Stage(account=step_account(book), max_deaths=2, first_pause_seconds=10.0)
+    stage.backend.loaded.set()
+    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
+    await stage.instance.start()
+    await stage.settle()
+    assert stage.instance.phase is Phase.CRASH_LOOP
+    assert (list(book.held), book.released) == ([], ["lease-1"])
+    stage.backend.load_error = None
+    await stage.clock.advance(10.0)
+    await stage.settle()
+    assert (stage.instance.phase, list(book.held)) == (Phase.READY, ["lease-2"])
+    await stage.instance.stop()
+    assert book.held == {}
+
+
+async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afresh() -> None:
+    book = StepBook()
+    book.error = NEVER
+    async with living(step_account(book)) as stage:
+        assert stage.state == (Phase.HIBERNATING, NEVER.message)
+        assert (stage.instance.restart_count, stage.instance.restarts, stage.backend.starts) == (0, (), 0)
+        with pytest.raises(WeftError) as woken:
+            await stage.instance.wake()
+        with pytest.raises(WeftError) as loaded:
+            await stage.instance.load()
+        assert [woken.value.reason, loaded.value.reason] == [Reason.WAKE_FAILED, Reason.INSUFFICIENT_MEMORY]
+        assert NEVER.message in woken.value.message
+        book.error = None
+        await stage.instance.wake()
+        assert stage.instance.phase is Phase.READY
+
+
+async def test_a_lost_lease_ends_the_backend_at_once_and_it_loads_again_under_a_new_one() -> None:
+    book = StepBook()
+    async with living(step_account(book)) as stage:
+        request = await stage.request()
+        book.lose()
+        await stage.settle()
+        await stage.clock.advance(1.0)
+        await stage.settle()
+        error = await request
+        assert error is not None
+        assert error.reason is Reason.WORKER_RESTARTED
+        assert (stage.backend.stops, stage.backend.starts) == (1, 2)
+        assert list(book.held) == ["lease-2"]
+        assert stage.instance.phase is Phase.READY
+
+
+async def test_a_lease_that_is_lost_while_the_engine_loads_ends_the_load() -> None:
+    book = StepBook()
+    stage = Stage(account=step_account(book))
+    await stage.instance.start()
+    await stage.settle()
+    assert stage.backend.starts == 1
+    book.lose()
+    stage.backend.loaded.set()
+    await stage.settle()
+    assert (stage.instance.phase, stage.backend.starts, list(book.held)) == (Phase.READY, 2, ["lease-2"])
+    await stage.instance.stop()
+
+
+async def test_no_engine_is_started_under_a_lease_that_may_be_somebody_elses_by_now() -> None:
+    book = StepBook()
+    book.is_sure = False
+    stage = Stage(account=step_account(book), max_deaths=2)
+    stage.backend.loaded.set()
+    await stage.instance.start()
+    await stage.settle()
+    assert (stage.instance.phase, stage.backend.starts) == (Phase.CRASH_LOOP, 0)
+    assert "lease" in stage.instance.detail
+    assert book.held == {}
+    await stage.instance.stop()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["for-memory", "for-the-engine"])
+async def test_a_load_that_its_only_caller_leaves_is_ended_and_its_memory_given_up(waits: bool) -> None:
+    book = StepBook()
+    async with living(step_account(book), start_asleep=True) as stage:
+        (book.go if waits else stage.backend.loaded).clear()
+        load = asyncio.create_task(stage.instance.load())
+        await stage.settle()
+        assert stage.instance.phase is Phase.LOADING
+        load.cancel()
+        await stage.settle()
+        assert stage.state == (Phase.HIBERNATING, "")
+        assert book.held == {}
+
+
+async def test_a_load_that_somebody_else_waits_for_goes_on_when_its_caller_leaves() -> None:
+    async with living(step_account(StepBook()), start_asleep=True) as stage:
+        stage.backend.loaded.clear()
+        leaves = asyncio.create_task(stage.instance.load())
+        await stage.settle()
+        stays = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        leaves.cancel()
+        await stage.settle()
+        stage.backend.loaded.set()
+        assert await outcome(stays) is None
+        assert stage.backend.starts == 1
+
+
+async def test_a_stop_while_memory_is_awaited_leaves_no_lease() -> None:
+    book = StepBook()
+    book.go.clear()
+    stage = Stage(account=step_account(book))
+    await stage.instance.start()
+    await stage.settle()
+    await stage.instance.stop()
+    book.go.set()
+    await stage.settle()
+    assert (book.held, stage.instance.phase) == ({}, Phase.IDLE)
+
+
+async def test_other_options_load_it_again_and_the_next_load_without_them_is_as_configured() -> None:
+    book = StepBook()
+    longer = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096}))
+    async with living(step_account(book)) as stage:
+        assert await stage.instance.load() is True
+        assert await stage.instance.load(longer) is False
+        assert await stage.instance.load(longer) is True
+        assert [wish.bytes for wish in book.wishes] == [2 * GIB, 4 * GIB]
+        assert [order.parameters for order in stage.backend.orders if order] == [{}, {"context_tokens": 4096}]
+        stage.backend.deaths.put_nowait("signal SIGKILL")
+        await stage.settle()
+        assert stage.instance.plan == longer.plan, "a restart after a crash keeps it"
+        await stage.instance.unload()
+        await stage.instance.wake()
+        assert stage.instance.plan == LoadPlan()
+        assert len(book.held) == 1
+
+
+async def test_of_loads_with_different_options_each_gets_its_own_or_a_later_one_has_the_last_word() -> None:
+    book = StepBook()
+    wishes = [LoadWish(plan=LoadPlan(parameters={"context_tokens": 1024 * number})) for number in range(1, 5)]
+    async with living(step_account(book), start_asleep=True) as stage:
+        loads = [asyncio.create_task(stage.instance.load(wish)) for wish in wishes]
+        await stage.settle()
+        await asyncio.gather(*loads, return_exceptions=True)
+        await stage.settle()
+        assert stage.instance.plan == wishes[-1].plan
+        assert stage.instance.phase is Phase.READY
+        assert len(book.held) == 1
+
+
+async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
+    async with living(step_account(StepBook()), start_asleep=True) as stage:
+        with pytest.raises(WeftError) as refused:
+            await stage.instance.load(LoadWish(memory_budget_bytes=GIB))
+        assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
+        assert refused.value.message == "m needs 2.0 GiB and may take 1.0 GiB; a context of 1024 tokens fits"
+        assert stage.instance.phase is Phase.HIBERNATING
+        await stage.instance.load(LoadWish(memory_budget_bytes=2 * GIB))
+
+
+async def test_an_idle_model_gives_its_memory_to_somebody_else() -> None:
+    book = StepBook()
+    async with living(step_account(book)) as stage:
+        await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
+        assert (stage.instance.phase, book.held) == (Phase.HIBERNATING, {})
+        await stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama")
+
+
+async def test_nothing_is_admitted_once_the_memory_has_been_promised() -> None:
+    async with living(step_account(StepBook())) as stage:
+        giving = asyncio.create_task(stage.instance.yield_memory("lease-1", Priority.NORMAL, "llama"))
+        await asyncio.sleep(0)
+        assert stage.instance.phase is Phase.READY, "the life has not noticed yet"
+        with pytest.raises(WeftError) as refused, stage.instance.admit("r1"):
+            pass
+        assert refused.value.reason is Reason.BACKEND_NOT_READY
+        assert await outcome(giving) is None
+
+
+@pytest.mark.parametrize("why", ["works", "pinned", "higher", "loading"])
+async def test_a_model_in_use_keeps_its_memory(why: str) -> None:
+    async with living(step_account(StepBook())) as stage:
+        asked = Priority.NORMAL
+        if why == "works":
+            await stage.request()
+        elif why == "pinned":
+            await stage.instance.load(LoadWish(pin=True))
+        elif why == "higher":
+            request = await stage.request(priority=Priority.HIGH)
+            request.cancel()
+            await stage.settle()
+        else:
+            stage.backend.loaded.clear()
+            stage.backend.deaths.put_nowait("signal SIGKILL")
+            await stage.settle()
+        with pytest.raises(WeftError) as refused:
+            await stage.instance.yield_memory("lease-1", asked, "llama")
+        assert refused.value.reason is Reason.RESOURCE_IN_USE
+        assert stage.instance.memory.grant is not None
+
+
+async def test_what_a_load_took_is_learned_once() -> None:
+    account = step_account(StepBook())
+    async with living(account) as stage:
+        memory = stage.instance.memory
+        for seen in (None, 0, 3 * GIB, 4 * GIB):
+            memory.note_memory_seen(seen)
+        assert getattr(account.forecast, "taken") == [(LoadPlan(), 3 * GIB)]  # noqa: B009 - the port does not tell
+        assert memory.held_bytes == 4 * GIB
+
+
+async def test_a_server_that_only_pauses_after_a_crash_is_not_waited_for_by_a_load() -> None:
+    book = StepBook()
+    stage = Stage(account=step_account(book), max_deaths=1)
+    stage.backend.loaded.set()
+    stage.backend.load_error = WeftError(Reason.SERVER_DIED, "exit code 1")
+    await stage.instance.start()
+    await stage.settle()
+    assert stage.instance._life.state.doing is Command.PAUSE
+    with pytest.raises(WeftError, match="exit code 1"):
+        await stage.instance.load()
+    assert stage.instance.plan == LoadPlan()
+    await stage.instance.stop()
+
+
+async def test_a_model_that_somebody_woke_while_it_was_to_be_loaded_otherwise_is_loaded_as_the_plan_says() -> None:
+    other = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096}))
+    for turns in range(40):
+        async with living(step_account(StepBook())) as stage:
+            load = asyncio.create_task(stage.instance.load(other))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            wake = asyncio.create_task(stage.instance.wake())
+            await stage.settle()
+            await stage.settle()
+            await asyncio.gather(load, wake, return_exceptions=True)
+            told = stage.backend.orders[-1]
+            assert told is not None
+            assert (stage.instance.phase, stage.instance.plan.parameters) == (Phase.READY, told.parameters), turns
+            assert stage.instance.plan == other.plan, turns
+
+
+async def test_what_needs_no_memory_of_accelerators_takes_no_lease_and_leaves_them_alone() -> None:
+    book = StepBook()
+    account = step_account(book)
+    async with living(account, start_asleep=True) as stage:
+        await stage.instance.load(LoadWish(plan=LoadPlan(parameters={"context_tokens": 0})))
+        assert (book.wishes, stage.backend.orders[0]) == ([], LoadOrder(shares=(), parameters={"context_tokens": 0}))
+
+
+async def test_a_load_may_take_as_long_as_it_moves() -> None:
+    async with living(step_account(StepBook()), start_asleep=True, max_wait_seconds=60.0) as stage:
+        stage.backend.loaded.clear()
+        load = asyncio.create_task(stage.instance.load())
+        await stage.settle()
+        await stage.clock.advance(6000.0)
+        assert not load.done()
+        stage.backend.loaded.set()
+        assert await load is False
+
+
+async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_by_no_request_and_no_recipe() -> None:
+    book = StepBook()
+    sleep = SleepSettings(after_seconds=1000.0, action=HttpRecipe(url="http://controller/sleep"))
+    async with living(step_account(book), drain_seconds=60.0, sleep=sleep) as stage:
+        request = await stage.request()
+        unload = asyncio.create_task(stage.instance.unload())
+        await stage.settle()
+        assert (stage.instance.phase, stage.backend.stops) == (Phase.STOPPING, 0)
+        book.lose()
+        await stage.settle()
+        await stage.clock.advance(1.0)
+        assert await outcome(unload) is None
+        assert (stage.backend.stops, stage.recipes.done, book.held) == (1, [], {})
+        assert await request is not None

@@ -1,0 +1,98 @@
+"""What a runner tells of a model's memory, its options and its unload timer."""
+
+import asyncio
+from datetime import UTC, timedelta
+from pathlib import Path
+
+from instance_stage import Stage, living
+from step_book import GIB, StepBook, step_account
+
+from runner_svc.config import RunnerConfig
+from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from runner_svc.report import RunnerReport
+from weft.api.registry.v1 import runner_pb2
+from weft.api.runner.v1 import runner_service_pb2 as pb
+
+
+def _report(stage: Stage) -> RunnerReport:
+    config = RunnerConfig(name="r1", host="h", address="", registry_address="", session_file=Path("unused"), models=())
+    return RunnerReport(config, "life-1", [stage.instance], lambda model: pb.CacheFigures(hit_count=len(model)))
+
+
+def _state(stage: Stage) -> runner_pb2.InstanceState:
+    return _report(stage).capability().instances[0]
+
+
+async def test_the_memory_of_a_model_is_told_as_booked_as_seen_and_as_expected() -> None:
+    async with living(step_account(StepBook())) as stage:
+        memory = _state(stage).memory
+        assert (memory.leased_bytes, memory.estimated_bytes, memory.estimate_source) == (2 * GIB, 2 * GIB, "header")
+        assert (list(memory.device_indexes), memory.HasField("measured_bytes")) == ([0], False)
+        stage.instance.memory.note_memory_seen(3 * GIB)
+        assert _state(stage).memory.measured_bytes == 3 * GIB
+        await stage.instance.unload()
+        memory = _state(stage).memory
+        assert (memory.leased_bytes, list(memory.device_indexes), memory.estimated_bytes) == (0, [], 2 * GIB)
+        assert not memory.HasField("measured_bytes")
+
+
+async def test_a_model_of_which_nothing_is_known_and_nothing_booked_has_no_memory_to_tell_of() -> None:
+    async with living() as stage:
+        state = _state(stage)
+        assert not state.HasField("memory")
+        assert not state.HasField("unload_time")
+        assert not state.HasField("load_eta")
+
+
+async def test_when_it_will_be_unloaded_is_told_and_does_not_change_as_time_passes() -> None:
+    async with living(step_account(StepBook())) as stage:
+        before = _state(stage).unload_time.ToDatetime(UTC)
+        assert before == stage.clock.utc_now() + timedelta(seconds=300)
+        await stage.clock.advance(10.3)
+        assert _state(stage).unload_time.ToDatetime(UTC) == before, "else every look at it would be news to the mesh"
+        request = await stage.request()
+        assert not _state(stage).HasField("unload_time"), "it works"
+        request.cancel()
+        await stage.settle()
+        assert _state(stage).unload_time.ToDatetime(UTC) > before
+
+
+async def test_a_load_that_was_done_before_says_how_long_it_will_take() -> None:
+    async with living(step_account(StepBook())) as stage:
+        for seconds in (8.0, 10.0, 12.0):
+            await stage.instance.unload()
+            stage.backend.loaded.clear()
+            task = asyncio.create_task(stage.instance.load())
+            await stage.settle()
+            await stage.clock.advance(seconds)
+            stage.backend.loaded.set()
+            await task
+        await stage.instance.unload()
+        stage.backend.loaded.clear()
+        task = asyncio.create_task(stage.instance.load())
+        await stage.settle()
+        first = _state(stage).load_eta.ToMilliseconds()
+        await stage.clock.advance(3.0)
+        assert first - _state(stage).load_eta.ToMilliseconds() == 3000
+        await stage.clock.advance(100.0)
+        assert _state(stage).load_eta.ToMilliseconds() == 0
+        assert _state(stage).HasField("load_eta")
+        stage.backend.loaded.set()
+        await task
+
+
+async def test_the_options_of_a_load_are_described() -> None:
+    wish = LoadWish(
+        plan=LoadPlan(parameters={"context_tokens": 4096, "draft": 0.5, "attention": "on", "mlock": True}),
+        keep_alive_seconds=60.0,
+        pin=True,
+    )
+    async with living(step_account(StepBook())) as stage:
+        await stage.instance.load(wish)
+        described = _report(stage).describe(0).instances[0]
+        options = described.load_options
+        values = {name: getattr(value, value.WhichOneof("kind") or "") for name, value in options.parameters.items()}
+        assert values == {"context_tokens": 4096, "draft": 0.5, "attention": "on", "mlock": True}
+        assert (options.keep_alive.seconds, options.pin, _state(stage).pinned) == (60, True, True)
+        assert described.cache.hit_count == 1
+        assert described.cache_isolation == pb.CACHE_ISOLATION_NONE

@@ -1,0 +1,92 @@
+"""Options of a load: what they mean, and which cannot be."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from instance_stage import StepBackend
+
+from runner_svc.load_messages import options_message, wish_from
+from runner_svc.policy.load_parameters import LoadParameter
+from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
+from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
+from weft.kernel.errors import FieldError
+
+VARIANTS = {"q8_0": Path("/models/q8.gguf")}
+
+
+class _Backend(StepBackend):
+    load_parameters = (
+        LoadParameter(name="context_tokens", description="", integer=True, minimum=16, maximum=8192, default=2048),
+        LoadParameter(name="attention", description="", words=("on", "off")),
+        LoadParameter(name="mlock", description="", flag=True, default=False),
+    )
+
+
+def _wish(options: LoadOptions, own: str = "Q4_K_M") -> LoadWish:
+    return wish_from(options, cast("Any", _Backend()), VARIANTS, own)
+
+
+def _options(name: str, value: LoadValue) -> LoadOptions:
+    return LoadOptions(parameters={name: value})
+
+
+def test_a_load_without_options_is_as_configured_and_stays() -> None:
+    assert _wish(LoadOptions()) == STAY_LOADED
+
+
+def test_what_is_as_configured_is_no_option_at_all() -> None:
+    for options in (
+        _options("context_tokens", LoadValue(integer=2048)),
+        _options("mlock", LoadValue(flag=False)),
+        LoadOptions(quantization="q4_k_m"),
+    ):
+        assert _wish(options).plan == LoadPlan()
+
+
+def test_what_is_otherwise_is_kept_and_told_again_as_it_came() -> None:
+    options = LoadOptions(
+        parameters={"context_tokens": LoadValue(integer=4096), "attention": LoadValue(word="off")},
+        quantization="q8_0",
+        memory_budget_bytes=7,
+        keep_alive=Duration(seconds=90),
+        pin=True,
+    )
+    wish = _wish(options)
+    assert wish.plan == LoadPlan(parameters={"context_tokens": 4096, "attention": "off"}, quantization="q8_0")
+    assert (wish.memory_budget_bytes, wish.keep_alive_seconds, wish.pin) == (7, 90.0, True)
+    told = options_message(wish.plan, wish.keep_alive_seconds, pin=wish.pin)
+    options.ClearField("memory_budget_bytes")
+    assert told == options
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0, 0.0), (-1, -1.0), (-9, -1.0), (366 * 86_400, 366 * 86_400.0)])
+def test_how_long_it_stays_may_be_anything_up_to_a_year_or_for_ever(seconds: int, kept: float) -> None:
+    assert _wish(LoadOptions(keep_alive=Duration(seconds=seconds))).keep_alive_seconds == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (LoadOptions(keep_alive=Duration(seconds=366 * 86_400 + 1)), "options.keep_alive"),
+        (LoadOptions(memory_budget_bytes=2**51), "options.memory_budget_bytes"),
+        (LoadOptions(quantization="q2_k"), "options.quantization"),
+        (_options("context_tokens", LoadValue(integer=15)), "options.parameters.context_tokens"),
+        (_options("context_tokens", LoadValue(number=99.5)), "options.parameters.context_tokens"),
+        (_options("attention", LoadValue(word="maybe")), "options.parameters.attention"),
+        (_options("attention", LoadValue(flag=True)), "options.parameters.attention"),
+        (_options("mlock", LoadValue(integer=1)), "options.parameters.mlock"),
+        (_options("mlock", LoadValue()), "options.parameters.mlock"),
+        (_options("layers", LoadValue(integer=1)), "options.parameters.layers"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(options: LoadOptions, field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        _wish(options)
+    assert refused.value.field == field
+
+
+def test_a_refused_variant_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(FieldError, match=r"there is: Q4_K_M, q8_0"):
+        _wish(LoadOptions(quantization="q2_k"))
