@@ -6,14 +6,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.admin.routes_models import add_admin_models
+from gateway.admin.routes_operations import add_admin_operations
 from gateway.config import GatewayConfig
 from gateway.edge import EdgeMiddleware
 from gateway.errors import EdgeError
 from gateway.event_watches import EventWatches
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import publish_schemas
-from gateway.parts import GatewayParts
-from gateway.ports import RegistryPort, RequestDispatcher
+from gateway.parts import GatewayParts, InferenceParts
+from gateway.ports import GatewayPorts
+from gateway.rate_limits import TenantRateLimits
 from gateway.routes.chat import add_chat
 from gateway.routes.completions import add_completions
 from gateway.routes.declarations import add_declarations
@@ -22,7 +25,6 @@ from gateway.routes.events import add_events
 from gateway.routes.health import add_health
 from gateway.routes.models import add_models
 from gateway.routes.resources import add_resources
-from weft.dispatch.fleet import FleetSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -30,34 +32,49 @@ from weft.kernel.reasons import Reason
 
 def create_app(
     config: GatewayConfig,
+    ports: GatewayPorts,
     *,
-    dispatcher: RequestDispatcher,
-    fleet: FleetSource,
-    registry: RegistryPort,
     watches: EventWatches | None = None,
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
     """The application of one gateway. It holds no state but its metrics."""
+    ticking = clock or SystemClock()
     parts = GatewayParts(
         config=config,
-        dispatcher=dispatcher,
-        fleet=fleet,
-        registry=registry,
+        dispatcher=ports.dispatcher,
+        fleet=ports.fleet,
+        registry=ports.registry,
         watches=watches or EventWatches(config.max_event_watches),
         metrics=metrics or GatewayMetrics(),
-        clock=clock or SystemClock(),
+        clock=ticking,
+        rate_limits=None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking),
     )
-    # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
-    app = FastAPI(title="weft gateway", version=version("weft"), docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(EdgeMiddleware, config=config, metrics=parts.metrics, clock=parts.clock)
-    app.add_exception_handler(HTTPException, _raise_as_weft_error)
-    app.add_exception_handler(RequestValidationError, _raise_as_weft_error)
-    openai_routes = (add_chat, add_completions, add_embeddings, add_models)
-    for add_routes in (*openai_routes, add_resources, add_declarations, add_events, add_health):
+    app = bare_app("weft gateway", parts)
+    add_openai(app, parts)
+    for add_routes in (add_resources, add_declarations, add_events, add_health):
         add_routes(app, parts)
+    if ports.admin is not None:
+        add_admin_models(app, parts, ports.admin)
+        add_admin_operations(app, parts, ports.admin)
     publish_schemas(app)
     return app
+
+
+def bare_app(title: str, parts: InferenceParts) -> FastAPI:
+    """An application without routes, with our own layer around it."""
+    # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
+    app = FastAPI(title=title, version=version("weft"), docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_middleware(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock)
+    app.add_exception_handler(HTTPException, _raise_as_weft_error)
+    app.add_exception_handler(RequestValidationError, _raise_as_weft_error)
+    return app
+
+
+def add_openai(app: FastAPI, parts: InferenceParts) -> None:
+    """Add the routes of OpenAI's API."""
+    for add_routes in (add_chat, add_completions, add_embeddings, add_models):
+        add_routes(app, parts)
 
 
 async def _raise_as_weft_error(request: Request, error: Exception) -> Response:

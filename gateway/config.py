@@ -1,8 +1,13 @@
 """Every number the edge can be told, with the unit in its name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.kernel.rates import Rate
+
 MEBIBYTE = 1024 * 1024
+DEFAULT_RATE = Rate(50, 60)
+"""50 requests a minute, where tenants are limited at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,17 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimitConfig:
+    """Requests per tenant."""
+
+    default: Rate = DEFAULT_RATE
+    """Of a tenant that is not named."""
+    tenants: Mapping[str, Rate] = field(default_factory=dict)
+    max_tenants: int = 1000
+    """Tenants that are counted one by one; those beyond share one window, so that new names buy nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """How the edge listens, what it accepts, and how long it waits."""
 
@@ -68,5 +84,7 @@ class GatewayConfig:
     """How long one question to the registry may take."""
     max_event_watches: int = 64
     """Streams of events at once; one more is refused."""
+    rate_limits: RateLimitConfig | None = None
+    """Requests per tenant; None: as many as they like."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

@@ -4,10 +4,12 @@
 
 WeftError
 ├── EdgeError          HTTP has a finer status than the reason (408, 431), or asks for a header (405)
+├── DetailedError      the envelope holds figures besides, or another code
 └── ClientGoneError    the caller hung up; there is nobody to answer
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -40,6 +42,23 @@ class EdgeError(WeftError):
         self.headers = headers
 
 
+class DetailedError(WeftError):
+    """A refusal with figures beside its words, for machines; `code` replaces the reason's name where it is set."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        details: Mapping[str, str | int | None] | None = None,
+        code: str = "",
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(reason, message, retry_after_seconds=retry_after_seconds)
+        self.details = dict(details or {})
+        self.code = code
+
+
 class ClientGoneError(WeftError):
     """The caller hung up."""
 
@@ -66,16 +85,16 @@ def envelope(error: WeftError) -> bytes:
     """The body of an error, as JSON."""
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
-    return _encode(
-        {
-            "error": {
-                "message": _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message,
-                "type": _TYPES.get(status, default_type),
-                "param": error.metadata.get("field"),
-                "code": error.reason.name.lower(),
-            }
-        }
-    )
+    fields: dict[str, object] = {
+        "message": _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message,
+        "type": _TYPES.get(status, default_type),
+        "param": error.metadata.get("field"),
+        "code": error.reason.name.lower(),
+    }
+    if isinstance(error, DetailedError):
+        fields["code"] = error.code or fields["code"]
+        fields |= error.details
+    return _encode({"error": fields})
 
 
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:

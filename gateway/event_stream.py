@@ -1,4 +1,4 @@
-"""Registry events as server-sent events, for as long as the caller listens."""
+"""What happens in the registry as server-sent events, for as long as the caller listens."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -31,7 +31,8 @@ class EventStream(Response):
     ends the connection.
     """
 
-    def __init__(self, parts: GatewayParts, events: AsyncGenerator[EventDocument]) -> None:
+    def __init__(self, parts: GatewayParts, events: AsyncGenerator[bytes]) -> None:
+        """`events` are encoded as server-sent events, each whole."""
         self.status_code = 200
         self.background: Any = None
         self._parts = parts
@@ -67,14 +68,17 @@ class EventStream(Response):
             try:
                 async with aclosing(self._events) as events:
                     async for event in events:
-                        await writer.write(_encoded(event))
+                        await writer.write(event)
             finally:
                 for guard in guards:
                     guard.cancel()
 
 
-def _encoded(event: EventDocument) -> bytes:
-    return b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(plain(event)))
+async def encoded_events(events: AsyncGenerator[EventDocument]) -> AsyncGenerator[bytes]:
+    """Events of resources as server-sent events."""
+    async with aclosing(events):
+        async for event in events:
+            yield b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(plain(event)))
 
 
 async def _fail(error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.facts import facts_of
-from gateway.parts import GatewayParts
+from gateway.parts import InferenceParts
 from gateway.stream import StreamedAnswer
 from gateway.translate.answer import AnswerBuilder
 from gateway.translate.sse import StreamEncoder, receipt_facts
@@ -16,7 +16,7 @@ from weft.dispatch.journey import RequestContext
 
 
 def streamed(
-    parts: GatewayParts, scope: Scope, context: RequestContext, payload: GenerationPayload, encoder: StreamEncoder
+    parts: InferenceParts, scope: Scope, context: RequestContext, payload: GenerationPayload, encoder: StreamEncoder
 ) -> Response:
     """The answer as server-sent events."""
     facts_of(scope).was_dispatched = True
@@ -25,7 +25,7 @@ def streamed(
 
 
 def whole(
-    parts: GatewayParts, scope: Scope, context: RequestContext, payload: GenerationPayload, answer: AnswerBuilder
+    parts: InferenceParts, scope: Scope, context: RequestContext, payload: GenerationPayload, answer: AnswerBuilder
 ) -> Response:
     """The answer in one piece."""
     facts = facts_of(scope)
@@ -47,7 +47,7 @@ def whole(
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, context))
 
 
-def cut_off_seconds(parts: GatewayParts, context: RequestContext) -> float:
+def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:
     """When the edge itself ends a request that outlives its deadline."""
     timeout = parts.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
     return timeout + parts.config.deadline_slack_seconds

@@ -10,7 +10,9 @@ from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.facts import facts_of
 from weft.dispatch.agents import require_model_name
+from weft.dispatch.handling import cache_tag
 from weft.dispatch.journey import RequestContext
+from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
@@ -21,10 +23,11 @@ from weft.kernel.names import (
     require_token,
 )
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, traceparent_of
 
 _PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
+_CACHE_MODES = {b"auto": CacheMode.AUTO, b"prefix": CacheMode.PREFIX, b"none": CacheMode.NONE}
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_TIMEOUT_CHARS = 16
 
@@ -102,9 +105,18 @@ def _is_own(name: str | None, config: GatewayConfig) -> bool:
 
 
 def request_context(
-    scope: Scope, config: GatewayConfig, *, model: str, operation: Operation, allow_remote: bool | None
+    scope: Scope,
+    config: GatewayConfig,
+    *,
+    model: str,
+    operation: Operation,
+    allow_remote: bool | None,
+    keep_alive: object = None,
 ) -> RequestContext:
-    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
+    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong.
+
+    `keep_alive` is the field of that name, as it was sent; None: there is none.
+    """
     headers = headers_of(scope)
     return RequestContext(
         request_id=facts_of(scope).request_id,
@@ -114,7 +126,8 @@ def request_context(
         traceparent=_traceparent(headers),
         priority=_priority(headers),
         allow_remote=bool(allow_remote),
-        timeout_seconds=_timeout_seconds(headers, config),
+        timeout_seconds=timeout_seconds(headers, config),
+        handling=_handling(headers, keep_alive),
     )
 
 
@@ -135,7 +148,27 @@ def _priority(headers: Headers) -> Priority:
     return priority
 
 
-def _timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
+def _handling(headers: Headers, keep_alive: object) -> Handling:
+    tag = headers.get(b"x-cache-tag")
+    return Handling(
+        cache_mode=_cache_mode(headers),
+        cache_tag="" if tag is None else cache_tag(tag.decode("latin-1"), "X-Cache-Tag"),
+        keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "keep_alive"),
+    )
+
+
+def _cache_mode(headers: Headers) -> CacheMode:
+    given = headers.get(b"x-cache-mode")
+    if given is None:
+        return CacheMode.AUTO
+    mode = _CACHE_MODES.get(given)
+    if mode is None:
+        raise invalid_field("X-Cache-Mode", "must be 'prefix', 'none' or 'auto'")
+    return mode
+
+
+def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
+    """How long the caller waits. Raises INVALID_ARGUMENT naming the header."""
     given = headers.get(b"x-request-timeout-seconds")
     if given is None:
         return config.request_timeout_seconds

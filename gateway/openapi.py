@@ -1,11 +1,13 @@
 """The OpenAPI document. Bodies are parsed by `gateway.json_guard`, so the framework has to be told what they are."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from gateway.admin.schemas import AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
 from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from gateway.schemas.resources import (
     AgentList,
@@ -17,6 +19,7 @@ from gateway.schemas.resources import (
     PoolMembersAnswer,
     RunnerList,
 )
+from weft.resources.operation_documents import AuditList, OperationList
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _PUBLISHED: tuple[type[BaseModel], ...] = (
@@ -31,6 +34,13 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     RunnerList,
     PoolList,
     EventList,
+    AdminModelList,
+    GpuMemoryAnswer,
+    LoadBody,
+    UnloadBody,
+    FlushBody,
+    OperationList,
+    AuditList,
 )
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -61,13 +71,15 @@ def json_or_yaml_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def answers(model: type[BaseModel] | None, *, path: str = "", query: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The part of `openapi_extra` for a route that answers `model`; None for no body.
+def answers(
+    model: type[BaseModel] | None, *, path: str = "", query: tuple[str, ...] = (), status: int = 200
+) -> dict[str, Any]:
+    """The part of `openapi_extra` for a route that answers `model` with `status`; None for no body.
 
     `path` is the name of its path parameter, if it has one, `query` those of its query parameters.
     """
     success = {"description": "Success", "content": _json(model.__name__)} if model is not None else None
-    answer = {"204": {"description": "Done"}} if success is None else {"200": success}
+    answer = {"204": {"description": "Done"}} if success is None else {str(status): success}
     parameters = [_parameter(name, "query") for name in query]
     if path:
         parameters.insert(0, _parameter(path, "path"))
@@ -86,9 +98,9 @@ def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REF_TEMPLATE.format(model=schema)}}}
 
 
-def publish_schemas(app: FastAPI) -> None:
+def publish_schemas(app: FastAPI, published: Sequence[type[BaseModel]] = _PUBLISHED) -> None:
     """Build the document and add the schemas that `json_body` refers to."""
-    _, definitions = models_json_schema([(model, "validation") for model in _PUBLISHED], ref_template=_REF_TEMPLATE)
+    _, definitions = models_json_schema([(model, "validation") for model in published], ref_template=_REF_TEMPLATE)
     schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
     schemas["Error"] = _ERROR_SCHEMA

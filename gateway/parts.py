@@ -1,5 +1,6 @@
 """What the routes share: the collaborators of one gateway, handed in when the application is made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import Scope
@@ -10,34 +11,64 @@ from gateway.facts import RequestFacts, facts_of
 from gateway.identity import request_context
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher
+from gateway.rate_limits import TenantRateLimits
 from gateway.translate.pieces import AnswerIdentity
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.journey import RequestContext
 from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.request import Operation
 
 
+def _nobody_listens(model_label: str, tenant: str) -> None:
+    """Nothing to do."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayParts:
-    """One gateway's collaborators."""
+class InferenceParts:
+    """What the OpenAI routes need."""
 
     config: GatewayConfig
     dispatcher: RequestDispatcher
     fleet: FleetSource
-    registry: RegistryPort
-    watches: EventWatches
     metrics: GatewayMetrics
     clock: Clock
+    rate_limits: TenantRateLimits | None = None
+    """None: tenants may ask as often as they like."""
+    on_limited: Callable[[str, str], None] = _nobody_listens
+    """Told the model's label and the tenant of a request that was one too many."""
 
     def context(
-        self, scope: Scope, *, surface: str, model: str, operation: Operation, allow_remote: bool | None
+        self,
+        scope: Scope,
+        *,
+        surface: str,
+        model: str,
+        operation: Operation,
+        allow_remote: bool | None,
+        keep_alive: object = None,
     ) -> RequestContext:
-        """The request for the dispatcher, noted in its facts. Raises INVALID_ARGUMENT for a wrong header or name."""
+        """The request for the dispatcher, noted in its facts and counted for its tenant.
+
+        Raises INVALID_ARGUMENT for a wrong header or name, RATE_LIMIT_EXCEEDED for a tenant that asks too often.
+        """
         facts = facts_of(scope)
         facts.surface = surface
         facts.model = self.metrics.model_label(model, self.fleet.view)
-        return request_context(scope, self.config, model=model, operation=operation, allow_remote=allow_remote)
+        context = request_context(
+            scope, self.config, model=model, operation=operation, allow_remote=allow_remote, keep_alive=keep_alive
+        )
+        if self.rate_limits is not None:
+            self._count(self.rate_limits, context.tenant, facts.model)
+        return context
+
+    def _count(self, limits: TenantRateLimits, tenant: str, model_label: str) -> None:
+        try:
+            limits.take(tenant)
+        except WeftError:
+            self.on_limited(model_label, tenant)
+            raise
 
     def identity(self, prefix: str, model: str) -> AnswerIdentity:
         """The id and birth of an answer."""
@@ -47,3 +78,11 @@ class GatewayParts:
     def age_seconds(self, facts: RequestFacts) -> float:
         """How long a request has been here."""
         return self.clock.monotonic() - facts.arrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayParts(InferenceParts):
+    """One gateway's collaborators."""
+
+    registry: RegistryPort
+    watches: EventWatches

@@ -7,7 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gateway.admin.ports import AdminPorts
 from weft.api.common.v1 import embedding_pb2, receipt_pb2
+from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.resources.documents import Document, EventDocument, ModelDocument
@@ -129,3 +131,14 @@ class RegistryPort(Protocol):
     async def delete(self, kind: ResourceKind, name: str) -> None:
         """Remove a resource."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayPorts:
+    """Everybody whom one gateway talks to."""
+
+    dispatcher: RequestDispatcher
+    fleet: FleetSource
+    registry: RegistryPort
+    admin: AdminPorts | None = None
+    """None: there is no admin surface."""

@@ -162,7 +162,12 @@ class RegistryClient:
             load_progress=instance.load_progress,
             context_tokens=instance.context_tokens,
             detail=instance.detail,
+            memory=instance.memory,
+            unload_time=instance.unload_time,
+            pinned=instance.pinned,
         )
+        if instance.load_eta_seconds is not None:
+            state.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))
         return runner_pb2.Runner(
             name=runner.name,
             status=runner_pb2.Runner.STATUS_ACTIVE,

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import ClientGoneError, internal_error, shutting_down
 from gateway.facts import RequestFacts, facts_of
 from gateway.interrupt import deadline_passed, interrupt_on_disconnect
-from gateway.parts import GatewayParts
+from gateway.parts import InferenceParts
 from gateway.ports import Generation
 from gateway.sse_writer import SlowReaderError, SseWriter
 from gateway.translate.pieces import unfinished_answer
@@ -33,7 +33,7 @@ class StreamedAnswer(Response):
     """
 
     def __init__(
-        self, parts: GatewayParts, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
+        self, parts: InferenceParts, generation: Generation, encoder: StreamEncoder, *, cut_off_seconds: float
     ) -> None:
         self.status_code = 200
         self.background: Any = None

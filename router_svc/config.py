@@ -33,5 +33,7 @@ class RouterConfig:
     """Kinds of `by: mesh` recipes it runs, of wake_on_lan, http and command. A command is a program on this host."""
     wake_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment of those recipes: variables of an HTTP recipe's header values, the whole environment of a command."""
+    only_runner: str = ""
+    """The one runner that it places requests on; empty: every one."""
     relay: RelayConfig | None = None
     """None: runners cannot dial in here."""

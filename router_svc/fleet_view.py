@@ -1,8 +1,10 @@
 """The registry's view of the mesh, as candidates for the scheduler."""
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from router_svc.policy.candidates import Candidate, Readiness
+from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.wake.recipes import WakePlan
 
@@ -46,6 +48,18 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         load_progress=instance.load_progress if instance is not None else None,
         detail=detail,
     )
+
+
+def view_of_runner(view: FleetView, runner: str) -> FleetView:
+    """What one runner serves: its models, the pools as far as it is in them, the agents that these can answer for."""
+    models = {name: model for name, model in view.models.items() if model.runner == runner}
+    served = FleetView(
+        view.revision,
+        MappingProxyType({name: known for name, known in view.runners.items() if name == runner}),
+        MappingProxyType(models),
+    )
+    agents = {name: agent for name, agent in view.agents.items() if members_of(served, agent)}
+    return FleetView(served.revision, served.runners, served.models, MappingProxyType(agents))
 
 
 def wake_plan(model: ModelView) -> WakePlan:

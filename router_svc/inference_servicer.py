@@ -13,8 +13,8 @@ from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.handling import handling_of, priority_of
 from weft.dispatch.journey import RequestContext
-from weft.kernel.errors import invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
     DEFAULT_TENANT,
@@ -22,7 +22,7 @@ from weft.kernel.names import (
     MAX_TENANT_CHARS,
     require_token,
 )
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Operation
 from weft.kernel.rpc import answering
 from weft.kernel.telemetry import traceparent_of
 
@@ -91,17 +91,16 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         request_id = metadata.get(REQUEST_ID) or new_id("req")
         require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
-        if request.options.priority not in {0, *(priority.value for priority in Priority)}:
-            raise invalid_field("options.priority", "must be high, normal or low")
         return RequestContext(
             request_id=request_id,
             tenant=require_token(metadata.get(TENANT) or DEFAULT_TENANT, TENANT, MAX_TENANT_CHARS),
             model=require_model_name(request.model, "model"),
             operation=operation,
             traceparent=traceparent_of(metadata),
-            priority=Priority(request.options.priority or Priority.NORMAL),
+            priority=priority_of(request.options),
             allow_remote=request.options.allow_remote,
             timeout_seconds=context.time_remaining() or self._default_timeout_seconds,
+            handling=handling_of(request.options),
         )
 
 

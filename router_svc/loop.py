@@ -111,6 +111,15 @@ class SchedulingLoop:
         """How many requests hold a slot."""
         return self._scheduler.running
 
+    def queues(self) -> list[port.PoolQueue]:
+        """How much is asked of each pool, in order of their names."""
+        return [
+            port.PoolQueue(
+                pool=length.pool, waiting=length.waiting, max_waiting=length.max_waiting, running=length.running
+            )
+            for length in self._scheduler.queues()
+        ]
+
     def update_view(self, view: FleetView) -> None:
         """The registry told something new."""
         self._view = view

@@ -1,10 +1,11 @@
 """The placement port inside the router's own process: no transport, the same semantics."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from router_svc.loop import Mailbox, SchedulingLoop
-from weft.dispatch.port import Decision, PlacementRequest
+from weft.dispatch.port import Decision, PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 
 
@@ -17,6 +18,10 @@ class LocalPlacement:
     def place(self, request: PlacementRequest) -> "LocalPlace":
         """See PlacementPort.place."""
         return LocalPlace(self._loop, request)
+
+    async def queues(self) -> Sequence[PoolQueue]:
+        """See QueueSource.queues."""
+        return self._loop.queues()
 
 
 class LocalPlace:

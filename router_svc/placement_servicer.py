@@ -8,7 +8,7 @@ import grpc
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.dispatcher import waiting_event
-from weft.dispatch.port import Decision, Grant, LoadingModel, Placement, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.dispatch.port import Decision, Grant, LoadingModel, Placement, PlacementRequest, RouterPort, WaitingInQueue
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
 from weft.kernel.reasons import Reason
@@ -23,7 +23,7 @@ PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     """See PlacementService."""
 
-    def __init__(self, placement: PlacementPort) -> None:
+    def __init__(self, placement: RouterPort) -> None:
         self._placement = placement
 
     # grpc.aio also takes a coroutine that reads and writes through the context; the stub only knows iterators.
@@ -42,6 +42,25 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                         task.result()
                 finally:
                     await stop_tasks(task for task in (listening, telling) if not task.done())
+
+    async def ListQueues(  # noqa: N802 - the rpc's name
+        self,
+        request: pb.ListQueuesRequest,  # noqa: ARG002 - it asks for all of them
+        context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
+    ) -> pb.ListQueuesResponse:
+        """See PlacementService.ListQueues."""
+        async with answering(context):
+            queues = [
+                pb.PoolQueue(
+                    pool=queue.pool,
+                    waiting_count=queue.waiting,
+                    max_waiting=queue.max_waiting,
+                    running_count=queue.running,
+                )
+                for queue in await self._placement.queues()
+            ]
+            return pb.ListQueuesResponse(queues=queues)
+        raise AssertionError("abort has raised")
 
     async def _listen(self, context: PlaceContext, place: Placement) -> None:
         """Take the dispatcher's reports until it says that the request is over, or hangs up."""

@@ -5,6 +5,7 @@ from functools import partial
 import grpc
 
 from router_svc.config import RouterConfig
+from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import SchedulingLoop
 from router_svc.placement import LocalPlacement
@@ -19,7 +20,7 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView, FleetWatcher
-from weft.dispatch.port import PlacementPort
+from weft.dispatch.port import RouterPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.wake.run import run_recipe
@@ -46,16 +47,17 @@ class RouterService:
         self._relay = None if config.relay is None else Relay(config.relay, clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
+        self._view = FleetView()
 
     @property
-    def placement(self) -> PlacementPort:
+    def placement(self) -> RouterPort:
         """The placement port for dispatchers in this very process."""
         return self._placement
 
     @property
     def view(self) -> FleetView:
         """The newest view of the mesh; revision 0 before the registry's first snapshot."""
-        return FleetView() if self._fleet is None else self._fleet.view
+        return self._view
 
     @property
     def relay(self) -> Relay | None:
@@ -91,9 +93,7 @@ class RouterService:
         if self._relay is not None:
             self._relay.start(self._registry)
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)
-        # The waker first: what the loop decides about a view is carried out in the same one.
-        self._fleet.subscribe(self._waker.update_view)
-        self._fleet.subscribe(self._loop.update_view)
+        self._fleet.subscribe(self._update_view)
         await self._fleet.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
@@ -109,3 +109,10 @@ class RouterService:
             await self._registry.close(grace=None)
             self._registry = None
         await self._channels.close()
+
+    def _update_view(self, view: FleetView) -> None:
+        only = self._config.only_runner
+        self._view = view_of_runner(view, only) if only else view
+        # The waker first: what the loop decides about a view is carried out in the same one.
+        self._waker.update_view(self._view)
+        self._loop.update_view(self._view)

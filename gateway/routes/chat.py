@@ -6,7 +6,7 @@ from gateway.body import read_json_body
 from gateway.generation import streamed, whole
 from gateway.json_guard import parse
 from gateway.openapi import json_body
-from gateway.parts import GatewayParts
+from gateway.parts import InferenceParts
 from gateway.schemas import ChatRequest
 from gateway.translate import chat
 from gateway.translate.chat_answer import ChatAnswer
@@ -15,7 +15,7 @@ from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
 
-def add_chat(app: FastAPI, parts: GatewayParts) -> None:
+def add_chat(app: FastAPI, parts: InferenceParts) -> None:
     """Add the route."""
     limits = parts.config.limits
 
@@ -25,7 +25,12 @@ def add_chat(app: FastAPI, parts: GatewayParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(ChatRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(
-            scope, surface="chat", model=asked.model, operation=Operation.CHAT, allow_remote=asked.allow_remote
+            scope,
+            surface="chat",
+            model=asked.model,
+            operation=Operation.CHAT,
+            allow_remote=asked.allow_remote,
+            keep_alive=asked.keep_alive,
         )
         payload = chat.to_payload(asked, limits)
         identity = parts.identity("chatcmpl", asked.model)

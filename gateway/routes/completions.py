@@ -6,7 +6,7 @@ from gateway.body import read_json_body
 from gateway.generation import streamed, whole
 from gateway.json_guard import parse
 from gateway.openapi import json_body
-from gateway.parts import GatewayParts
+from gateway.parts import InferenceParts
 from gateway.schemas import CompletionRequest
 from gateway.translate import completions
 from gateway.translate.completion_answer import CompletionAnswer
@@ -15,7 +15,7 @@ from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
 
-def add_completions(app: FastAPI, parts: GatewayParts) -> None:
+def add_completions(app: FastAPI, parts: InferenceParts) -> None:
     """Add the route."""
     limits = parts.config.limits
 
@@ -30,6 +30,7 @@ def add_completions(app: FastAPI, parts: GatewayParts) -> None:
             model=asked.model,
             operation=Operation.COMPLETION,
             allow_remote=asked.allow_remote,
+            keep_alive=asked.keep_alive,
         )
         payload = completions.to_payload(asked, limits)
         identity = parts.identity("cmpl", asked.model)

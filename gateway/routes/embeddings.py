@@ -7,7 +7,7 @@ from gateway.facts import facts_of
 from gateway.generation import cut_off_seconds
 from gateway.json_guard import parse
 from gateway.openapi import json_body
-from gateway.parts import GatewayParts
+from gateway.parts import InferenceParts
 from gateway.schemas import EmbeddingRequest
 from gateway.translate import embeddings
 from gateway.translate.sse import receipt_facts
@@ -16,7 +16,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.kernel.request import Operation
 
 
-def add_embeddings(app: FastAPI, parts: GatewayParts) -> None:
+def add_embeddings(app: FastAPI, parts: InferenceParts) -> None:
     """Add the route."""
     limits = parts.config.limits
 
@@ -32,6 +32,7 @@ def add_embeddings(app: FastAPI, parts: GatewayParts) -> None:
             model=asked.model,
             operation=Operation.EMBEDDING,
             allow_remote=asked.allow_remote,
+            keep_alive=asked.keep_alive,
         )
         payload = embeddings.to_payload(asked, limits)
 

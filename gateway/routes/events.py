@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI, Request, Response
 
-from gateway.event_stream import EventStream
+from gateway.event_stream import EventStream, encoded_events
 from gateway.facts import facts_of
 from gateway.openapi import answers
 from gateway.parts import GatewayParts
@@ -31,7 +31,7 @@ def add_events(app: FastAPI, parts: GatewayParts) -> None:
         if query.flag("watch"):
             if limit:
                 raise invalid_field("limit", "goes with a list; a watch has no end")
-            return EventStream(parts, parts.registry.watch_events(wanted))
+            return EventStream(parts, encoded_events(parts.registry.watch_events(wanted)))
         return json_response(events_body(await parts.registry.list_events(wanted, limit)))
 
     app.add_api_route(

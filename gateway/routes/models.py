@@ -3,7 +3,7 @@
 from fastapi import FastAPI, Request, Response
 
 from gateway.facts import facts_of
-from gateway.parts import GatewayParts
+from gateway.parts import InferenceParts
 from gateway.translate.models import model_entry, model_list
 from gateway.translate.sse import encode_json
 from weft.dispatch.agents import AGENT_PREFIX
@@ -11,7 +11,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
-def add_models(app: FastAPI, parts: GatewayParts) -> None:
+def add_models(app: FastAPI, parts: InferenceParts) -> None:
     """Add the routes."""
 
     async def list_models(request: Request) -> Response:

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
+
+from weft.kernel.durations import MAX_DURATION_CHARS
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -71,3 +73,9 @@ TextsOrTokens = Annotated[
 
 UserName = Annotated[str, Field(max_length=512)]
 """Who the caller says it asks for. Accepted and not used."""
+
+KeepAlive = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "maxLength": MAX_DURATION_CHARS}]}),
+]
+"""Seconds, or a length such as "5m"; `weft.kernel.durations` reads it, and its error says what may be written."""

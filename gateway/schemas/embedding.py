@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.schemas.base import StrictModel, TextsOrTokens, UserName
+from gateway.schemas.base import KeepAlive, StrictModel, TextsOrTokens, UserName
 
 
 class EmbeddingRequest(StrictModel):
@@ -19,3 +19,5 @@ class EmbeddingRequest(StrictModel):
     user: UserName | None = None
     allow_remote: bool | None = None
     """Extension: whether the request may leave the premises of the mesh."""
+    keep_alive: KeepAlive | None = None
+    """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (for ever)."""

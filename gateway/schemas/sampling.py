@@ -4,7 +4,15 @@ from typing import Annotated
 
 from pydantic import AliasChoices, ConfigDict, Field, Tag
 
-from gateway.schemas.base import MAX_INT32, MAX_INT64, StopAtFirstError, StrictModel, UserName, text_or_list
+from gateway.schemas.base import (
+    MAX_INT32,
+    MAX_INT64,
+    KeepAlive,
+    StopAtFirstError,
+    StrictModel,
+    UserName,
+    text_or_list,
+)
 
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 300
@@ -58,3 +66,5 @@ class GenerationRequest(StrictModel):
     user: UserName | None = None
     allow_remote: bool | None = None
     """Extension: whether the request may leave the premises of the mesh."""
+    keep_alive: KeepAlive | None = None
+    """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (for ever)."""

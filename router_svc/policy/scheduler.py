@@ -15,6 +15,7 @@ from router_svc.policy.grants import CandidateKey, GrantBook
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.pauses import PauseBook
 from router_svc.policy.queue import Arrival, WaitingQueue
+from router_svc.policy.queue_lengths import QueueLength, queue_lengths
 from router_svc.policy.select import least_loaded
 from router_svc.policy.wakes import WakeBook
 from weft.kernel.reasons import Reason
@@ -71,6 +72,10 @@ class Scheduler:
     def running(self) -> int:
         """How many requests hold a slot."""
         return self._grants.total
+
+    def queues(self) -> list[QueueLength]:
+        """How much is asked of each pool, in order of their names."""
+        return queue_lengths(self._fleet, self._queue, self._grants, self._limits)
 
     def update_fleet(self, fleet: Fleet, now: float) -> list[Decision]:
         """The mesh changed: serve whoever can be served now, refuse whoever waits in vain."""

@@ -1,5 +1,6 @@
 """`weft runner`: join a mesh from behind any NAT, and the tokens that allow it."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,13 +77,17 @@ def join(
     with reporting():
         from weft.host.join import JoinPlan, pick_published  # noqa: PLC0415 - see weft.cli.serve
         from weft.host.join_address import parse_join_address, parse_trust  # noqa: PLC0415
+        from weft.host.runner_environment import read_environment  # noqa: PLC0415
 
         address = parse_join_address(url)
         trust = parse_trust(address, ca_file, fingerprint)
         secret = _read_token(token, token_file)
         server = {"name": name, "url": server_url, "model": model}
-        loaded = _load(config, server, {"upstream_model": upstream_model, "api_key_env": api_key_env})
+        found = _load(config, server, {"upstream_model": upstream_model, "api_key_env": api_key_env})
+        loaded = read_environment(os.environ).applied_to(found)
         section, published = pick_published(loaded, runner, publish or [])
+        if section.http_port is not None:
+            say("note: a runner that joins over a link has no HTTP API of its own; its http_port changes nothing\n")
         plan = JoinPlan(runner=section, published=tuple(published), address=address, trust=trust, token=secret)
         _run(plan, loaded, home, url)
 

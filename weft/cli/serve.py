@@ -3,9 +3,12 @@
 Each command imports its own service when it runs: a runner host has neither the web stack nor the database installed.
 """
 
+import os
 import sys
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
 import uvloop
 
@@ -13,8 +16,14 @@ from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
 from weft.cli.output import say
 from weft.host.config import WeftConfig, load_config
 from weft.host.home import WeftHome
+from weft.host.runner_environment import RunnerEnvironment, read_environment
 from weft.host.serving import Announce
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
+
+if TYPE_CHECKING:
+    from weft.host.runner import MakeSurface
+
+log = structlog.get_logger("weft.host")
 
 app = typer.Typer(
     help="Run one service of a mesh in this process, for meshes that span processes or machines.",
@@ -87,6 +96,9 @@ def serve_runner(
     listen: ListenOption = None,
     registry: RegistryOption = None,
     runner: Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
+    ] = None,
 ) -> None:
     """Run a runner: the backends of one runtime on this host.
 
@@ -94,10 +106,42 @@ def serve_runner(
     """
     with reporting():
         name = f"runner-{runner}" if runner else "runner"
-        loaded, folder = _prepare(name, home, config, {"registry": registry})
+        environment = read_environment(os.environ)
+        loaded, folder = _prepare(name, home, config, {"registry": registry}, environment=environment)
+        _say_what_is_ignored(environment)
         from weft.host.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
-        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner))
+        surface = _surface(loaded, folder, environment, runner, http_port)
+        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, surface=surface))
+
+
+def _surface(
+    config: WeftConfig, home: WeftHome, environment: RunnerEnvironment, runner: str | None, http_port: int | None
+) -> "MakeSurface | None":
+    """What makes the HTTP surface of the runner; None where it has none."""
+    from weft.host.demo import configured_runners  # noqa: PLC0415 - see the module docstring
+    from weft.host.runner import pick_runner  # noqa: PLC0415
+    from weft.host.serving import registry_address  # noqa: PLC0415
+
+    section = pick_runner(configured_runners(config), runner)
+    port = section.http_port if http_port is None else http_port
+    if port is None:
+        return None
+    from weft.host.runner_http import RunnerHttp, RunnerHttpPlan  # noqa: PLC0415
+
+    plan = RunnerHttpPlan(
+        config=config,
+        environment=environment,
+        section=section,
+        registry_address=registry_address(config, home),
+        port=port,
+    )
+    return partial(RunnerHttp, plan)
+
+
+def _say_what_is_ignored(environment: RunnerEnvironment) -> None:
+    for variable, why in environment.ignored:
+        log.warning("environment variable changes nothing", variable=variable, why=why)
 
 
 def _prepare(
@@ -106,16 +150,20 @@ def _prepare(
     config: Any,
     addresses: dict[str, str | None],
     overrides: dict[str, Any] | None = None,
+    environment: RunnerEnvironment | None = None,
 ) -> tuple[WeftConfig, WeftHome]:
     given = {name: address for name, address in addresses.items() if address is not None}
     loaded = load_config(config, {**(overrides or {}), "addresses": given})
+    if environment is not None:
+        loaded = environment.applied_to(loaded)
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
     # On a terminal somebody watches; everywhere else the file under the home is where people look.
     log_file = (
         None if sys.stderr.isatty() else BoundedLogFile(folder.logs / f"{service}.log", loaded.log.max_file_bytes)
     )
-    configure_logging(service, level=loaded.log.level, file=log_file)
+    form = None if environment is None else environment.log_format
+    configure_logging(service, level=loaded.log.level, file=log_file, form=form)
     return loaded, folder
 
 

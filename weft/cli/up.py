@@ -3,6 +3,7 @@
 The services are imported when it runs, see `weft.cli.serve`.
 """
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,9 @@ import uvloop
 
 from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
 from weft.host.config import load_config
+from weft.host.demo import with_http_port
 from weft.host.home import WeftHome
+from weft.host.runner_environment import with_model_folders
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 
 
@@ -21,6 +24,10 @@ def up(
         int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one. Default 8080.")
     ] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Also offer gRPC on this loopback port.")] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option("--http-port", min=0, max=65_535, help="Also serve the HTTP API of the only runner here."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Logs on the terminal, not in a file.")] = False,
 ) -> None:
     """Start a mesh on this machine and serve until Ctrl-C.
@@ -31,7 +38,10 @@ def up(
     """
     with reporting():
         overrides: dict[str, Any] = {"port": port, "grpc_port": grpc_port}
-        loaded = load_config(config, {name: value for name, value in overrides.items() if value is not None})
+        given = {name: value for name, value in overrides.items() if value is not None}
+        loaded = with_model_folders(load_config(config, given), os.environ)
+        if http_port is not None:
+            loaded = with_http_port(loaded, http_port)
         folder = WeftHome(home.expanduser().absolute())
         folder.create()
         log_file = None if verbose else BoundedLogFile(folder.logs / "host.log", loaded.log.max_file_bytes)

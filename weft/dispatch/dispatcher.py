@@ -16,11 +16,13 @@ from weft.api.runner.v1 import (
     embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
+    serve_options_pb2,
     ticket_pb2,
 )
 from weft.dispatch.agents import require_chat, resolve
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.handling import serve_options
 from weft.dispatch.journey import Journey, RequestContext, log_receipt
 from weft.dispatch.port import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
 from weft.dispatch.steady import SteadyConfig, SteadyPlacement
@@ -111,6 +113,9 @@ class _Call:
         if timeout is None:
             return None
         return max(0.0, timeout - (self._tools.clock.monotonic() - self._journey.arrived))
+
+    def _options(self) -> serve_options_pb2.ServeOptions:
+        return serve_options(self._context.handling, self._context.priority)
 
     def _metadata(self, grant: Grant) -> tuple[tuple[str, str], ...]:
         about = (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
@@ -238,7 +243,10 @@ class GenerationCall(_Call):
         channel = await self._tools.channels.get(grant.address)
         stub = cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel))
         request = generation_service_pb2.GenerateRequest(
-            ticket=_ticket(grant), behaviour=self._behaviour, agent=self._context.agent
+            ticket=_ticket(grant),
+            behaviour=self._behaviour,
+            agent=self._context.agent,
+            options=self._options(),
         )
         if isinstance(self._payload, chat_pb2.ChatPayload):
             request.chat.CopyFrom(self._payload)
@@ -290,7 +298,9 @@ class EmbeddingCall(_Call):
     async def _attempt(self, grant: Grant) -> embedding_service_pb2.EmbedResponse:
         channel = await self._tools.channels.get(grant.address)
         stub = cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(channel))
-        request = embedding_service_pb2.EmbedRequest(ticket=_ticket(grant), payload=self._payload)
+        request = embedding_service_pb2.EmbedRequest(
+            ticket=_ticket(grant), payload=self._payload, options=self._options()
+        )
         try:
             return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata(grant))
         except grpc.aio.AioRpcError as error:

@@ -22,6 +22,8 @@ from weft.wake.messages import plan_of
 from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
 
 log = structlog.get_logger("weft.fleet")
@@ -55,6 +57,14 @@ class InstanceView:
     detail: str
     context_tokens: int = 0
     """Context of one slot, prompt and answer together; 0: unknown."""
+    memory: runner_pb2.InstanceMemory | None = None
+    """Its accelerator memory, only ever read; None: its runner says nothing of it."""
+    unload_time: "Timestamp | None" = None
+    """When it goes to sleep if nothing is asked of it; None: not by itself."""
+    pinned: bool = False
+    """Whether it is never evicted for another model."""
+    load_eta_seconds: float | None = None
+    """How long loading will still take; None: unknown, or it does not load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +278,10 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceView:
         load_progress=state.load_progress if state.HasField("load_progress") else None,
         detail=state.detail,
         context_tokens=state.context_tokens,
+        memory=state.memory if state.HasField("memory") else None,
+        unload_time=state.unload_time if state.HasField("unload_time") else None,
+        pinned=state.pinned,
+        load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
     )
 
 

@@ -8,7 +8,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.port import Grant, LoadingModel
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
 
 log = structlog.get_logger("weft.request")
@@ -30,6 +30,8 @@ class RequestContext:
     """Time to the caller's deadline; None: no deadline."""
     agent: str = ""
     """The agent that was asked for, once resolved; empty: none."""
+    handling: Handling = field(default_factory=Handling)
+    """What it says about how its runner handles it."""
 
 
 _NOTHING_SENT = frozenset(

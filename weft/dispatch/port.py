@@ -4,6 +4,7 @@ Two implementations exist, the router's own (`router_svc.placement.LocalPlacemen
 (`weft.dispatch.remote.RemotePlacement`); `weft.testing.conformance.placement` is the suite both pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -96,9 +97,33 @@ class Placement(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolQueue:
+    """How much is asked of one pool."""
+
+    pool: str
+    waiting: int
+    max_waiting: int
+    """How many may wait."""
+    running: int
+    """Requests that the router has running on its models."""
+
+
 class PlacementPort(Protocol):
     """Who places requests."""
 
     def place(self, request: PlacementRequest) -> Placement:
         """Ask for a place. Nothing happens until the returned context is entered."""
         ...
+
+
+class QueueSource(Protocol):
+    """Who knows how long the queues are; see `RouterPort`."""
+
+    async def queues(self) -> Sequence[PoolQueue]:
+        """By pool, in order of their names. Raises SERVICE_UNAVAILABLE for a lost router."""
+        ...
+
+
+class RouterPort(PlacementPort, QueueSource, Protocol):
+    """A router as others see it."""

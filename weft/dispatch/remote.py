@@ -1,6 +1,7 @@
 """The placement port over gRPC: one bidirectional Place stream per request."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
@@ -10,7 +11,7 @@ from google.protobuf import duration_pb2
 
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     PlaceCall = grpc.aio.StreamStreamCall[pb.PlaceRequest, pb.PlaceResponse]
 
 
+QUEUES_TIMEOUT_SECONDS = 5.0
+
+
 class RemotePlacement:
     """A PlacementPort whose scheduler is behind a channel."""
 
@@ -31,6 +35,22 @@ class RemotePlacement:
     def place(self, request: PlacementRequest) -> "RemotePlace":
         """See PlacementPort.place."""
         return RemotePlace(self._stub, request)
+
+    async def queues(self) -> Sequence[PoolQueue]:
+        """See QueueSource.queues."""
+        try:
+            response = await self._stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+        return [
+            PoolQueue(
+                pool=queue.pool,
+                waiting=queue.waiting_count,
+                max_waiting=queue.max_waiting,
+                running=queue.running_count,
+            )
+            for queue in response.queues
+        ]
 
 
 class RemotePlace:

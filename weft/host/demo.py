@@ -50,6 +50,14 @@ def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:
     return config.runners
 
 
+def with_http_port(config: WeftConfig, port: int) -> WeftConfig:
+    """The configuration with this port for the HTTP API of its only runner. Raises INVALID_ARGUMENT for several."""
+    runners = configured_runners(config)
+    if len(runners) > 1:
+        raise invalid_field("--http-port", "is for one runner; say `http_port` for each of them in weft.yaml")
+    return config.model_copy(update={"runners": (runners[0].model_copy(update={"http_port": port}),)})
+
+
 def llama_command(configured: tuple[str, ...] | None) -> tuple[str, ...]:
     """The llama.cpp server to start: the configured one, a native one on PATH, or the one in the wheel."""
     if configured:

@@ -1,21 +1,29 @@
 """How a gateway is set up and run. The only module besides `up` that imports it."""
 
+from dataclasses import dataclass
+
 import grpc
 
 import gateway.service
-from gateway.config import GatewayConfig
+from gateway.admin.operations_client import OperationsClient
+from gateway.admin.ports import AdminPorts
+from gateway.admin.runner_client import RunnerDescriptions
+from gateway.config import GatewayConfig, RateLimitConfig
+from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.port import QueueSource
 from weft.dispatch.remote import RemotePlacement
 from weft.dispatch.steady import SteadyConfig
-from weft.host.config import WeftConfig
+from weft.host.config import RateLimitsSection, WeftConfig
 from weft.host.garbage import settle_garbage_collector
 from weft.host.home import WeftHome
 from weft.host.serving import Announce, registry_address, router_address
 from weft.host.signals import stop_requested
-from weft.kernel.clock import SystemClock
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.rates import parse_rate
 from weft.kernel.rpc import ChannelPool, open_channel
 
 
@@ -32,16 +40,47 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
         write_timeout_seconds=section.write_timeout_seconds,
         registry_timeout_seconds=section.registry_timeout_seconds,
         max_event_watches=section.max_event_watches,
+        rate_limits=_rate_limits(section.rate_limits),
     )
 
 
-def build_gateway(
-    config: WeftConfig, dispatcher: Dispatcher, fleet: FleetWatcher, registry: grpc.aio.Channel
-) -> GatewayService:
-    """A gateway over a dispatcher and the registry at the end of a channel; not started yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshClients:
+    """What a gateway is built over."""
+
+    dispatcher: Dispatcher
+    fleet: FleetWatcher
+    registry: grpc.aio.Channel
+    channels: ChannelPool
+    queues: QueueSource
+    clock: Clock
+
+
+def _rate_limits(section: RateLimitsSection | None) -> RateLimitConfig | None:
+    if section is None:
+        return None
+    rates = {
+        tenant: parse_rate(text, f"gateway.rate_limits.tenants.{tenant}") for tenant, text in section.tenants.items()
+    }
+    return RateLimitConfig(default=parse_rate(section.default, "gateway.rate_limits.default"), tenants=rates)
+
+
+def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
+    """A gateway over a mesh; not started yet."""
     edge = gateway_config(config)
-    client = RegistryClient(registry, fleet, timeout_seconds=edge.registry_timeout_seconds)
-    return gateway.service.build(edge, dispatcher=dispatcher, fleet=fleet, registry=client)
+    timeout = edge.registry_timeout_seconds
+    admin = AdminPorts(
+        operations=OperationsClient(mesh.registry, timeout_seconds=timeout),
+        instances=RunnerDescriptions(mesh.fleet, mesh.channels, mesh.clock),
+        queues=mesh.queues,
+    )
+    ports = GatewayPorts(
+        dispatcher=mesh.dispatcher,
+        fleet=mesh.fleet,
+        registry=RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout),
+        admin=admin,
+    )
+    return gateway.service.build(edge, ports)
 
 
 async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) -> None:
@@ -52,8 +91,12 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     channels = ChannelPool()
     fleet = FleetWatcher(registry, clock)
     steady = SteadyConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
-    dispatcher = Dispatcher(RemotePlacement(router), channels, clock=clock, steady=steady, fleet=fleet)
-    service = build_gateway(config, dispatcher, fleet, registry)
+    placement = RemotePlacement(router)
+    dispatcher = Dispatcher(placement, channels, clock=clock, steady=steady, fleet=fleet)
+    mesh = MeshClients(
+        dispatcher=dispatcher, fleet=fleet, registry=registry, channels=channels, queues=placement, clock=clock
+    )
+    service = build_gateway(config, mesh)
     try:
         await fleet.start()
         await service.start()

@@ -15,7 +15,7 @@ from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
 from weft.host.garbage import settle_garbage_collector
-from weft.host.gateway import build_gateway
+from weft.host.gateway import MeshClients, build_gateway
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.registry import registry_config
@@ -102,7 +102,15 @@ class UpHost:
         await fleet.wait_ready()
 
         dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=fleet)
-        edge = build_gateway(self._config, dispatcher, fleet, channel)
+        mesh = MeshClients(
+            dispatcher=dispatcher,
+            fleet=fleet,
+            registry=channel,
+            channels=channels,
+            queues=router.placement,
+            clock=self._clock,
+        )
+        edge = build_gateway(self._config, mesh)
         self._stack.push_async_callback(self._stop_runners)
         self._stack.push_async_callback(edge.stop, self._config.drain_seconds)
         await edge.start()
@@ -113,6 +121,8 @@ class UpHost:
         for runner in self._runners:
             arguments = ["serve", "runner", "--runner", runner.name, "--home", str(self._home.root)]
             arguments += ["--registry", self.grpc_address]
+            if runner.http_port is not None:
+                arguments += ["--http-port", str(runner.http_port)]
             if self._config_path is not None:
                 arguments += ["--config", str(self._config_path)]
             child = RunnerChild(runner.name, arguments, self._home.logs / f"runner-{runner.name}.out", self._clock)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Literal, TextIO, cast
 
 import structlog
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -82,17 +82,24 @@ class BoundedLogFile:
         self._file.close()
 
 
-def configure_logging(service: str, *, level: str = "info", file: TextIO | BoundedLogFile | None = None) -> None:
+def configure_logging(
+    service: str,
+    *,
+    level: str = "info",
+    file: TextIO | BoundedLogFile | None = None,
+    form: Literal["json", "text"] | None = None,
+) -> None:
     """Send this process's logs to `file` (default: stderr); `service` is on every line.
 
-    Pretty when that is a terminal, JSON lines otherwise.
+    `form` None: text when that is a terminal, JSON lines otherwise.
     """
     output = sys.stderr if file is None else file
-    pretty = file is None and sys.stderr.isatty()
+    is_terminal = file is None and sys.stderr.isatty()
+    pretty = is_terminal if form is None else form == "text"
     threshold = logging.getLevelNamesMapping()[level.upper()]
     # Never local variables: they hold prompts and keys.
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback)
         if pretty
         else structlog.processors.JSONRenderer()
     )

@@ -9,7 +9,8 @@ from openai import AsyncOpenAI
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
-from gateway.ports import RegistryPort, RequestDispatcher
+from gateway.admin.ports import AdminPorts
+from gateway.ports import GatewayPorts, RegistryPort, RequestDispatcher
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
@@ -259,15 +260,17 @@ async def serving(
     config: GatewayConfig | None = None,
     fleet: FleetSource | None = None,
     registry: RegistryPort | None = None,
+    admin: AdminPorts | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
-    service = build(
-        config or GatewayConfig(port=0),
+    ports = GatewayPorts(
         dispatcher=script,
         fleet=fleet or FixedFleet.of(model("tiny"), model("small", pool="chat")),
         registry=registry or ScriptedRegistry(),
+        admin=admin,
     )
+    service = build(config or GatewayConfig(port=0), ports)
     await service.start()
     try:
         async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0) as sdk:

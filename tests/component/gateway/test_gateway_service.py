@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
+from gateway.ports import GatewayPorts
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
@@ -18,12 +19,11 @@ if TYPE_CHECKING:
 
 
 def gateway_at(host: str, port: int) -> GatewayService:
-    return build(
-        GatewayConfig(host=host, port=port),
-        dispatcher=ScriptedDispatcher(),
-        fleet=FixedFleet.of(),
-        registry=ScriptedRegistry(),
-    )
+    return build(GatewayConfig(host=host, port=port), scripted_ports())
+
+
+def scripted_ports() -> GatewayPorts:
+    return GatewayPorts(dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of(), registry=ScriptedRegistry())
 
 
 def as_service(service: "Service") -> "Service":
@@ -99,11 +99,5 @@ async def test_an_idle_connection_does_not_delay_the_stop() -> None:
 
 async def test_metrics_go_to_the_registry_of_the_host() -> None:
     metrics = CollectorRegistry()
-    build(
-        GatewayConfig(),
-        dispatcher=ScriptedDispatcher(),
-        fleet=FixedFleet.of(),
-        registry=ScriptedRegistry(),
-        metrics=metrics,
-    )
+    build(GatewayConfig(), scripted_ports(), metrics=metrics)
     assert "weft_gateway_requests" in {family.name for family in metrics.collect()}

@@ -1,0 +1,80 @@
+"""What the runner API tells of a runner, as values."""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class RunnerStage(Enum):
+    """Where the runner process is in its life."""
+
+    STARTING = auto()
+    SERVING = auto()
+    STOPPING = auto()
+
+
+class ModelStage(Enum):
+    """Where a model is in its life, in the words of the API."""
+
+    AVAILABLE = auto()
+    LOADING = auto()
+    LOADED = auto()
+    FAILED = auto()
+    """It does not come up: it died too often in a row, or cannot be started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCounts:
+    """What the prefix cache of a model did since the runner started, as the engine reported it."""
+
+    hits: int = 0
+    misses: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """One model of the runner. None is unknown everywhere."""
+
+    name: str
+    stage: ModelStage
+    quantization: str | None = None
+    context_tokens: int | None = None
+    """Of one slot."""
+    loaded_at: int | None = None
+    """Unix time."""
+    memory_bytes: int | None = None
+    """Accelerator memory: measured, or what its lease says."""
+    load_progress: float | None = None
+    load_eta_seconds: float | None = None
+    slots_used: int = 0
+    takes_chats: bool = False
+    takes_images: bool = False
+    tenants_apart: bool | None = None
+    """Whether the prefixes of different tenants are kept apart."""
+    out_of_memory: bool = False
+    """Whether it is down because accelerator memory ran out."""
+    cache: CacheCounts = CacheCounts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerFacts:
+    """The runner at one moment."""
+
+    name: str
+    kind: str
+    """Runtime and version, such as `llama_server-weft-0.1.0`."""
+    stage: RunnerStage
+    models: tuple[ModelFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """One accelerator that the runner may use."""
+
+    index: int
+    total_bytes: int
+    used_bytes: int | None = None
+    """By whomever; None: unknown."""
+    utilization: float | None = None
+    """Share of time, 0 to 1; None: unknown."""

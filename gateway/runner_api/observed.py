@@ -1,0 +1,147 @@
+"""The dispatcher of a runner's own HTTP surface: the common one, watched, with a queue of one length for all models."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from gateway.errors import DetailedError
+from gateway.ports import Embedding, Generation, RequestDispatcher
+from gateway.runner_api.metrics import SUCCESS, RunnerMetrics
+from gateway.runner_api.ports import QueueView
+from gateway.runner_api.waits import WaitWindow
+from weft.api.common.v1 import embedding_pb2, receipt_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.journey import RequestContext
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+FULL_RETRY_SECONDS = 5.0
+
+
+class RequestObserver:
+    """Lets requests in while the queue has room, and learns from how they end."""
+
+    def __init__(
+        self,
+        *,
+        queue: QueueView,
+        max_queue_depth: int,
+        metrics: RunnerMetrics,
+        model_label: Callable[[str], str],
+        clock: Clock,
+    ) -> None:
+        self._queue = queue
+        self._max_queue_depth = max_queue_depth
+        self._metrics = metrics
+        self._model_label = model_label
+        self._clock = clock
+        self.waits = WaitWindow(clock)
+
+    def now(self) -> float:
+        """Seconds on the monotonic clock."""
+        return self._clock.monotonic()
+
+    def admit(self) -> None:
+        """Raise QUEUE_FULL where as many wait as may. A limit of 0 is kept by the scheduler: it alone knows slots."""
+        if 0 < self._max_queue_depth <= self._queue.load[0]:
+            raise WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=FULL_RETRY_SECONDS)
+
+    def told(self, error: WeftError) -> WeftError:
+        """The error as the caller hears it."""
+        if error.reason is not Reason.QUEUE_FULL:
+            return error
+        depth, seconds = self._queue.load[0], error.retry_after_seconds or FULL_RETRY_SECONDS
+        return DetailedError(
+            Reason.QUEUE_FULL,
+            f"Queue depth {depth}/{self._max_queue_depth}, retry in {seconds:.0f} seconds",
+            details={"queueDepth": depth, "avgWaitMs": self.waits.average_ms()},
+            retry_after_seconds=seconds,
+        )
+
+    def ended(
+        self, context: RequestContext, receipt: receipt_pb2.Receipt | None, error: WeftError | None, began: float
+    ) -> None:
+        """A request is over, whichever way."""
+        model = self._model_label(context.model)
+        reason = _reason(receipt, error)
+        self._metrics.ended(model, context.tenant, SUCCESS if reason is Reason.UNSPECIFIED else reason.name.lower())
+        if receipt is None:
+            return
+        waited = receipt.queue_wait.ToNanoseconds() / 1e9
+        had_slot = bool(receipt.attempts)
+        if had_slot or reason is Reason.QUEUE_TIMEOUT:
+            self.waits.note(waited)
+            self._metrics.waited(model, waited)
+        if had_slot:
+            loading = receipt.load_wait.ToNanoseconds() / 1e9
+            self._metrics.worked(model, max(0.0, self.now() - began - waited - loading))
+
+
+def _reason(receipt: receipt_pb2.Receipt | None, error: WeftError | None) -> Reason:
+    if receipt is not None:
+        return Reason(receipt.reason)
+    return Reason.CANCELLED if error is None else error.reason
+
+
+class ObservedDispatcher:
+    """See `gateway.ports.RequestDispatcher`."""
+
+    def __init__(self, dispatcher: RequestDispatcher, observer: RequestObserver) -> None:
+        self._dispatcher = dispatcher
+        self._observer = observer
+
+    def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
+        """See RequestDispatcher.generate."""
+        return _ObservedGeneration(self._dispatcher.generate(context, payload), context, self._observer)
+
+    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
+        """See RequestDispatcher.embed."""
+        return _ObservedEmbedding(self._dispatcher.embed(context, payload), context, self._observer)
+
+
+class _ObservedGeneration:
+    def __init__(self, generation: Generation, context: RequestContext, observer: RequestObserver) -> None:
+        self._generation = generation
+        self._context = context
+        self._observer = observer
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        return self._generation.receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        observer, began = self._observer, self._observer.now()
+        failure: WeftError | None = None
+        try:
+            observer.admit()
+            async with aclosing(self._generation.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        except WeftError as error:
+            failure = observer.told(error)
+            raise failure from error
+        finally:
+            observer.ended(self._context, self.receipt, failure, began)
+
+
+class _ObservedEmbedding:
+    def __init__(self, embedding: Embedding, context: RequestContext, observer: RequestObserver) -> None:
+        self._embedding = embedding
+        self._context = context
+        self._observer = observer
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        return self._embedding.receipt
+
+    async def result(self) -> list[embedding_pb2.Embedding]:
+        observer, began = self._observer, self._observer.now()
+        failure: WeftError | None = None
+        try:
+            observer.admit()
+            return await self._embedding.result()
+        except WeftError as error:
+            failure = observer.told(error)
+            raise failure from error
+        finally:
+            observer.ended(self._context, self.receipt, failure, began)

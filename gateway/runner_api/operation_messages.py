@@ -1,0 +1,167 @@
+"""Bodies of the runner API to operations of the mesh and back: pure."""
+
+from gateway.runner_api.capabilities import MEBIBYTE, megabytes
+from gateway.runner_api.schemas import FlushBody, LoadBody, UnloadBody
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.errors import invalid_field
+from weft.kernel.reasons import Reason
+
+NAME_PREFIX = "operations/"
+CONTEXT_PARAMETER = "context_tokens"
+
+_SCOPES = {
+    "all": runner_service_pb2.FlushCacheRequest.SCOPE_ALL,
+    "model": runner_service_pb2.FlushCacheRequest.SCOPE_MODEL,
+    "tenant": runner_service_pb2.FlushCacheRequest.SCOPE_TENANT,
+    "tag": runner_service_pb2.FlushCacheRequest.SCOPE_TAG,
+}
+_UNDER_WAY = {"load_model": "loading", "unload_model": "unloading", "flush_cache": "flushing"}
+_State = operation_pb2.Operation
+_NUMBERS = frozenset(reason.value for reason in Reason)
+
+
+def load_action(body: LoadBody) -> operation_pb2.OperationAction:
+    """A load."""
+    action = operation_pb2.OperationAction()
+    load = action.load_model
+    load.model = body.model_id
+    load.evict_model = body.evict_model or ""
+    load.options.quantization = body.quantization or ""
+    load.options.memory_budget_bytes = (body.gpu_memory_budget_mb or 0) * MEBIBYTE
+    if body.max_context_length is not None:
+        load.options.parameters[CONTEXT_PARAMETER].integer = body.max_context_length
+    return action
+
+
+def unload_action(body: UnloadBody) -> operation_pb2.OperationAction:
+    """An unload."""
+    return operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model=body.model_id))
+
+
+def flush_action(body: FlushBody, runner: str) -> operation_pb2.OperationAction:
+    """A flush of this runner's caches. Raises INVALID_ARGUMENT naming a field that its scope asks for."""
+    needed = {
+        "model": ("modelId", body.model_id),
+        "tenant": ("tenantId", body.tenant_id),
+        "tag": ("tag", body.tag),
+    }.get(body.scope)
+    if needed is not None and needed[1] is None:
+        raise invalid_field(needed[0], f"is required for scope {body.scope}")
+    if body.tag is not None and body.scope != "tag":
+        raise invalid_field("tag", "goes with scope tag")
+    if body.tenant_id is not None and body.scope not in ("tenant", "tag"):
+        raise invalid_field("tenantId", "goes with scope tenant or tag")
+    flush = operation_pb2.FlushCache(
+        scope=_SCOPES[body.scope],
+        model=body.model_id or "",
+        tenant=body.tenant_id or "",
+        tag=body.tag or "",
+        runner=runner,
+    )
+    return operation_pb2.OperationAction(flush_cache=flush)
+
+
+def concerns(operation: operation_pb2.Operation, runner: str, models: frozenset[str]) -> bool:
+    """Whether an operation is about this runner or one of its models."""
+    match operation.action.WhichOneof("kind"):
+        case "load_model":
+            return operation.action.load_model.model in models
+        case "unload_model":
+            return operation.action.unload_model.model in models
+        case "flush_cache":
+            return operation.action.flush_cache.runner == runner
+        case _:
+            return False
+
+
+def task_id(operation: operation_pb2.Operation) -> str:
+    """The operation's name as the API has it."""
+    return operation.name.removeprefix(NAME_PREFIX)
+
+
+def begun_body(operation: operation_pb2.Operation) -> dict[str, object]:
+    """Of an operation that was accepted: its id and how far it is."""
+    return {
+        "taskId": task_id(operation),
+        "status": _status(operation),
+        "progress": _progress(operation),
+        "eta": round(operation.eta.ToNanoseconds() / 1e9) if operation.HasField("eta") else None,
+    }
+
+
+def task_body(operation: operation_pb2.Operation) -> dict[str, object]:
+    """Of an operation that is asked about."""
+    kind = operation.action.WhichOneof("kind") or ""
+    if operation.state in (_State.STATE_FAILED, _State.STATE_CANCELLED):
+        return {
+            "taskId": task_id(operation),
+            "status": "failed",
+            "modelId": getattr(operation.action, kind).model if kind else "",
+            "error": failure_of(operation),
+            "code": failure_reason(operation).name.lower(),
+        }
+    if operation.state != _State.STATE_SUCCEEDED:
+        return {**begun_body(operation), "stage": operation.stage or None}
+    done: dict[str, object] = {"taskId": task_id(operation), "status": "completed"}
+    if kind == "load_model":
+        return done | _loaded(operation)
+    return done | (unloaded_body(operation) if kind == "unload_model" else flushed_body(operation))
+
+
+def unloaded_body(operation: operation_pb2.Operation) -> dict[str, object]:
+    """Of an unload that is done."""
+    result = operation.result
+    return {
+        "modelId": operation.action.unload_model.model,
+        "gpuMemoryFreedMB": megabytes(result.memory_freed_bytes),
+        "kvCacheFlushed": result.cache_flushed,
+    }
+
+
+def flushed_body(operation: operation_pb2.Operation) -> dict[str, object]:
+    """Of a flush that is done. The memory is what other prefixes can use now; the device gets none of it back."""
+    result = operation.result
+    reusable = result.reusable_bytes if result.HasField("reusable_bytes") else None
+    return {"flushed": True, "entriesRemoved": result.entry_count, "memoryFreedMB": megabytes(reusable)}
+
+
+def failure_reason(operation: operation_pb2.Operation) -> Reason:
+    """Why an operation ended without success."""
+    if operation.state == _State.STATE_CANCELLED:
+        return Reason.CANCELLED
+    return Reason(operation.reason) if int(operation.reason) in _NUMBERS else Reason.INTERNAL
+
+
+def failure_of(operation: operation_pb2.Operation) -> str:
+    """The same in words."""
+    if operation.state == _State.STATE_CANCELLED:
+        return operation.detail or "it was cancelled"
+    return operation.detail or failure_reason(operation).name.lower()
+
+
+def _loaded(operation: operation_pb2.Operation) -> dict[str, object]:
+    result = operation.result
+    is_known = result.memory_measured or result.memory_bytes > 0
+    return {
+        "modelId": operation.action.load_model.model,
+        "gpuMemoryUsedMB": megabytes(result.memory_bytes) if is_known else None,
+        "loadTimeMs": result.load_time.ToMilliseconds() if result.HasField("load_time") else None,
+    }
+
+
+def _status(operation: operation_pb2.Operation) -> str:
+    if operation.state == _State.STATE_SUCCEEDED:
+        return "completed"
+    if operation.state in (_State.STATE_FAILED, _State.STATE_CANCELLED):
+        return "failed"
+    return _UNDER_WAY.get(operation.action.WhichOneof("kind") or "", "running")
+
+
+def _progress(operation: operation_pb2.Operation) -> float | None:
+    if operation.state == _State.STATE_SUCCEEDED:
+        return 1.0
+    if operation.HasField("progress"):
+        return round(operation.progress, 4)
+    # What has not begun has got nowhere; of what runs nobody may be able to tell.
+    return 0.0 if operation.state == _State.STATE_PENDING else None

@@ -1,0 +1,236 @@
+"""POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and what became of them."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+from starlette.types import Receive
+
+from gateway.body import read_json_body
+from gateway.errors import ClientGoneError, DetailedError, EdgeError
+from gateway.facts import facts_of
+from gateway.identity import headers_of, require_local_caller, timeout_seconds
+from gateway.interrupt import interrupt_on_disconnect
+from gateway.json_guard import parse
+from gateway.openapi import json_body
+from gateway.query import Query
+from gateway.routes.resources import json_response
+from gateway.runner_api import operation_messages as messages
+from gateway.runner_api.operations_client import ENDED
+from gateway.runner_api.parts import RunnerApiParts
+from gateway.runner_api.schemas import (
+    MAX_REQUEST_ID_CHARS,
+    MAX_TOKEN_CHARS,
+    REQUEST_ID_PATTERN,
+    FlushBody,
+    LoadBody,
+    UnloadBody,
+)
+from gateway.translate.sse import encode_json
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.ids import new_id
+from weft.kernel.interrupt import Interruptible
+from weft.kernel.names import is_token
+from weft.kernel.reasons import Reason
+
+SURFACE = "runner"
+_SHOWN_CHARS = 128
+_SUCCEEDED = operation_pb2.Operation.STATE_SUCCEEDED
+
+Model = TypeVar("Model", bound=BaseModel)
+Body = LoadBody | UnloadBody | FlushBody
+Endpoint = Callable[[Request], Awaitable[Response]]
+DoneBody = Callable[[operation_pb2.Operation], dict[str, object]]
+
+
+def add_operations(app: FastAPI, parts: RunnerApiParts) -> None:
+    """Add the routes."""
+    task_path = "/v1/models/load/{task}"
+    posts: tuple[tuple[str, Endpoint, type[BaseModel]], ...] = (
+        ("/v1/models/load", _load_endpoint(parts), LoadBody),
+        ("/v1/models/unload", _unload_endpoint(parts), UnloadBody),
+        ("/v1/cache/flush", _flush_endpoint(parts), FlushBody),
+    )
+    for path, endpoint, model in posts:
+        app.add_api_route(path, endpoint, methods=["POST"], tags=["runner"], openapi_extra=json_body(model))
+    app.add_api_route(task_path, _task_endpoint(parts), methods=["GET"], tags=["runner"])
+    app.add_api_route(task_path, _cancel_endpoint(parts), methods=["DELETE"], tags=["runner"])
+
+
+def _load_endpoint(parts: RunnerApiParts) -> Endpoint:
+    async def load_model(request: Request) -> Response:
+        """Begin to load a model, or load it again with other options; 202 with the id to ask for it by."""
+        body = await _body_of(request, parts, LoadBody)
+        _require_model(parts, body.model_id)
+        if body.evict_model is not None and body.evict_model not in _models(parts):
+            raise invalid_field("evictModel", "must be a model of this runner")
+        operation = await _create(request, parts, body, messages.load_action(body))
+        return json_response(messages.begun_body(operation), 202)
+
+    return load_model
+
+
+def _unload_endpoint(parts: RunnerApiParts) -> Endpoint:
+    async def unload_model(request: Request) -> Response:
+        """Unload a model; 200 when that is done, 202 with the id to ask for it by when it takes too long."""
+        body = await _body_of(request, parts, UnloadBody)
+        _require_model(parts, body.model_id)
+        return await _run(request, parts, body, messages.unload_action(body), messages.unloaded_body)
+
+    return unload_model
+
+
+def _flush_endpoint(parts: RunnerApiParts) -> Endpoint:
+    async def flush_cache(request: Request) -> Response:
+        """Forget cached prefixes; 200 when that is done, 202 when it takes too long."""
+        body = await _body_of(request, parts, FlushBody)
+        action = messages.flush_action(body, parts.runner.facts().name)
+        if body.model_id is not None:
+            _require_model(parts, body.model_id)
+        return await _run(request, parts, body, action, messages.flushed_body)
+
+    return flush_cache
+
+
+def _task_endpoint(parts: RunnerApiParts) -> Endpoint:
+    async def get_task(request: Request) -> Response:
+        """How far a load, unload or flush is, or what came of it."""
+        facts_of(request.scope).surface = SURFACE
+        Query(request.scope)
+        return json_response(messages.task_body(await _known(parts, request)))
+
+    return get_task
+
+
+def _cancel_endpoint(parts: RunnerApiParts) -> Endpoint:
+    async def cancel_task(request: Request) -> Response:
+        """Cancel a load: what was loaded of it is unloaded. One that is over stays as it is."""
+        facts_of(request.scope).surface = SURFACE
+        require_local_caller(request.scope)
+        Query(request.scope)
+        known = await _known(parts, request)
+        cancelled = await parts.operations.cancel(known.name, _asker(parts))
+        return json_response(messages.task_body(cancelled), 200 if cancelled.state in ENDED else 202)
+
+    return cancel_task
+
+
+async def _body_of(request: Request, parts: RunnerApiParts, model: type[Model]) -> Model:
+    facts_of(request.scope).surface = SURFACE
+    require_local_caller(request.scope)
+    Query(request.scope)
+    edge = parts.config.edge
+    raw = await read_json_body(request.scope, request.receive, edge)
+    return parse(model, raw, max_depth=edge.limits.max_json_depth)
+
+
+async def _create(
+    request: Request, parts: RunnerApiParts, body: Body, action: operation_pb2.OperationAction
+) -> operation_pb2.Operation:
+    wanted = operation_service_pb2.CreateOperationRequest(
+        request_id=_request_id(request, body),
+        action=action,
+        requested_by=_asker(parts),
+        authorization=_authorization(body),
+    )
+    try:
+        return await parts.operations.create(wanted)
+    except WeftError as error:
+        if error.reason is Reason.OPERATION_REFUSED:
+            # Why is in the audit log, and nowhere else.
+            raise DetailedError(Reason.OPERATION_REFUSED, "refused", code="refused") from error
+        raise
+
+
+async def _run(
+    request: Request,
+    parts: RunnerApiParts,
+    body: Body,
+    action: operation_pb2.OperationAction,
+    done: DoneBody,
+) -> Response:
+    """Create an operation and answer what came of it, or that it is still under way when the request's time is up."""
+    longest = timeout_seconds(headers_of(request.scope), parts.config.edge)
+    operation = await _create(request, parts, body, action)
+    operation = await _unless_gone(request.receive, parts.operations.wait(operation, longest))
+    if operation.state == _SUCCEEDED:
+        return json_response(done(operation))
+    if operation.state in ENDED:
+        raise _failure(operation)
+    return json_response(messages.begun_body(operation), 202)
+
+
+async def _unless_gone(receive: Receive, waiting: Awaitable[operation_pb2.Operation]) -> operation_pb2.Operation:
+    """What is waited for, unless the caller hangs up first; the operation goes on in any case."""
+    with Interruptible() as block:
+        listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
+        try:
+            return await waiting
+        finally:
+            listener.cancel()
+    raise ClientGoneError  # pragma: no cover - the block returns or raises
+
+
+async def _known(parts: RunnerApiParts, request: Request) -> operation_pb2.Operation:
+    task: str = request.path_params["task"]
+    missing = WeftError(Reason.NOT_FOUND, "this runner knows no task of this id")
+    if not is_token(task, MAX_REQUEST_ID_CHARS):
+        raise missing
+    try:
+        operation = await parts.operations.get(messages.NAME_PREFIX + task)
+    except WeftError as error:
+        # An id that no operation can have is one that none has.
+        if error.reason in (Reason.NOT_FOUND, Reason.INVALID_ARGUMENT):
+            raise missing from error
+        raise
+    if not messages.concerns(operation, parts.runner.facts().name, _models(parts)):
+        raise missing
+    return operation
+
+
+def _models(parts: RunnerApiParts) -> frozenset[str]:
+    return frozenset(model.name for model in parts.runner.facts().models)
+
+
+def _require_model(parts: RunnerApiParts, name: str) -> None:
+    if name not in _models(parts):
+        raise WeftError(
+            Reason.MODEL_NOT_FOUND, f"this runner has no model {name[:_SHOWN_CHARS]}", metadata={"field": "modelId"}
+        )
+
+
+def _request_id(request: Request, body: Body) -> str:
+    given = headers_of(request.scope).get(b"idempotency-key")
+    if given is None:
+        return body.request_id or new_id("req")
+    key = given.decode("latin-1")
+    if len(key) > MAX_REQUEST_ID_CHARS or re.fullmatch(REQUEST_ID_PATTERN, key) is None:
+        raise invalid_field("Idempotency-Key", f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
+    if body.request_id is not None and body.request_id != key:
+        raise invalid_field("requestId", "must be the same as the header Idempotency-Key, where both are given")
+    return key
+
+
+def _authorization(body: Body) -> str:
+    token: str | dict[str, Any] | None = body.verified_op_token
+    if token is None or isinstance(token, str):
+        return token or ""
+    text = encode_json(token).decode()
+    if len(text) > MAX_TOKEN_CHARS:
+        raise invalid_field("verifiedOpToken", f"must be at most {MAX_TOKEN_CHARS} characters")
+    return text
+
+
+def _asker(parts: RunnerApiParts) -> str:
+    return f"HTTP API of runner {parts.runner.facts().name}"
+
+
+def _failure(operation: operation_pb2.Operation) -> WeftError:
+    reason, words = messages.failure_reason(operation), messages.failure_of(operation)
+    if reason is Reason.CANCELLED:
+        return EdgeError(409, reason, words)
+    return DetailedError(reason, words, details={"taskId": messages.task_id(operation)})

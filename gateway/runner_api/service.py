@@ -1,0 +1,147 @@
+"""The runner API as a service that `weft.host` composes beside a runner, and its ASGI application."""
+
+from collections.abc import Sequence
+
+import grpc
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from gateway.app import add_openai, bare_app
+from gateway.app_server import AppServer
+from gateway.metrics import GatewayMetrics
+from gateway.openapi import publish_schemas
+from gateway.parts import InferenceParts
+from gateway.ports import RequestDispatcher
+from gateway.rate_limits import TenantRateLimits
+from gateway.runner_api.capability_cache import CapabilityCache
+from gateway.runner_api.metrics import RunnerMetrics, StateCollector
+from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
+from gateway.runner_api.operation_routes import add_operations
+from gateway.runner_api.parts import RunnerApiConfig, RunnerApiParts, queue_facts
+from gateway.runner_api.ports import OperationsPort, QueueView, RunnerPort
+from gateway.runner_api.schemas import FlushBody, LoadBody, UnloadBody
+from gateway.runner_api.state_routes import add_metrics, add_state
+from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from weft.dispatch.fleet import FleetSource
+from weft.kernel.clock import Clock, SystemClock
+
+_SCHEMAS = (ChatRequest, CompletionRequest, EmbeddingRequest, LoadBody, UnloadBody, FlushBody)
+
+
+def build(
+    config: RunnerApiConfig,
+    *,
+    runner: RunnerPort,
+    dispatcher: RequestDispatcher,
+    fleet: FleetSource,
+    queue: QueueView,
+    operations: OperationsPort,
+    clock: Clock | None = None,
+) -> "RunnerApiService":
+    """The surface of a runner, not started. `dispatcher`, `fleet` and `queue` know this runner alone."""
+    ticking = clock or SystemClock()
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    limits = config.edge.rate_limits
+    runner_metrics = RunnerMetrics(registry, () if limits is None else limits.tenants)
+    observer = RequestObserver(
+        queue=queue,
+        max_queue_depth=config.max_queue_depth,
+        metrics=runner_metrics,
+        model_label=lambda name: metrics.model_label(name, fleet.view),
+        clock=ticking,
+    )
+    inference = InferenceParts(
+        config=config.edge,
+        dispatcher=ObservedDispatcher(dispatcher, observer),
+        fleet=fleet,
+        metrics=metrics,
+        clock=ticking,
+        rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
+        on_limited=runner_metrics.limited,
+    )
+    cache = CapabilityCache(runner, lambda: queue_facts(config, queue, observer), ticking)
+    registry.register(StateCollector(facts=runner.facts, devices=lambda: cache.devices, load=lambda: queue.load))
+    parts = RunnerApiParts(
+        config=config,
+        inference=inference,
+        runner=runner,
+        operations=operations,
+        queue=queue,
+        observer=observer,
+        cache=cache,
+        started=ticking.monotonic(),
+    )
+    return RunnerApiService(parts)
+
+
+def create_app(parts: RunnerApiParts) -> FastAPI:
+    """The application of one runner."""
+    app = bare_app("weft runner", parts.inference)
+    add_openai(app, parts.inference)
+    add_operations(app, parts)
+    add_state(app, parts)
+    publish_schemas(app, _SCHEMAS)
+    return app
+
+
+class RunnerApiService:
+    """Satisfies `weft.kernel.service.Service`; it serves HTTP, so it registers nothing on a gRPC server."""
+
+    service_names: Sequence[str] = ()
+
+    def __init__(self, parts: RunnerApiParts) -> None:
+        edge, metrics = parts.config.edge, parts.inference.metrics
+        self._cache = parts.cache
+        self._server = AppServer(
+            create_app(parts),
+            host=edge.host,
+            port=edge.port,
+            limits=edge.connections,
+            on_refused=metrics.refused,
+            name="runner",
+            port_option="--http-port",
+        )
+        self._metrics_server: AppServer | None = None
+        if parts.config.metrics and parts.config.metrics_port is not None:
+            app = bare_app("weft runner metrics", parts.inference)
+            add_metrics(app, metrics)
+            self._metrics_server = AppServer(
+                app,
+                host=edge.host,
+                port=parts.config.metrics_port,
+                limits=edge.connections,
+                on_refused=metrics.refused,
+                name="runner metrics",
+                port_option="METRICS_PORT",
+            )
+
+    @property
+    def url(self) -> str:
+        """Where it answers, such as `http://127.0.0.1:8081`."""
+        return self._server.url
+
+    @property
+    def metrics_url(self) -> str:
+        """Where /metrics is besides; empty: nowhere."""
+        return "" if self._metrics_server is None else self._metrics_server.url
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Nothing: it has no gRPC services."""
+
+    async def start(self) -> None:
+        """Bind and answer, at first that the runner starts. Raises a WeftError if an address cannot be had."""
+        await self._cache.start()
+        for server in self._servers():
+            await server.start()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """See `weft.kernel.service.Service.stop`."""
+        for server in self._servers():
+            server.request_stop(grace_seconds)
+        for server in self._servers():
+            await server.wait_stopped()
+        await self._cache.stop()
+
+    def _servers(self) -> list[AppServer]:
+        return [self._server, *([self._metrics_server] if self._metrics_server is not None else [])]

@@ -1,0 +1,89 @@
+"""GET /v1/capabilities, /health and /metrics."""
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.errors import envelope, error_headers
+from gateway.facts import facts_of
+from gateway.metrics import CONTENT_TYPE, GatewayMetrics
+from gateway.runner_api.facts import ModelStage, RunnerStage
+from gateway.runner_api.parts import RunnerApiParts
+from gateway.runner_api.verdict import Verdict, verdict_of
+from gateway.translate.sse import encode_json
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_METHODS = ("GET", "HEAD")
+_HEALTH_REASONS = {
+    "gpu_out_of_memory": Reason.OUT_OF_MEMORY,
+    "all_models_failed": Reason.BACKEND_NOT_READY,
+    "queue_saturated": Reason.QUEUE_FULL,
+}
+START_RETRY_SECONDS = 2.0
+
+
+def add_state(app: FastAPI, parts: RunnerApiParts) -> None:
+    """Add the routes."""
+
+    async def capabilities(request: Request) -> Response:
+        """What this runner can do and how it is; at most 5 s old. 503 while it starts or stops."""
+        facts_of(request.scope).surface = "capabilities"
+        stage = parts.runner.facts().stage
+        if stage is RunnerStage.STARTING:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE, "the runner is starting", retry_after_seconds=START_RETRY_SECONDS
+            )
+        if stage is RunnerStage.STOPPING:
+            raise WeftError(
+                Reason.SHUTTING_DOWN, "the runner is shutting down", retry_after_seconds=START_RETRY_SECONDS
+            )
+        return Response(parts.cache.body(), media_type="application/json", headers={"cache-control": "max-age=5"})
+
+    async def health(request: Request) -> Response:
+        """200 while the runner can be of use; 503 with the reason when it is out of memory, failed or full."""
+        request_facts = facts_of(request.scope)
+        request_facts.surface = "health"
+        facts = parts.runner.facts()
+        waiting = parts.queue.load[0]
+        verdict = verdict_of(facts, waiting, parts.config.max_queue_depth)
+        body: dict[str, object] = {
+            "status": verdict.status,
+            "uptime": int(parts.inference.clock.monotonic() - parts.started),
+            "modelsLoaded": sum(model.stage is ModelStage.LOADED for model in facts.models),
+            "queueDepth": waiting,
+        }
+        if not verdict.is_unhealthy:
+            return Response(encode_json(body), media_type="application/json")
+        request_facts.error = _unhealthy(verdict)
+        return _unhealthy_response(body | {"reason": verdict.reason}, request_facts.error)
+
+    for path, endpoint in (("/v1/capabilities", capabilities), ("/health", health)):
+        for method in _METHODS:
+            app.add_api_route(path, endpoint, methods=[method], tags=["runner"], include_in_schema=method == "GET")
+    if parts.config.metrics:
+        add_metrics(app, parts.inference.metrics)
+
+
+def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
+    """Add /metrics alone."""
+
+    async def metrics_text(request: Request) -> Response:
+        """The runner's metrics in the Prometheus text format."""
+        facts_of(request.scope).surface = "metrics"
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    for method in _METHODS:
+        app.add_api_route(
+            "/metrics", metrics_text, methods=[method], tags=["runner"], include_in_schema=method == "GET"
+        )
+
+
+def _unhealthy(verdict: Verdict) -> WeftError:
+    return WeftError(_HEALTH_REASONS[verdict.reason], verdict.message)
+
+
+def _unhealthy_response(fields: dict[str, object], error: WeftError) -> Response:
+    # The figures first, for probes; the envelope beside them, as on every other failure.
+    body = encode_json(fields)[:-1] + b"," + envelope(error)[1:]
+    response = Response(body, status_code=503)
+    response.raw_headers = error_headers(error, body)
+    return response

@@ -1,0 +1,197 @@
+"""Scripted collaborators of the admin surface."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from gateway.admin.ports import AdminPorts, NewOperation
+from weft.api.operations.v1 import operation_pb2
+from weft.api.registry.v1 import runner_pb2
+from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.port import PoolQueue
+from weft.kernel.errors import WeftError
+from weft.kernel.request import Operation
+from weft.resources.operation_documents import (
+    AuditList,
+    DeviceDocument,
+    HostMemoryDocument,
+    OperationDocument,
+    OperationList,
+)
+from weft.resources.operation_messages import operation_document
+
+GIB = 1024**3
+
+
+def an_operation(state: str = "PENDING", *, action: operation_pb2.OperationAction | None = None) -> OperationDocument:
+    return operation_document(
+        operation_pb2.Operation(
+            name="operations/op-1",
+            state=operation_pb2.Operation.State.Value(f"STATE_{state}"),
+            action=action or operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="tiny")),
+            request_id="r-1",
+            progress=0.5 if state == "RUNNING" else None,
+        )
+    )
+
+
+@dataclass
+class ScriptedOperations:
+    """Answers as it is told, and remembers what it was asked."""
+
+    failure: WeftError | None = None
+    watch_states: tuple[str, ...] = ("RUNNING", "SUCCEEDED")
+    created: list[NewOperation] = field(default_factory=list)
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def create(self, wanted: NewOperation) -> OperationDocument:
+        self._fail()
+        self.created.append(wanted)
+        return an_operation(action=wanted.action)
+
+    async def get(self, name: str) -> OperationDocument:
+        self._fail()
+        self.asked.append(("get", name))
+        return an_operation("RUNNING")
+
+    async def list_page(self, page_size: int, page_token: str, *, unfinished_only: bool) -> OperationList:
+        self._fail()
+        self.asked.append(("list", page_size, page_token, unfinished_only))
+        return OperationList(kind="OperationList", items=(an_operation(),), next_page_token="2")
+
+    async def watch(self, name: str) -> AsyncGenerator[OperationDocument]:
+        self._fail()
+        self.asked.append(("watch", name))
+        for state in self.watch_states:
+            yield an_operation(state)
+
+    async def cancel(self, name: str, requested_by: str) -> OperationDocument:
+        self._fail()
+        self.asked.append(("cancel", name, requested_by))
+        return an_operation("CANCELLED")
+
+    async def audit(self, after_sequence: int, page_size: int) -> AuditList:
+        self._fail()
+        self.asked.append(("audit", after_sequence, page_size))
+        return AuditList(kind="AuditList", items=(), head_sequence=0, head_hash="")
+
+    async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
+        self._fail()
+        self.asked.append(("host_memory", host))
+        device = DeviceDocument(
+            index=0,
+            id="GPU-1",
+            name="Big",
+            total_bytes=24 * GIB,
+            booked_bytes=5 * GIB,
+            free_bytes=18 * GIB,
+            margin_bytes=GIB // 2,
+        )
+        return [HostMemoryDocument(host="titan", source="nvml", devices=(device,), leases=(), waiting_count=0)]
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+@dataclass
+class ScriptedInstances:
+    """What runners say, by runner and model."""
+
+    said: dict[str, dict[str, runner_service_pb2.InstanceDescription]] = field(default_factory=dict)
+    asked: list[Sequence[str]] = field(default_factory=list)
+
+    async def instances(self, runners: Sequence[str]) -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:
+        self.asked.append(runners)
+        return {name: self.said[name] for name in runners if name in self.said}
+
+
+@dataclass
+class ScriptedQueues:
+    """How long the queues are, or why nobody can tell."""
+
+    told: tuple[PoolQueue, ...] = ()
+    failure: WeftError | None = None
+
+    async def queues(self) -> Sequence[PoolQueue]:
+        if self.failure is not None:
+            raise self.failure
+        return self.told
+
+
+def admin_ports(
+    operations: ScriptedOperations | None = None,
+    instances: ScriptedInstances | None = None,
+    queues: ScriptedQueues | None = None,
+) -> AdminPorts:
+    return AdminPorts(
+        operations=operations or ScriptedOperations(),
+        instances=instances or ScriptedInstances(),
+        queues=queues or ScriptedQueues(),
+    )
+
+
+def two_replicas() -> FleetView:
+    """A pool "qwen" with one model that is ready on titan and one that sleeps on a runner that is gone."""
+    ready = InstanceView(
+        model="qwen",
+        phase=Phase.READY,
+        slots_total=4,
+        slots_used=1,
+        load_progress=None,
+        detail="",
+        context_tokens=2048,
+        memory=runner_pb2.InstanceMemory(
+            leased_bytes=5 * GIB, estimated_bytes=4 * GIB, estimate_source="header", device_indexes=[0]
+        ),
+        pinned=True,
+    )
+    runner = RunnerView(
+        name="r1",
+        incarnation="run-1",
+        address="unix:/nowhere",
+        host="titan",
+        runtime="llama_server",
+        active=True,
+        draining=False,
+        ticket_key=b"",
+        instances={"qwen": ready},
+    )
+    models = [_member("qwen", "r1"), _member("qwen-2", "r2", hibernating=True)]
+    return FleetView(1, {"r1": runner}, {one.name: one for one in models}, {})
+
+
+def described() -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:
+    """What r1 says of qwen."""
+    context = load_pb2.LoadParameter(
+        name="context_tokens", description="Context of one slot.", minimum=16, maximum=32_768, integer=True
+    )
+    context.default.integer = 2048
+    return {
+        "r1": {
+            "qwen": runner_service_pb2.InstanceDescription(
+                model="qwen",
+                model_path="/models/qwen.gguf",
+                load_parameters=[
+                    context,
+                    load_pb2.LoadParameter(name="cache_type_k", description="Of keys.", words=["f16", "q8_0"]),
+                ],
+                quantizations=["q4_k_m", "q8_0"],
+                cache_isolation=runner_service_pb2.CACHE_ISOLATION_SLOTS,
+            )
+        }
+    }
+
+
+def _member(name: str, runner: str, *, hibernating: bool = False) -> ModelView:
+    return ModelView(
+        name=name,
+        pool="qwen",
+        runner=runner,
+        operations=frozenset({Operation.CHAT, Operation.EMBEDDING}),
+        remote=False,
+        active=not hibernating,
+        context_tokens=2048,
+        created_at_seconds=1_700_000_000,
+        hibernating=hibernating,
+    )

@@ -1,0 +1,254 @@
+"""/v1/admin/models and /v1/admin/gpu-memory."""
+
+import json
+from typing import Any
+
+import pytest
+from admin_script import (
+    GIB,
+    ScriptedInstances,
+    ScriptedOperations,
+    ScriptedQueues,
+    admin_ports,
+    described,
+    two_replicas,
+)
+from gateway_script import FixedFleet, RawResponse, serving
+
+from weft.api.runner.v1 import runner_service_pb2
+from weft.dispatch.port import PoolQueue
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+QUEUE = PoolQueue(pool="qwen", waiting=3, max_waiting=32, running=1)
+
+
+def body_of(response: RawResponse, status: int = 200) -> Any:
+    assert response.status == status, response
+    return json.loads(response.body)
+
+
+async def the_model(path: str = "/v1/admin/models/qwen", **ports: Any) -> Any:
+    given = {"queues": ScriptedQueues((QUEUE,)), "instances": ScriptedInstances(described()), **ports}
+    async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports(**given)) as gateway:
+        return body_of(await gateway.request("GET", path))
+
+
+async def test_a_model_shows_definition_state_queue_replicas_capabilities_and_constraints() -> None:
+    found = await the_model()
+    assert (found["name"], found["state"]) == ("qwen", "ready")
+    assert found["definition"] == {
+        "operations": ["chat", "embedding"],
+        "contextTokens": 2048,
+        "remote": False,
+        "runtimes": ["llama_server"],
+        "modelPaths": ["/models/qwen.gguf"],
+    }
+    assert found["queue"] == {"waiting": 3, "maxWaiting": 32, "running": 1}
+    assert (found["replicas"]["ready"], found["replicas"]["total"]) == (1, 2)
+    first, second = found["replicas"]["members"]
+    assert (first["model"], first["host"], first["slotsUsed"], first["pinned"]) == ("qwen", "titan", 1, True)
+    assert first["memory"]["leasedBytes"] == 5 * GIB
+    assert (second["model"], second["state"]) == ("qwen-2", "hibernating")
+    assert found["capabilities"] == {
+        "modalities": ["text"],
+        "streaming": True,
+        "multiTurn": True,
+        "embeddings": True,
+        "cacheIsolation": ["slots"],
+    }
+    assert [one["name"] for one in found["constraints"]["parameters"]] == ["cache_type_k", "context_tokens"]
+    assert found["constraints"]["parameters"][1] == {
+        "name": "context_tokens",
+        "description": "Context of one slot.",
+        "type": "integer",
+        "words": [],
+        "minimum": 16.0,
+        "maximum": 32_768.0,
+        "default": 2048,
+    }
+    assert found["constraints"]["quantizations"] == ["q4_k_m", "q8_0"]
+
+
+async def test_the_list_has_one_row_for_each_public_name() -> None:
+    found = await the_model("/v1/admin/models")
+    assert found["kind"] == "AdminModelList"
+    assert [one["name"] for one in found["items"]] == ["qwen"]
+
+
+async def test_a_member_is_found_by_its_own_name_too() -> None:
+    assert (await the_model("/v1/admin/models/qwen-2"))["name"] == "qwen"
+
+
+async def test_a_router_that_cannot_be_asked_costs_only_the_queue() -> None:
+    found = await the_model(queues=ScriptedQueues(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "gone")))
+    assert "queue" not in found
+    assert found["replicas"]["total"] == 2
+
+
+async def test_a_runner_that_does_not_answer_costs_only_what_it_alone_knows() -> None:
+    found = await the_model(instances=ScriptedInstances())
+    assert found["constraints"] == {"parameters": [], "quantizations": []}
+    assert found["capabilities"]["cacheIsolation"] == []
+    assert found["replicas"]["members"][0]["memory"]["leasedBytes"] == 5 * GIB
+
+
+async def test_an_image_model_says_so() -> None:
+    said = described()
+    said["r1"]["qwen"].vision_input = True
+    said["r1"]["qwen"].cache_isolation = runner_service_pb2.CACHE_ISOLATION_UNSPECIFIED
+    found = await the_model(instances=ScriptedInstances(said))
+    assert found["capabilities"]["modalities"] == ["text", "image"]
+    assert found["capabilities"]["cacheIsolation"] == []
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports()) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/models/nobody"), 404)
+    assert found["error"]["code"] == "model_not_found"
+
+
+async def test_memory_shows_hosts_and_what_models_take() -> None:
+    operations = ScriptedOperations()
+    async with serving(fleet=FixedFleet(two_replicas()), admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=titan"))
+        elsewhere = body_of(await gateway.request("GET", "/v1/admin/gpu-memory?host=mars"))
+    assert found["hosts"][0]["devices"][0]["freeBytes"] == 18 * GIB
+    assert "usedBytes" not in found["hosts"][0]["devices"][0], "unknown is not zero"
+    assert found["models"] == [
+        {
+            "model": "qwen",
+            "runner": "r1",
+            "host": "titan",
+            "state": "ready",
+            "memory": {
+                "leasedBytes": 5 * GIB,
+                "estimatedBytes": 4 * GIB,
+                "estimateSource": "header",
+                "deviceIndexes": [0],
+            },
+        }
+    ]
+    assert elsewhere["models"] == []
+    assert operations.asked == [("host_memory", "titan"), ("host_memory", "mars")]
+
+
+async def test_a_load_is_accepted_as_an_operation() -> None:
+    operations = ScriptedOperations()
+    body = {
+        "contextTokens": 8192,
+        "quantization": "q8_0",
+        "memoryBudgetMb": 6000,
+        "keepAlive": "5m",
+        "pin": True,
+        "parameters": {"cache_type_k": "q8_0", "flash_attention": True, "gpu_layers": 10, "p_min": 0.5},
+        "evictModel": "llama",
+        "replicas": 2,
+        "authorization": "eyJ",
+    }
+    async with serving(admin=admin_ports(operations)) as gateway:
+        raw = await gateway.request(
+            "POST",
+            "/v1/admin/models/tiny/load",
+            json.dumps(body).encode(),
+            {"Idempotency-Key": "mine-1", "X-Tenant-ID": "acme"},
+        )
+    found = body_of(raw, 202)
+    assert raw.headers["location"] == "/v1/admin/operations/op-1"
+    assert (found["name"], found["state"], found["action"]["type"]) == ("operations/op-1", "pending", "load")
+    assert found["action"]["settings"]["contextTokens"] == 8192
+    (wanted,) = operations.created
+    load = wanted.action.load_model
+    assert (wanted.request_id, wanted.requested_by, wanted.authorization) == ("mine-1", "http:acme", "eyJ")
+    assert (load.model, load.evict_model, load.replicas, load.options.quantization) == ("tiny", "llama", 2, "q8_0")
+    assert load.options.memory_budget_bytes == 6000 * 1024**2
+    assert (load.options.keep_alive.seconds, load.options.pin) == (300, True)
+    parameters = load.options.parameters
+    assert (parameters["context_tokens"].integer, parameters["gpu_layers"].integer) == (8192, 10)
+    assert (parameters["cache_type_k"].word, parameters["flash_attention"].flag) == ("q8_0", True)
+    assert parameters["p_min"].number == 0.5
+
+
+async def test_an_unload_needs_no_body_and_each_call_is_one_of_its_own() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        for _ in range(2):
+            body_of(await gateway.request("POST", "/v1/admin/models/tiny/unload"), 202)
+    assert [one.action.unload_model.model for one in operations.created] == ["tiny", "tiny"]
+    assert operations.created[0].request_id != operations.created[1].request_id
+
+
+async def test_a_flush_names_its_scope() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        body = b'{"scope":"tag","tag":"session-1","tenant":"acme","model":"tiny"}'
+        body_of(await gateway.request("POST", "/v1/admin/cache/flush", body), 202)
+    flush = operations.created[0].action.flush_cache
+    assert (flush.scope, flush.tag, flush.tenant, flush.model) == (
+        runner_service_pb2.FlushCacheRequest.SCOPE_TAG,
+        "session-1",
+        "acme",
+        "tiny",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("models/tiny/load", {"contextTokens": 15}, "contextTokens"),
+        ("models/tiny/load", {"contextTokens": "8192"}, "contextTokens"),
+        ("models/tiny/load", {"ctx": 8192}, "ctx"),
+        ("models/tiny/load", {"keepAlive": "soon"}, "keepAlive"),
+        ("models/tiny/load", {"memoryBudgetMb": 0}, "memoryBudgetMb"),
+        ("models/tiny/load", {"replicas": 0}, "replicas"),
+        ("models/tiny/load", {"evictModel": "../x"}, "evictModel"),
+        ("models/tiny/load", {"parameters": {"x": None}}, "parameters.x"),
+        ("models/tiny/load", {"parameters": {"big": 2**63}}, "parameters.big"),
+        ("models/tiny/load", {"parameters": {"context_tokens": 1}, "contextTokens": 16}, "parameters.context_tokens"),
+        ("models/tiny/unload", {"model": "x"}, "model"),
+        ("models/tiny/load", {"authorization": "x" * 16_385}, "authorization"),
+        ("cache/flush", {}, "scope"),
+        ("cache/flush", {"scope": "everything"}, "scope"),
+        ("cache/flush", {"scope": "tenant"}, "tenant"),
+        ("cache/flush", {"scope": "tag", "tag": "x" * 65}, "tag"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_its_field(path: str, body: dict[str, Any], param: str) -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("POST", f"/v1/admin/{path}", json.dumps(body).encode()), 400)
+    assert (found["error"]["code"], found["error"]["param"]) == ("invalid_argument", param)
+    assert operations.created == []
+
+
+@pytest.mark.parametrize("key", ["a b", "a:b", "x" * 129])
+async def test_a_key_that_is_no_safe_id_is_refused(key: str) -> None:
+    async with serving(admin=admin_ports()) as gateway:
+        raw = await gateway.request("POST", "/v1/admin/models/tiny/unload", headers={"Idempotency-Key": key})
+    assert body_of(raw, 400)["error"]["param"] == "Idempotency-Key"
+
+
+async def test_a_page_of_another_origin_may_change_nothing() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        raw = await gateway.request(
+            "POST", "/v1/admin/models/tiny/unload", headers={"Origin": "https://evil.example", "Host": "localhost"}
+        )
+    assert raw.status == 403
+    assert operations.created == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "code"),
+    [
+        (WeftError(Reason.OPERATION_REFUSED, "refused"), 403, "operation_refused"),
+        (WeftError(Reason.MODEL_NOT_FOUND, "no such model"), 404, "model_not_found"),
+        (FieldError("action.load_model.model", "must be a name"), 400, "invalid_argument"),
+        (WeftError(Reason.ALREADY_EXISTS, "used for something else"), 409, "already_exists"),
+        (WeftError(Reason.SERVICE_UNAVAILABLE, "gone"), 503, "service_unavailable"),
+    ],
+)
+async def test_what_the_registry_refuses_is_passed_on(failure: WeftError, status: int, code: str) -> None:
+    async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
+        found = body_of(await gateway.request("POST", "/v1/admin/models/tiny/unload"), status)
+    assert found["error"]["code"] == code

@@ -1,0 +1,108 @@
+"""/v1/admin/operations and /v1/admin/audit."""
+
+import json
+from typing import Any
+
+import pytest
+from admin_script import ScriptedOperations, admin_ports
+from gateway_script import RawResponse, serving
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def body_of(response: RawResponse, status: int = 200) -> Any:
+    assert response.status == status, response
+    return json.loads(response.body)
+
+
+async def test_operations_are_listed_a_page_at_a_time() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/operations?pageSize=5&pageToken=1&unfinished=1"))
+    assert (found["kind"], found["nextPageToken"], found["items"][0]["name"]) == (
+        "OperationList",
+        "2",
+        "operations/op-1",
+    )
+    assert operations.asked == [("list", 5, "1", True)]
+
+
+async def test_one_operation_is_its_document() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/operations/op-1"))
+    assert (found["state"], found["progress"], found["action"]) == (
+        "running",
+        0.5,
+        {"type": "unload", "model": "tiny"},
+    )
+    assert operations.asked == [("get", "operations/op-1")]
+
+
+async def test_a_watch_streams_every_change_and_ends_with_the_operation() -> None:
+    async with serving(admin=admin_ports()) as gateway:
+        raw = await gateway.request("GET", "/v1/admin/operations/op-1?watch=1")
+    assert raw.headers["content-type"].startswith("text/event-stream")
+    states = [json.loads(line[6:])["state"] for line in raw.body.decode().splitlines() if line.startswith("data: ")]
+    assert states == ["running", "succeeded"]
+
+
+async def test_an_operation_is_cancelled_in_the_name_of_whoever_asks() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("DELETE", "/v1/admin/operations/op-1", headers={"X-Tenant-ID": "acme"}))
+    assert found["state"] == "cancelled"
+    assert operations.asked == [("cancel", "operations/op-1", "http:acme")]
+
+
+async def test_a_page_of_another_origin_cancels_nothing() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        raw = await gateway.request(
+            "DELETE", "/v1/admin/operations/op-1", headers={"Origin": "https://evil.example", "Host": "localhost"}
+        )
+    assert raw.status == 403
+    assert operations.asked == []
+
+
+async def test_the_audit_is_read_from_where_one_left_off() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/admin/audit?after=7&pageSize=10"))
+    assert found == {"kind": "AuditList", "items": [], "headSequence": 0, "headHash": ""}
+    assert operations.asked == [("audit", 7, 10)]
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("operations?pageSize=1001", "pageSize"),
+        ("operations?unfinished=maybe", "unfinished"),
+        ("operations?state=running", "state"),
+        ("operations/op-1?watch=2", "watch"),
+        ("operations/a%20b", "name"),
+        ("operations/" + "x" * 129, "name"),
+        ("audit?after=-1", "after"),
+        ("audit?from=1", "from"),
+    ],
+)
+async def test_a_wrong_query_is_refused_by_its_name(path: str, param: str) -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        found = body_of(await gateway.request("GET", f"/v1/admin/{path}"), 400)
+    assert (found["error"]["code"], found["error"]["param"]) == ("invalid_argument", param)
+    assert operations.asked == []
+
+
+async def test_an_operation_that_is_not_there_is_not_found() -> None:
+    failure = WeftError(Reason.NOT_FOUND, "there is no such operation")
+    async with serving(admin=admin_ports(ScriptedOperations(failure=failure))) as gateway:
+        plain = body_of(await gateway.request("GET", "/v1/admin/operations/op-9"), 404)
+        watched = body_of(await gateway.request("GET", "/v1/admin/operations/op-9?watch=1"), 404)
+    assert plain["error"]["code"] == watched["error"]["code"] == "not_found"
+
+
+async def test_without_admin_ports_there_is_no_such_path() -> None:
+    async with serving() as gateway:
+        assert (await gateway.request("GET", "/v1/admin/operations")).status == 404

@@ -1,0 +1,62 @@
+"""Faults of the server under every HTTP surface, each with the test that found it."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher
+from runner_api_stage import ScriptedOperations, ScriptedQueue, ScriptedRunner, runner_api
+
+from gateway.config import GatewayConfig
+from gateway.runner_api.parts import RunnerApiConfig
+from gateway.runner_api.service import build
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+async def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement() -> None:
+    """asyncio left Nagle's algorithm on, since the listener did not say that it is TCP: 44 ms for every answer."""
+    async with runner_api() as stage:
+        host, port = stage.service.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        server = stage.service._server._server
+        assert server is not None
+        async with asyncio.timeout(5):
+            while not server.server_state.connections:  # noqa: ASYNC110 - uvicorn keeps a bare set
+                await asyncio.sleep(0.001)
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        writer.close()
+        await writer.wait_closed()
+
+
+def at_port(port: int) -> RunnerApiConfig:
+    return RunnerApiConfig(edge=GatewayConfig(port=port))
+
+
+def metrics_at_port(port: int) -> RunnerApiConfig:
+    return RunnerApiConfig(edge=GatewayConfig(port=0), metrics_port=port)
+
+
+@pytest.mark.parametrize(("make", "option"), [(at_port, "--http-port"), (metrics_at_port, "METRICS_PORT")])
+async def test_a_port_that_is_taken_is_named_with_what_sets_it(
+    make: Callable[[int], RunnerApiConfig], option: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        service = build(
+            make(port),
+            runner=ScriptedRunner(),
+            dispatcher=ScriptedDispatcher(),
+            fleet=FixedFleet.of(),
+            queue=ScriptedQueue(),
+            operations=ScriptedOperations(),
+        )
+        with pytest.raises(
+            WeftError, match=f"port {port} on 127.0.0.1 is taken by another program.*{option}"
+        ) as caught:
+            await service.start()
+        await service.stop(grace_seconds=0)
+    assert caught.value.reason is Reason.ALREADY_EXISTS

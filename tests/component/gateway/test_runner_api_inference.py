@@ -1,0 +1,160 @@
+"""Inference on one runner: its queue, its limits per tenant, and what is learned from requests."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from gateway_script import Frame, ScriptedDispatcher, ScriptedGeneration, serving
+from openai import RateLimitError
+from runner_api_stage import RunnerApiStage, edge, runner_api
+
+from gateway import GatewayConfig
+from gateway.config import RateLimitConfig
+from gateway.runner_api.capability_cache import TTL_SECONDS
+from gateway.runner_api.parts import RunnerApiConfig
+from weft.dispatch.frames import GenerationPayload
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+TIGHT = RateLimitConfig(default=Rate(2, 60), tenants={"big": Rate(5, 60)})
+
+
+async def test_an_answer_says_what_the_request_went_through() -> None:
+    async with runner_api() as stage:
+        answer = await stage.chat()
+    assert answer.status == 200
+    assert answer.json["choices"][0]["message"]["content"] == "Hello, world"
+    told = {name: answer.headers[name] for name in ("x-cache-hit", "x-cache-tokens-reused", "x-queue-wait-ms")}
+    assert told == {"x-cache-hit": "true", "x-cache-tokens-reused": "5", "x-queue-wait-ms": "150"}
+    assert answer.headers["x-gpu-time-ms"] == "450"
+
+
+async def test_a_full_queue_is_503_with_its_depth_before_the_request_is_placed() -> None:
+    dispatcher = ScriptedDispatcher()
+    async with runner_api(dispatcher) as stage:
+        stage.queue.load = (16, 4)
+        answer = await stage.chat()
+        assert_queue_full(answer.status, answer.error, "Queue depth 16/16, retry in 5 seconds", 16)
+        assert answer.headers["retry-after"] == "5"
+        stage.queue.load = (15, 4)
+        assert (await stage.chat()).status == 200
+
+
+def assert_queue_full(status: int, error: dict[str, object], message: str, depth: int) -> None:
+    assert status == 503
+    assert (error["code"], error["message"]) == ("queue_full", message)
+    assert (error["queueDepth"], error["avgWaitMs"]) == (depth, None)
+
+
+async def test_a_queue_that_the_scheduler_finds_full_is_told_the_same_way() -> None:
+    full = ScriptedDispatcher([WeftError(Reason.QUEUE_FULL, "the queue for tiny is full", retry_after_seconds=7.0)])
+    async with runner_api(full) as stage:
+        stage.queue.load = (4, 1)
+        answer = await stage.chat()
+    assert_queue_full(answer.status, answer.error, "Queue depth 4/16, retry in 7 seconds", 4)
+
+
+async def test_a_queue_of_no_length_is_the_schedulers_alone() -> None:
+    async with runner_api(config=RunnerApiConfig(max_queue_depth=0)) as stage:
+        assert (await stage.chat()).status == 200
+
+
+class Granted(ScriptedDispatcher):
+    """Its receipts tell of an attempt, of a wait of 150 ms, and of a load of 1 s."""
+
+    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
+        return GrantedGeneration(self.steps, self.was_closed)
+
+
+class GrantedGeneration(ScriptedGeneration):
+    async def frames(self) -> AsyncGenerator[Frame]:
+        async for frame in super().frames():
+            yield frame
+        assert self.receipt is not None
+        self.receipt.attempts.add(runner="gpu-0")
+
+
+async def test_waits_show_in_the_refusal_in_the_capabilities_and_in_the_metrics() -> None:
+    clock = FakeClock()
+    async with runner_api(Granted(), clock=clock) as stage:
+        assert (await stage.chat()).status == 200
+        stage.queue.load = (16, 4)
+        assert (await stage.chat()).error["avgWaitMs"] == 150
+        await clock.advance(TTL_SECONDS, sleepers=1)
+        queue = (await stage.get("/v1/capabilities")).json["queue"]
+        metrics = (await stage.get("/metrics")).text
+    assert queue == {"depth": 16, "maxDepth": 16, "avgWaitMs": 150, "p95WaitMs": 150}
+    assert 'weft_runner_queue_wait_seconds_count{model="tiny"} 1.0' in metrics
+    assert 'weft_runner_inference_duration_seconds_count{model="tiny"} 1.0' in metrics
+    assert 'weft_runner_requests_total{model="tiny",status="queue_full",tenant="default"} 1.0' in metrics
+
+
+async def test_a_request_that_never_had_a_slot_is_no_inference_and_its_wait_counts_only_if_it_waited() -> None:
+    async with runner_api(ScriptedDispatcher([WeftError(Reason.MODEL_NOT_FOUND, "no such model")])) as stage:
+        await stage.chat()
+        metrics = (await stage.get("/metrics")).text
+    assert "weft_runner_inference_duration_seconds_count" not in metrics
+    assert "weft_runner_queue_wait_seconds_count" not in metrics
+
+
+async def test_a_tenant_beyond_its_rate_is_429_and_others_go_on() -> None:
+    async with runner_api(config=edge(rate_limits=TIGHT)) as stage:
+        assert [(await stage.chat(X_Tenant_ID="x")).status for _ in range(3)] == [200, 200, 429]
+        refused = await stage.chat(X_Tenant_ID="x")
+        assert (await stage.chat(X_Tenant_ID="y")).status == 200
+        assert [(await stage.chat(X_Tenant_ID="big")).status for _ in range(6)] == [200] * 5 + [429]
+        metrics = (await stage.get("/metrics")).text
+    assert 'weft_runner_requests_total{model="tiny",status="rate_limit_exceeded",tenant="x"} 2.0' in metrics
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    error = refused.error
+    assert (error["code"], error["message"]) == ("rate_limit_exceeded", "Tenant x exceeded 2 req/min")
+    assert (error["limit"], error["remaining"]) == (2, 0)
+    assert isinstance(error["resetAt"], int)
+
+
+async def test_a_rate_is_kept_before_anything_is_queued() -> None:
+    dispatcher = ScriptedDispatcher()
+    async with runner_api(dispatcher, config=edge(rate_limits=TIGHT)) as stage:
+        for _ in range(5):
+            await stage.chat()
+    assert len(dispatcher.contexts) == 2
+
+
+async def test_a_hundred_at_once_get_exactly_their_rate() -> None:
+    limits = RateLimitConfig(default=Rate(7, 60))
+    async with runner_api(config=edge(rate_limits=limits)) as stage:
+        statuses = await asyncio.gather(*(status_of_chat(stage) for _ in range(100)))
+    assert sorted(set(statuses)) == [200, 429]
+    assert statuses.count(200) == 7
+
+
+async def status_of_chat(stage: RunnerApiStage) -> int:
+    return (await stage.chat()).status
+
+
+@pytest.mark.parametrize("path", ["/v1/capabilities", "/health", "/v1/models"])
+async def test_what_is_no_inference_is_not_counted(path: str) -> None:
+    async with runner_api(config=edge(rate_limits=RateLimitConfig(default=Rate(1, 60)))) as stage:
+        for _ in range(5):
+            assert (await stage.get(path)).status == 200
+        assert (await stage.chat()).status == 200
+
+
+async def test_the_gateway_keeps_the_same_rates_where_it_is_told_to() -> None:
+    config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
+    async with serving(config=config) as gateway:
+        create = gateway.sdk.chat.completions.create
+        await create(model="tiny", messages=[{"role": "user", "content": "hi"}])
+        with pytest.raises(RateLimitError) as refused:
+            await create(model="tiny", messages=[{"role": "user", "content": "hi"}])
+    assert refused.value.code == "rate_limit_exceeded"
+
+
+async def test_the_gateway_limits_nobody_by_default() -> None:
+    async with serving() as gateway:
+        for _ in range(60):
+            await gateway.sdk.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
+        assert len(gateway.dispatcher.contexts) == 60

@@ -1,0 +1,242 @@
+"""Loading, unloading and flushing over HTTP, with a scripted registry."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+from runner_api_stage import Operation, RunnerApiStage, ScriptedOperations, edge, runner_api
+
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MIB = 1024 * 1024
+
+
+def done(**result: Any) -> Operation:
+    operation = Operation(state=Operation.STATE_SUCCEEDED)
+    for name, value in result.items():
+        setattr(operation.result, name, value)
+    return operation
+
+
+async def test_a_load_is_accepted_and_can_be_followed_to_its_end() -> None:
+    async with runner_api() as stage:
+        accepted = await stage.post("/v1/models/load", {"modelId": "small", "maxContextLength": 4096})
+        task = accepted.json["taskId"]
+        running = stage.operations.known[f"operations/{task}"]
+        assert (accepted.status, accepted.json) == (
+            202,
+            {"taskId": task, "status": "loading", "progress": 0.0, "eta": None},
+        )
+        running.state, running.progress = Operation.STATE_RUNNING, 0.45
+        polled = await stage.get(f"/v1/models/load/{task}")
+        assert (polled.json["status"], polled.json["progress"]) == ("loading", 0.45)
+        running.MergeFrom(done(memory_bytes=512 * MIB))
+        ended = await stage.get(f"/v1/models/load/{task}")
+    assert ended.json == {
+        "taskId": task,
+        "status": "completed",
+        "modelId": "small",
+        "gpuMemoryUsedMB": 512,
+        "loadTimeMs": None,
+    }
+
+
+async def test_a_repeat_with_the_same_key_is_the_same_task() -> None:
+    async with runner_api() as stage:
+        body = {"modelId": "small"}
+        first = await stage.post("/v1/models/load", body, Idempotency_Key="abc-1")
+        second = await stage.post("/v1/models/load", {**body, "requestId": "abc-1"})
+        third = await stage.post("/v1/models/load", body)
+    assert first.json["taskId"] == second.json["taskId"] != third.json["taskId"]
+    assert [request.request_id for request in stage.operations.asked[:2]] == ["abc-1", "abc-1"]
+
+
+async def test_two_different_keys_in_one_request_are_refused() -> None:
+    async with runner_api() as stage:
+        answer = await stage.post("/v1/models/load", {"modelId": "small", "requestId": "b"}, Idempotency_Key="a")
+    assert (answer.status, answer.error["param"]) == (400, "requestId")
+    assert stage.operations.asked == []
+
+
+@pytest.mark.parametrize("key", ["", "has space", "a/b", "x" * 129])
+async def test_a_key_that_the_registry_would_not_take_is_refused_by_its_own_name(key: str) -> None:
+    async with runner_api() as stage:
+        answer = await stage.post("/v1/models/load", {"modelId": "small"}, Idempotency_Key=key)
+    assert (answer.status, answer.error["param"]) == (400, "Idempotency-Key")
+
+
+@pytest.mark.parametrize("token", ["eyJ.abc.def", {"opToken": {"nonce": "1"}, "signature": "00"}])
+async def test_a_token_is_passed_on_as_it_is(token: object) -> None:
+    async with runner_api() as stage:
+        await stage.post("/v1/models/load", {"modelId": "small", "verifiedOpToken": token})
+    sent = stage.operations.asked[0]
+    expected = token if isinstance(token, str) else '{"opToken":{"nonce":"1"},"signature":"00"}'
+    assert sent.authorization == expected
+    assert sent.requested_by == "HTTP API of runner gpu-0"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/load", {"modelId": "small"}),
+        ("/v1/models/unload", {"modelId": "small"}),
+        ("/v1/cache/flush", {"scope": "all"}),
+    ],
+)
+async def test_a_refusal_says_refused_and_nothing_else(path: str, body: object) -> None:
+    refusal = WeftError(Reason.OPERATION_REFUSED, "signer alice is revoked")
+    async with runner_api(operations=ScriptedOperations(failure=refusal)) as stage:
+        answer = await stage.post(path, body)
+    assert answer.status == 403
+    assert (answer.error["code"], answer.error["message"]) == ("refused", "refused")
+    assert "alice" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/models/load", "/v1/models/unload"])
+async def test_a_model_of_another_runner_is_not_found(path: str) -> None:
+    async with runner_api() as stage:
+        answer = await stage.post(path, {"modelId": "meta-llama/Llama-3.1-8B"})
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "modelId")
+    assert stage.operations.asked == []
+
+
+async def test_a_model_to_evict_must_be_here_too() -> None:
+    async with runner_api() as stage:
+        answer = await stage.post("/v1/models/load", {"modelId": "small", "evictModel": "elsewhere"})
+    assert (answer.status, answer.error["param"]) == (400, "evictModel")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"modelId": "small", "contextLength": 1}, "contextLength"),
+        ({"modelId": "small", "maxContextLength": "x"}, "maxContextLength"),
+        ({"modelId": "small", "verifiedOpToken": 5}, "verifiedOpToken"),
+        ({"modelId": "small", "verifiedOpToken": {"x": "y" * 20_000}}, "verifiedOpToken"),
+        ({}, "modelId"),
+    ],
+)
+async def test_a_wrong_field_is_named(body: object, param: str) -> None:
+    async with runner_api() as stage:
+        answer = await stage.post("/v1/models/load", body)
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+async def test_a_failed_load_says_why_when_it_is_asked_for() -> None:
+    async with runner_api() as stage:
+        task = (await stage.post("/v1/models/load", {"modelId": "small"})).json["taskId"]
+        failed = stage.operations.known[f"operations/{task}"]
+        failed.state, failed.detail = Operation.STATE_FAILED, "needs 40 GiB"
+        failed.reason = Reason.INSUFFICIENT_MEMORY.value  # type: ignore[assignment]
+        answer = await stage.get(f"/v1/models/load/{task}")
+    assert answer.status == 200
+    assert answer.json == {
+        "taskId": task,
+        "status": "failed",
+        "modelId": "small",
+        "error": "needs 40 GiB",
+        "code": "insufficient_memory",
+    }
+
+
+@pytest.mark.parametrize("task", ["nobody", "%2e%2e", "a%2Fb", "x" * 200])
+async def test_an_unknown_task_is_not_found(task: str) -> None:
+    async with runner_api() as stage:
+        answer = await stage.get(f"/v1/models/load/{task}")
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+async def test_a_task_of_another_runner_is_not_found_and_not_cancelled() -> None:
+    async with runner_api() as stage:
+        foreign = Operation(name="operations/op-x", state=Operation.STATE_RUNNING)
+        foreign.action.load_model.model = "elsewhere"
+        stage.operations.known[foreign.name] = foreign
+        assert (await stage.get("/v1/models/load/op-x")).status == 404
+        assert (await stage.ask("DELETE", "/v1/models/load/op-x")).status == 404
+    assert stage.operations.cancelled == []
+
+
+async def test_a_load_can_be_cancelled_and_twice_is_no_error() -> None:
+    async with runner_api() as stage:
+        task = (await stage.post("/v1/models/load", {"modelId": "small"})).json["taskId"]
+        first = await stage.ask("DELETE", f"/v1/models/load/{task}")
+        second = await stage.ask("DELETE", f"/v1/models/load/{task}")
+    assert (first.status, first.json["status"], first.json["code"]) == (200, "failed", "cancelled")
+    assert second.json == first.json
+
+
+async def test_an_unload_answers_what_it_freed() -> None:
+    ends = done(memory_freed_bytes=8200 * MIB, cache_flushed=True)
+    async with runner_api(operations=ScriptedOperations(ends)) as stage:
+        answer = await stage.post("/v1/models/unload", {"modelId": "tiny"})
+    assert (answer.status, answer.json) == (
+        200,
+        {"modelId": "tiny", "gpuMemoryFreedMB": 8200, "kvCacheFlushed": True},
+    )
+
+
+async def test_an_unload_that_takes_too_long_can_be_asked_for_later() -> None:
+    async with runner_api() as stage:
+        answer = await stage.post("/v1/models/unload", {"modelId": "tiny"}, X_Request_Timeout_Seconds="0.05")
+        task = answer.json["taskId"]
+        assert (answer.status, answer.json["status"]) == (202, "unloading")
+        stage.operations.known[f"operations/{task}"].MergeFrom(done(memory_freed_bytes=MIB))
+        ended = await stage.get(f"/v1/models/load/{task}")
+    assert ended.json == {
+        "taskId": task,
+        "status": "completed",
+        "modelId": "tiny",
+        "gpuMemoryFreedMB": 1,
+        "kvCacheFlushed": False,
+    }
+
+
+async def test_an_unload_that_fails_has_its_reasons_status() -> None:
+    failed = Operation(state=Operation.STATE_FAILED, reason=Reason.UNSUPPORTED_OPERATION.value, detail="not ours")  # type: ignore[arg-type]
+    async with runner_api(operations=ScriptedOperations(failed)) as stage:
+        answer = await stage.post("/v1/models/unload", {"modelId": "tiny"})
+    assert (answer.status, answer.error["code"], answer.error["message"]) == (501, "unsupported_operation", "not ours")
+    assert answer.error["taskId"].startswith("op-")
+
+
+async def test_an_unload_that_somebody_cancels_is_a_conflict() -> None:
+    async with runner_api(operations=ScriptedOperations(Operation(state=Operation.STATE_CANCELLED))) as stage:
+        answer = await stage.post("/v1/models/unload", {"modelId": "tiny"})
+    assert (answer.status, answer.error["code"]) == (409, "cancelled")
+
+
+async def test_a_flush_says_what_it_removed_and_asks_this_runner_alone() -> None:
+    ends = done(entry_count=1234, reusable_bytes=3500 * MIB)
+    async with runner_api(operations=ScriptedOperations(ends)) as stage:
+        body = {"scope": "tenant", "tenantId": "community-x", "modelId": None}
+        answer = await stage.post("/v1/cache/flush", body)
+    assert (answer.status, answer.json) == (200, {"flushed": True, "entriesRemoved": 1234, "memoryFreedMB": 3500})
+    flush = stage.operations.asked[0].action.flush_cache
+    assert (flush.runner, flush.tenant) == ("gpu-0", "community-x")
+    assert flush.scope == runner_service_pb2.FlushCacheRequest.SCOPE_TENANT
+
+
+async def test_a_page_of_another_origin_can_change_nothing() -> None:
+    async with runner_api(config=edge(allowed_hosts=frozenset({"elsewhere.example"}))) as stage:
+        for headers in ({"Origin": "http://elsewhere.example"}, {"Host": "elsewhere.example"}):
+            answer = await stage.ask("POST", "/v1/models/load", {"modelId": "small"}, headers)
+            assert (answer.status, answer.error["code"]) == (403, "permission_denied")
+        assert (await stage.get("/health", Origin="http://elsewhere.example")).status == 200
+    assert stage.operations.asked == []
+
+
+async def test_a_caller_that_hangs_up_does_not_stop_the_unload() -> None:
+    async with runner_api() as stage:
+        with pytest.raises(TimeoutError):
+            await unload_with_patience(stage, 0.2)
+        (operation,) = stage.operations.known.values()
+    assert operation.state == Operation.STATE_PENDING
+    assert stage.operations.cancelled == []
+
+
+async def unload_with_patience(stage: RunnerApiStage, seconds: float) -> None:
+    async with asyncio.timeout(seconds), aiohttp.ClientSession() as http:
+        await http.post(f"{stage.service.url}/v1/models/unload", json={"modelId": "tiny"})

@@ -1,0 +1,137 @@
+"""Operations over real gRPC, with a scripted service at the other end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.runner_api.operations_client import OperationsClient
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
+from weft.api.operations.v1 import operation_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import answering, new_server, open_channel
+
+Operation = operation_pb2.Operation
+PENDING = Operation(name="operations/op-1", state=Operation.STATE_PENDING)
+DONE = Operation(name="operations/op-1", state=Operation.STATE_SUCCEEDED)
+
+
+@dataclass
+class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
+    failure: WeftError | None = None
+    states: list[Operation | asyncio.Event | WeftError] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+    watch_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def CreateOperation(self, request: Any, context: Any) -> pb.CreateOperationResponse:  # noqa: N802
+        return pb.CreateOperationResponse(operation=await self._answer(request, context))
+
+    async def GetOperation(self, request: Any, context: Any) -> pb.GetOperationResponse:  # noqa: N802
+        return pb.GetOperationResponse(operation=await self._answer(request, context))
+
+    async def CancelOperation(self, request: Any, context: Any) -> pb.CancelOperationResponse:  # noqa: N802
+        return pb.CancelOperationResponse(operation=await self._answer(request, context))
+
+    async def WatchOperation(self, request: Any, context: Any) -> AsyncIterator[pb.WatchOperationResponse]:  # noqa: N802
+        try:
+            async with answering(context):
+                for step in self.states:
+                    if isinstance(step, asyncio.Event):
+                        await step.wait()
+                    elif isinstance(step, WeftError):
+                        raise step
+                    else:
+                        yield pb.WatchOperationResponse(operation=step)
+        finally:
+            self.watch_ended.set()
+
+    async def ListOperations(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("nobody asks for this")
+
+    async def ListAuditEntries(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("nobody asks for this")
+
+    async def GetGovernance(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise AssertionError("nobody asks for this")
+
+    async def _answer(self, request: Any, context: Any) -> Operation:
+        self.asked.append(request)
+        async with answering(context):
+            if self.failure is not None:
+                raise self.failure
+        return PENDING
+
+
+@asynccontextmanager
+async def client_of(folder: Path, service: ScriptedService) -> AsyncIterator[OperationsClient]:
+    server = new_server()
+    operation_service_pb2_grpc.add_OperationServiceServicer_to_server(service, server)
+    address = f"unix:{folder / 'registry.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    async with open_channel(address) as channel:
+        yield OperationsClient(channel, timeout_seconds=2.0)
+    await server.stop(grace=0.2)
+
+
+async def test_questions_reach_the_registry_as_they_are(tmp_path: Path) -> None:
+    service = ScriptedService()
+    async with client_of(tmp_path, service) as client:
+        wanted = pb.CreateOperationRequest(request_id="r-1", authorization="eyJ")
+        assert await client.create(wanted) == PENDING
+        assert await client.get("operations/op-1") == PENDING
+        assert await client.cancel("operations/op-1", "me") == PENDING
+    created, asked, cancelled = service.asked
+    assert created == wanted
+    assert asked.name == "operations/op-1"
+    assert (cancelled.name, cancelled.requested_by) == ("operations/op-1", "me")
+
+
+@pytest.mark.parametrize("reason", [Reason.OPERATION_REFUSED, Reason.NOT_FOUND, Reason.TOO_MANY_RESOURCES])
+async def test_the_registrys_reason_comes_through(tmp_path: Path, reason: Reason) -> None:
+    async with client_of(tmp_path, ScriptedService(WeftError(reason, "so"))) as client:
+        with pytest.raises(WeftError) as refused:
+            await client.get("operations/op-1")
+    assert refused.value.reason is reason
+
+
+async def test_a_registry_that_is_away_is_unavailable(tmp_path: Path) -> None:
+    async with open_channel(f"unix:{tmp_path / 'nobody.sock'}") as channel:
+        with pytest.raises(WeftError, match="the registry cannot be reached") as refused:
+            await OperationsClient(channel, timeout_seconds=2.0).get("operations/op-1")
+    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+
+
+async def test_waiting_ends_with_the_operation(tmp_path: Path) -> None:
+    running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
+    service = ScriptedService(states=[running, DONE, asyncio.Event()])
+    async with client_of(tmp_path, service) as client:
+        assert await client.wait(PENDING, 5.0) == DONE
+        await service.watch_ended.wait()
+
+
+async def test_waiting_for_one_that_is_over_asks_nobody(tmp_path: Path) -> None:
+    service = ScriptedService()
+    async with client_of(tmp_path, service) as client:
+        assert await client.wait(DONE, 5.0) == DONE
+    assert not service.watch_ended.is_set()
+
+
+async def test_waiting_gives_up_in_time_and_lets_go_of_the_watch(tmp_path: Path) -> None:
+    running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
+    service = ScriptedService(states=[running, asyncio.Event()])
+    async with client_of(tmp_path, service) as client:
+        assert await client.wait(PENDING, 0.2) == running
+        await service.watch_ended.wait()
+
+
+async def test_a_registry_that_goes_away_meanwhile_leaves_what_was_last_seen(tmp_path: Path) -> None:
+    running = Operation(name="operations/op-1", state=Operation.STATE_RUNNING)
+    service = ScriptedService(states=[running, WeftError(Reason.SHUTTING_DOWN, "stopping")])
+    async with client_of(tmp_path, service) as client:
+        assert await client.wait(PENDING, 5.0) == running

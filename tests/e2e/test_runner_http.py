@@ -1,0 +1,362 @@
+"""A runner's own HTTP API, over real processes: what it tells, what it refuses, and what the registry does for it."""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from apart_mesh import Apart
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft.api.operations.v1 import operation_pb2
+from weft.signing.op_token import make_op_token
+
+SECONDS = 30.0
+LIGHT = {"registry": {"report_interval_seconds": 0.2}}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class OneRunner:
+    """A registry and a runner with its HTTP API."""
+
+    def __init__(self, mesh: Apart | MeshProcess, url: str) -> None:
+        self.mesh = mesh
+        self.url = url
+
+    async def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+        """Status, body and headers."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(method, f"{self.url}{path}", json=body, headers=named) as response,
+        ):
+            is_json = response.content_type == "application/json"
+            answer = await response.json() if is_json else await response.text()
+            return response.status, answer, {name.lower(): value for name, value in response.headers.items()}
+
+    async def chat(self, content: str = "hi", model: str = "m-a", **headers: str) -> tuple[int, Any, dict[str, str]]:
+        """One answer in one piece."""
+        body = {"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": content}]}
+        return await self.ask("POST", "/v1/chat/completions", body, **headers)
+
+    @asynccontextmanager
+    async def stream(self, tokens: int) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A stream whose first bytes have come."""
+        body = {"model": "m-a", "stream": True, "max_tokens": tokens, "messages": [{"role": "user", "content": "x"}]}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.url}/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status == 200
+            while b'"content"' not in await response.content.readline():
+                pass
+            yield response
+
+    async def until_serving(self) -> dict[str, Any]:
+        """Wait until its model is loaded; the capabilities then."""
+
+        async def loaded() -> Any:
+            status, body, _ = await self.ask("GET", "/v1/capabilities")
+            return body if status == 200 and body["models"]["loaded"] else None
+
+        return dict(await eventually(loaded, SECONDS, "the model is not loaded"))
+
+
+@contextmanager
+def one_runner(
+    folder: Path,
+    *,
+    runner: dict[str, Any] | None = None,
+    models: list[dict[str, Any]] | None = None,
+    **sections: Any,
+) -> Iterator[OneRunner]:
+    """Registry and runner `a`, with one model `m-a` or these; both end with exit code 0."""
+    section = fake_runner("a", slots=1, **(runner or {}))
+    section["models"] = models or section["models"]
+    config = write_config(folder, section, **{**LIGHT, **sections})
+    mesh, port = Apart(folder / "home", config), free_port()
+    try:
+        mesh.start("registry")
+        mesh.start("runner", "--http-port", str(port))
+        yield OneRunner(mesh, f"http://127.0.0.1:{port}")
+    finally:
+        codes = mesh.end_all()
+    assert set(codes) == {0}
+
+
+async def test_it_tells_what_it_can_do_and_answers(tmp_path: Path) -> None:
+    with one_runner(tmp_path) as runner:
+        told = await runner.until_serving()
+        assert (told["runnerId"], told["runnerType"].split("-")[0]) == ("a", "llama_server")
+        assert told["models"]["loaded"][0]["id"] == "m-a"
+        assert told["models"]["loaded"][0]["contextLength"] == 2048
+        assert (told["resources"]["gpuIds"], told["health"]) == ([], "healthy")
+        status, answer, headers = await runner.chat(X_Tenant_ID="community-x", X_Priority="high")
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "tok0 tok1 tok2 tok3")
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert headers["x-cache-hit"] == "false"
+        for name in ("x-cache-tokens-reused", "x-queue-wait-ms", "x-gpu-time-ms"):
+            assert headers[name].isdigit()
+        status, health, _ = await runner.ask("GET", "/health")
+        assert (status, health["status"], health["modelsLoaded"]) == (200, "healthy", 1)
+        _, metrics, _ = await runner.ask("GET", "/metrics")
+        line = 'weft_runner_requests_total{model="m-a",status="success",tenant="community-x"} 1.0'
+        assert line in metrics
+        status, models, _ = await runner.ask("GET", "/v1/models")
+        assert {model["id"] for model in models["data"]} == {"m-a", "pool"}
+        status, answer, _ = await runner.chat(model="m-b")
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_it_starts_without_a_registry_and_says_that_it_is_starting(tmp_path: Path) -> None:
+    config = write_config(tmp_path, fake_runner("a"), **LIGHT)
+    mesh, port = Apart(tmp_path / "home", config), free_port()
+    try:
+        mesh.start("runner", "--http-port", str(port))
+        runner = OneRunner(mesh, f"http://127.0.0.1:{port}")
+        status, answer, headers = await runner.ask("GET", "/v1/capabilities")
+        assert (status, answer["error"]["message"]) == (503, "the runner is starting")
+        assert "retry-after" in headers
+        assert (await runner.ask("GET", "/health"))[0] == 200
+        mesh.start("registry")
+        await runner.until_serving()
+    finally:
+        mesh.end_all()
+
+
+async def test_a_queue_that_is_full_says_so_and_health_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_QUEUE_DEPTH", "1")
+    monkeypatch.setenv("QUEUE_TIMEOUT_MS", "1500")
+    with one_runner(tmp_path, runner={"tokens_per_second": 5.0, "answer_tokens": 0}) as runner:
+        await runner.until_serving()
+        async with runner.stream(tokens=60):
+            waiting = asyncio.create_task(runner.chat())
+
+            async def one_waits() -> bool:
+                return (await runner.ask("GET", "/health"))[1]["queueDepth"] == 1  # type: ignore[no-any-return]
+
+            await eventually(one_waits, SECONDS, "nobody waits")
+            status, health, _ = await runner.ask("GET", "/health")
+            assert (status, health["reason"]) == (503, "queue_saturated")
+            status, answer, headers = await runner.chat()
+            assert (status, answer["error"]["code"]) == (503, "queue_full")
+            assert (answer["error"]["queueDepth"], headers["retry-after"]) == (1, "5")
+            status, answer, _ = await waiting
+            assert (status, answer["error"]["code"]) == (503, "queue_timeout")
+        assert (await runner.ask("GET", "/health"))[0] == 200
+
+
+async def test_the_queue_is_one_for_all_models_and_never_longer_than_it_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_QUEUE_DEPTH", "3")
+    monkeypatch.setenv("QUEUE_TIMEOUT_MS", "800")
+    models = [{"name": f"m-{name}", "path": __file__, "slots": 1} for name in "ab"]
+    with one_runner(tmp_path, runner={"tokens_per_second": 4.0}, models=models) as runner:
+
+        async def both_loaded() -> bool:
+            _, body, _ = await runner.ask("GET", "/v1/capabilities")
+            return len(body.get("models", {}).get("loaded", ())) == 2
+
+        await eventually(both_loaded, SECONDS, "the models are not loaded")
+        answers = await asyncio.gather(*(runner.chat(model=f"m-{'ab'[number % 2]}") for number in range(60)))
+    codes = [answer.get("error", {}).get("code", "answered") for _, answer, _ in answers]
+    assert (codes.count("answered"), codes.count("queue_timeout"), codes.count("queue_full")) == (2, 3, 55)
+
+
+async def test_rates_per_tenant_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_MULTI_TENANT", "true")
+    monkeypatch.setenv("DEFAULT_RATE_LIMIT", "2req/min")
+    monkeypatch.setenv("TENANT_RATE_LIMIT_community-x", "3req/min")
+    with one_runner(tmp_path) as runner:
+        await runner.until_serving()
+        named = [(await runner.chat(X_Tenant_ID="community-x"))[0] for _ in range(4)]
+        others = [(await runner.chat())[0] for _ in range(3)]
+    assert (named, others) == ([200, 200, 200, 429], [200, 200, 429])
+
+
+async def test_a_runner_that_stops_finishes_its_stream_and_tells_no_capabilities(tmp_path: Path) -> None:
+    with one_runner(tmp_path, runner={"tokens_per_second": 20.0, "answer_tokens": 0}) as runner:
+        assert isinstance(runner.mesh, Apart)
+        end = runner.mesh.end
+        await runner.until_serving()
+        async with runner.stream(tokens=40) as response:
+            ending = asyncio.create_task(asyncio.to_thread(end, "runner", signal.SIGTERM))
+
+            async def stopping() -> Any:
+                status, answer, _ = await runner.ask("GET", "/v1/capabilities")
+                return answer if status == 503 else None
+
+            answer = await eventually(stopping, SECONDS, "it does not stop")
+            assert answer["error"]["code"] == "shutting_down"
+            rest = await response.content.read()
+            assert b"tok39" in rest
+            assert rest.endswith(b"data: [DONE]\n\n")
+        assert await ending == 0
+
+
+async def test_a_wrong_variable_stops_the_start_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_QUEUE_DEPTH", "many")
+    with pytest.raises(AssertionError, match="runner did not start"), one_runner(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("extra", [[], ["--http-port", "0"]])
+async def test_only_a_runner_with_the_surface_loads_the_web_stack(tmp_path: Path, extra: list[str]) -> None:
+    """Held by what the process has mapped: uvicorn's parser is a shared library."""
+    config = write_config(tmp_path, fake_runner("a"))
+    mesh = Apart(tmp_path / "home", config)
+    try:
+        mesh.start("registry")
+        mesh.start("runner", *extra)
+        maps = await asyncio.to_thread(Path(f"/proc/{mesh._processes['runner'].pid}/maps").read_text)
+        assert ("httptools" in maps) == bool(extra)
+    finally:
+        mesh.end_all()
+
+
+async def test_up_passes_the_port_on_and_the_mesh_shares_the_slots_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.gguf").touch()
+    monkeypatch.setenv("MODEL_BASE_PATH", str(tmp_path / "models"))
+    section = fake_runner("a", slots=1, tokens_per_second=20.0, answer_tokens=0)
+    section["models"][0]["path"] = "tiny.gguf"
+    config, port = write_config(tmp_path, section, **LIGHT), free_port()
+    with running_mesh(tmp_path / "home", "--config", str(config), "--http-port", str(port)) as mesh:
+        runner = OneRunner(mesh, f"http://127.0.0.1:{port}")
+        await runner.until_serving()
+        async with OneRunner(mesh, mesh.url).stream(tokens=30) as held:
+            waited = asyncio.create_task(runner.chat())
+            await held.content.read()
+        status, _, headers = await waited
+        assert status == 200
+        # Thirty tokens at twenty a second, less what had come before it asked.
+        assert int(headers["x-queue-wait-ms"]) > 500
+
+
+async def ended_task(runner: OneRunner, task: str) -> dict[str, Any]:
+    """What came of a task, once something has."""
+
+    async def over() -> Any:
+        status, body, _ = await runner.ask("GET", f"/v1/models/load/{task}")
+        assert status == 200
+        return body if body["status"] in ("completed", "failed") else None
+
+    return dict(await eventually(over, SECONDS, "the task does not end"))
+
+
+async def test_a_model_is_unloaded_flushed_and_loaded_again(tmp_path: Path) -> None:
+    with one_runner(tmp_path) as runner:
+        await runner.until_serving()
+        status, flushed, _ = await runner.ask("POST", "/v1/cache/flush", {"scope": "all"})
+        assert (status, flushed["flushed"]) == (200, True)
+        status, unloaded, _ = await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"})
+        assert status == 200
+        assert unloaded == {"modelId": "m-a", "gpuMemoryFreedMB": 0, "kvCacheFlushed": True}
+
+        async def asleep() -> bool:
+            return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["available"] == ["m-a"])
+
+        await eventually(asleep, SECONDS, "an unloaded model is not available")
+        wanted = {"modelId": "m-a", "requestId": "again-1"}
+        status, accepted, _ = await runner.ask("POST", "/v1/models/load", wanted)
+        assert (status, set(accepted)) == (202, {"taskId", "status", "progress", "eta"})
+        done = await ended_task(runner, accepted["taskId"])
+        assert (done["status"], done["modelId"], done["gpuMemoryUsedMB"]) == ("completed", "m-a", None)
+        assert done["loadTimeMs"] >= 0
+        _, repeated, _ = await runner.ask("POST", "/v1/models/load", wanted)
+        assert (repeated["taskId"], repeated["status"]) == (accepted["taskId"], "completed")
+        assert (await runner.until_serving())["models"]["loaded"][0]["id"] == "m-a"
+        assert (await runner.chat())[0] == 200
+        assert (await runner.ask("GET", "/v1/models/load/op-nobody"))[0] == 404
+
+
+async def test_a_cancelled_load_leaves_nothing_loaded(tmp_path: Path) -> None:
+    with one_runner(tmp_path, runner={"load_seconds": 3.0}) as runner:
+        await runner.until_serving()
+        assert (await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"}))[0] == 200
+        _, accepted, _ = await runner.ask("POST", "/v1/models/load", {"modelId": "m-a"})
+        task = accepted["taskId"]
+
+        async def loading() -> bool:
+            return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["loading"])
+
+        await eventually(loading, SECONDS, "it does not load")
+        status, _, _ = await runner.ask("DELETE", f"/v1/models/load/{task}")
+        assert status in (200, 202)
+        ended = await ended_task(runner, task)
+        assert (ended["status"], ended["code"]) == ("failed", "cancelled")
+
+        async def available() -> bool:
+            return bool((await runner.ask("GET", "/v1/capabilities"))[1]["models"]["available"] == ["m-a"])
+
+        await eventually(available, SECONDS, "a cancelled load went on")
+
+
+async def test_where_governance_asks_for_a_token_only_a_good_one_passes_and_only_once(tmp_path: Path) -> None:
+    key = tmp_path / "model-api.key"
+    key.write_bytes(b"k" * 32)
+    signers = [{"id": "admin1"}, {"id": "admin2"}]
+    governance = {"mode": "shared_key", "key_file": str(key), "signers": signers, "required_signers": 2}
+    with one_runner(tmp_path, registry={**LIGHT["registry"], "governance": governance}) as runner:
+        await runner.until_serving()
+        body: dict[str, Any] = {"modelId": "m-a"}
+        for token in (None, "eyJ.bad.token", op_token(b"x" * 32), op_token(b"k" * 32, signers=["admin1", "admin1"])):
+            status, answer, _ = await runner.ask("POST", "/v1/models/unload", {**body, "verifiedOpToken": token})
+            assert (status, answer["error"]["code"], answer["error"]["message"]) == (403, "refused", "refused")
+        good = {**body, "verifiedOpToken": op_token(b"k" * 32)}
+        status, answer, _ = await runner.ask("POST", "/v1/models/unload", good)
+        assert (status, answer["modelId"]) == (200, "m-a")
+        assert (await runner.ask("POST", "/v1/models/unload", good))[0] == 403
+        # A request needs none: it wakes the model.
+        assert (await runner.chat())[0] == 200
+
+
+def op_token(key: bytes, signers: Sequence[str] = ("admin1", "admin2")) -> dict[str, Any]:
+    """The envelope of an operation token for an unload of the model."""
+    action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="m-a"))
+    return make_op_token(action, signers=signers, issued_at=int(time.time()), key=key)
+
+
+async def test_booked_memory_shows_in_what_it_tells_loads_and_frees(tmp_path: Path) -> None:
+    models = [{"name": "m-a", "path": __file__, "slots": 1, "memory_mb": 1000}]
+    accelerators = {"declared": [{"name": "a budget", "memory_mb": 4096}]}
+    with one_runner(tmp_path, models=models, accelerators=accelerators) as runner:
+        told = await runner.until_serving()
+        assert told["models"]["loaded"][0]["gpuMemoryMB"] == 1000
+        resources = told["resources"]
+        assert (resources["gpuIds"], resources["gpuMemoryTotalMB"]) == ([0], 4096)
+        # Of a declared device nobody can say what is in use.
+        assert (resources["gpuMemoryUsedMB"], resources["gpuMemoryFreeMB"]) == (None, None)
+        status, unloaded, _ = await runner.ask("POST", "/v1/models/unload", {"modelId": "m-a"})
+        assert (status, unloaded["gpuMemoryFreedMB"]) == (200, 1000)
+        _, accepted, _ = await runner.ask("POST", "/v1/models/load", {"modelId": "m-a", "gpuMemoryBudgetMB": 10})
+        failed = await ended_task(runner, accepted["taskId"])
+        assert (failed["status"], failed["code"]) == ("failed", "insufficient_memory")
+        _, accepted, _ = await runner.ask("POST", "/v1/models/load", {"modelId": "m-a", "gpuMemoryBudgetMB": 1000})
+        done = await ended_task(runner, accepted["taskId"])
+        assert (done["status"], done["gpuMemoryUsedMB"]) == ("completed", 1000)
+
+
+async def test_a_runner_that_joins_is_kept_to_the_visible_devices_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4f3c")
+    join = ("runner", "join", "https://127.0.0.1:9", "--token", "wjt_a_b", "--publish", "m-a")
+    config = write_config(tmp_path, fake_runner("a"))
+    code, _, said = await run_weft(*join, "--config", str(config), home=tmp_path / "home")
+    assert code != 0
+    assert "CUDA_VISIBLE_DEVICES: must hold numbers" in said

@@ -1,0 +1,95 @@
+"""Rates as text, and tenants that are counted."""
+
+import pytest
+
+from gateway.config import RateLimitConfig
+from gateway.errors import DetailedError
+from gateway.rate_limits import TenantRateLimits
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import FieldError
+from weft.kernel.rates import MAX_AMOUNT, Rate, parse_rate
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("100req/min", Rate(100, 60)),
+        ("5req/sec", Rate(5, 1)),
+        ("1000 requests/hour", Rate(1000, 3600)),
+        ("7/s", Rate(7, 1)),
+        (" 1REQ/M ", Rate(1, 60)),
+    ],
+)
+def test_a_rate_is_read(text: str, rate: Rate) -> None:
+    assert parse_rate(text, "x") == rate
+
+
+@pytest.mark.parametrize(
+    "text", ["", "req/min", "0req/min", "-1req/min", "1.5req/min", "5req/day", f"{MAX_AMOUNT + 1}/s", "5req", "5/min;1"]
+)
+def test_what_is_no_rate_is_refused_with_the_variables_name(text: str) -> None:
+    with pytest.raises(FieldError, match="DEFAULT_RATE_LIMIT: must be a rate such as 100req/min"):
+        parse_rate(text, "DEFAULT_RATE_LIMIT")
+
+
+def test_the_request_beyond_the_limit_is_told_limit_remaining_and_reset() -> None:
+    clock = SystemClock()
+    limits = TenantRateLimits(RateLimitConfig(default=Rate(3, 60)), clock)
+    for _ in range(3):
+        limits.take("community-x")
+    before = clock.utc_now().timestamp()
+    with pytest.raises(DetailedError, match="Tenant community-x exceeded 3 req/min") as refused:
+        limits.take("community-x")
+    assert refused.value.reason is Reason.RATE_LIMIT_EXCEEDED
+    assert (refused.value.details["limit"], refused.value.details["remaining"]) == (3, 0)
+    reset = refused.value.details["resetAt"]
+    assert isinstance(reset, int)
+    assert before < reset <= before + 62
+    assert refused.value.retry_after_seconds is not None
+    assert 55 < refused.value.retry_after_seconds <= 60
+
+
+def test_tenants_are_counted_apart_and_named_ones_have_their_own_rate() -> None:
+    limits = TenantRateLimits(RateLimitConfig(default=Rate(1, 60), tenants={"big": Rate(4, 60)}), SystemClock())
+    limits.take("a")
+    limits.take("b")
+    for _ in range(4):
+        limits.take("big")
+    for tenant in ("a", "b", "big"):
+        with pytest.raises(DetailedError):
+            limits.take(tenant)
+
+
+def test_tenants_beyond_the_bound_share_one_window() -> None:
+    limits = TenantRateLimits(RateLimitConfig(default=Rate(1, 60), max_tenants=2), SystemClock())
+    for tenant in ("a", "b", "c"):
+        limits.take(tenant)
+    with pytest.raises(DetailedError):
+        limits.take("d")
+    assert limits.tracked == 2
+
+
+async def test_a_tenant_whose_window_is_empty_makes_room_for_another() -> None:
+    clock = FakeClock()
+    limits = TenantRateLimits(RateLimitConfig(default=Rate(1, 60), max_tenants=2), clock)
+    limits.take("a")
+    limits.take("b")
+    await clock.advance(61)
+    limits.take("c")
+    assert limits.tracked == 1
+    with pytest.raises(DetailedError):
+        limits.take("c")
+
+
+async def test_the_window_moves() -> None:
+    clock = SystemClock()
+    limits = TenantRateLimits(RateLimitConfig(default=Rate(2, 1)), clock)
+    limits.take("a")
+    limits.take("a")
+    with pytest.raises(DetailedError):
+        limits.take("a")
+    # The library has a clock of its own; one real second.
+    await clock.sleep(1.05)
+    limits.take("a")

@@ -1,0 +1,155 @@
+"""Facts to JSON: what is known is said, what is not is null."""
+
+import pytest
+
+from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_body
+from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
+from gateway.runner_api.verdict import verdict_of
+from gateway.runner_api.waits import MAX_WAITS, WINDOW_SECONDS, WaitWindow
+from weft.testing.fake_clock import FakeClock
+
+GIB = 1024 * MEBIBYTE
+QUEUE = QueueFacts(depth=3, max_depth=16, average_wait_ms=150, p95_wait_ms=450)
+
+
+def runner(*models: ModelFacts, stage: RunnerStage = RunnerStage.SERVING) -> RunnerFacts:
+    return RunnerFacts(name="gpu-0", kind="llama_server-weft-0.1.0", stage=stage, models=models)
+
+
+def model(name: str = "qwen", stage: ModelStage = ModelStage.LOADED, **facts: object) -> ModelFacts:
+    return ModelFacts(name=name, stage=stage, **facts)  # type: ignore[arg-type]
+
+
+def test_the_descriptor_has_the_shape_of_the_specification() -> None:
+    facts = runner(
+        model(
+            quantization="q4_k_m",
+            context_tokens=32768,
+            loaded_at=1745880000,
+            memory_bytes=24 * GIB,
+            takes_chats=True,
+            tenants_apart=True,
+        ),
+        model("small", ModelStage.LOADING, load_progress=0.45, load_eta_seconds=179.6, tenants_apart=True),
+        model("asleep", ModelStage.AVAILABLE, tenants_apart=True),
+        model("broken", ModelStage.FAILED, tenants_apart=True),
+    )
+    devices = (DeviceFacts(index=0, total_bytes=80 * GIB, used_bytes=58 * GIB, utilization=0.67),)
+    assert capabilities_body(facts, devices, QUEUE) == {
+        "runnerType": "llama_server-weft-0.1.0",
+        "runnerId": "gpu-0",
+        "models": {
+            "loaded": [
+                {
+                    "id": "qwen",
+                    "quantization": "q4_k_m",
+                    "contextLength": 32768,
+                    "loadedAt": 1745880000,
+                    "gpuMemoryMB": 24576,
+                }
+            ],
+            "loading": [{"id": "small", "progress": 0.45, "eta": 180}],
+            "available": ["asleep", "broken"],
+        },
+        "resources": {
+            "gpuIds": [0],
+            "gpuMemoryTotalMB": 81920,
+            "gpuMemoryUsedMB": 59392,
+            "gpuMemoryFreeMB": 22528,
+            "gpuUtilization": 0.67,
+            "kvCacheSizeMB": None,
+            "kvCacheUtilization": None,
+        },
+        "queue": {"depth": 3, "maxDepth": 16, "avgWaitMs": 150, "p95WaitMs": 450},
+        "capabilities": {
+            "streaming": True,
+            "prefixCaching": True,
+            "multiTenant": True,
+            "visionInput": False,
+            "audioInput": False,
+            "functionCalling": True,
+        },
+        "health": "degraded",
+    }
+
+
+def resources(devices: tuple[DeviceFacts, ...] | None) -> object:
+    return capabilities_body(runner(), devices, QUEUE)["resources"]
+
+
+def test_a_host_that_cannot_be_asked_has_nulls_and_not_zeroes() -> None:
+    assert set(dict.fromkeys(resources(None).values())) == {None}  # type: ignore[attr-defined]
+
+
+def test_a_host_without_accelerators_has_no_ids_and_no_memory() -> None:
+    found = resources(())
+    assert (found["gpuIds"], found["gpuMemoryTotalMB"], found["gpuUtilization"]) == ([], 0, None)  # type: ignore[index]
+
+
+def test_one_device_of_unknown_use_makes_the_sum_unknown_but_not_the_size() -> None:
+    devices = (
+        DeviceFacts(index=0, total_bytes=GIB, used_bytes=GIB // 2, utilization=0.5),
+        DeviceFacts(index=1, total_bytes=GIB),
+    )
+    found = resources(devices)
+    assert isinstance(found, dict)
+    assert found["gpuMemoryTotalMB"] == 2048
+    assert (found["gpuMemoryUsedMB"], found["gpuMemoryFreeMB"], found["gpuUtilization"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("apart", "told"), [([True, True], True), ([True, False], False), ([True, None], None), ([], None)]
+)
+def test_tenants_are_apart_only_where_every_model_keeps_them_apart(apart: list[bool | None], told: bool | None) -> None:
+    body = capabilities_body(runner(*(model(str(at), tenants_apart=how) for at, how in enumerate(apart))), (), QUEUE)
+    assert body["capabilities"]["multiTenant"] is told  # type: ignore[index]
+
+
+def test_a_foreign_servers_prefix_cache_is_unknown_until_it_was_seen_to_help() -> None:
+    unseen = capabilities_body(runner(model(tenants_apart=False)), (), QUEUE)
+    seen = capabilities_body(runner(model(tenants_apart=False, cache=CacheCounts(hits=1))), (), QUEUE)
+    assert unseen["capabilities"]["prefixCaching"] is None  # type: ignore[index]
+    assert seen["capabilities"]["prefixCaching"] is True  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("models", "waiting", "status", "reason"),
+    [
+        ([model()], 15, "healthy", ""),
+        ([model()], 16, "unhealthy", "queue_saturated"),
+        ([model(), model("b", ModelStage.FAILED)], 0, "degraded", ""),
+        ([model(stage=ModelStage.FAILED), model("b", ModelStage.FAILED)], 0, "unhealthy", "all_models_failed"),
+        ([model(), model("b", ModelStage.LOADING, out_of_memory=True)], 0, "unhealthy", "gpu_out_of_memory"),
+        ([model(stage=ModelStage.AVAILABLE)], 0, "healthy", ""),
+        ([], 0, "healthy", ""),
+    ],
+)
+def test_a_runner_is_unhealthy_for_three_reasons_only(
+    models: list[ModelFacts], waiting: int, status: str, reason: str
+) -> None:
+    verdict = verdict_of(runner(*models), waiting, 16)
+    assert (verdict.status, verdict.reason) == (status, reason)
+
+
+def test_a_runner_without_a_queue_is_never_saturated() -> None:
+    assert verdict_of(runner(model()), 0, 0).status == "healthy"
+
+
+def test_waits_are_what_happened_and_nothing_before_anybody_came() -> None:
+    window = WaitWindow(FakeClock())
+    assert (window.average_ms(), window.p95_ms()) == (None, None)
+    for wait in range(1, 100):
+        window.note(wait / 1000)
+    assert (window.average_ms(), window.p95_ms()) == (50, 95)
+
+
+async def test_waits_are_forgotten_after_their_window_and_are_never_too_many() -> None:
+    clock = FakeClock()
+    window = WaitWindow(clock)
+    for _ in range(MAX_WAITS):
+        window.note(10.0)
+    for _ in range(MAX_WAITS):
+        window.note(1.0)
+    assert window.average_ms() == 1000
+    await clock.advance(WINDOW_SECONDS + 1)
+    assert window.average_ms() is None

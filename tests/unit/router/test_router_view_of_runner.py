@@ -1,0 +1,74 @@
+"""A router that serves one runner alone sees nothing of the others."""
+
+from types import MappingProxyType
+
+from router_svc.fleet_view import view_of_runner
+from weft.api.common.v1 import sampling_pb2
+from weft.dispatch.fleet import AgentView, FleetView, ModelView, RunnerView
+from weft.kernel.request import Operation
+
+
+def model(name: str, runner: str, pool: str = "") -> ModelView:
+    return ModelView(
+        name=name,
+        pool=pool or name,
+        runner=runner,
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=True,
+        context_tokens=0,
+        created_at_seconds=0,
+    )
+
+
+def runner(name: str) -> RunnerView:
+    return RunnerView(
+        name=name,
+        incarnation=f"{name}-1",
+        address="unix:x",
+        host="h",
+        runtime="llama_server",
+        active=True,
+        draining=False,
+        ticket_key=b"k",
+        instances=MappingProxyType({}),
+    )
+
+
+def agent(name: str, target: str, *, targets_pool: bool = False) -> AgentView:
+    return AgentView(
+        name=name,
+        target=target,
+        system_prompt="",
+        default_params=sampling_pb2.SamplingParams(),
+        description="",
+        created_at_seconds=0,
+        targets_pool=targets_pool,
+    )
+
+
+def named(*views: ModelView | RunnerView | AgentView) -> dict[str, object]:
+    return {view.name: view for view in views}
+
+
+FLEET = FleetView(
+    7,
+    named(runner("a"), runner("b")),  # type: ignore[arg-type]
+    named(model("m1", "a", "shared"), model("m2", "b", "shared"), model("m3", "b"), model("m4", "")),  # type: ignore[arg-type]
+    named(agent("here", "m1"), agent("pooled", "shared", targets_pool=True), agent("there", "m3")),  # type: ignore[arg-type]
+)
+
+
+def test_only_its_own_models_runner_and_agents_are_there() -> None:
+    view = view_of_runner(FLEET, "a")
+    assert (view.revision, set(view.runners), set(view.models)) == (7, {"a"}, {"m1"})
+    assert set(view.agents) == {"here", "pooled"}
+
+
+def test_a_pool_has_the_members_that_are_here() -> None:
+    assert [member.name for member in view_of_runner(FLEET, "b").pool_members("shared")] == ["m2"]
+
+
+def test_a_runner_that_is_not_there_serves_nothing() -> None:
+    view = view_of_runner(FLEET, "c")
+    assert (view.revision, dict(view.runners), dict(view.models), dict(view.agents)) == (7, {}, {}, {})
