@@ -17,12 +17,15 @@ from bench.contender import WEFT
 from bench.cpu import MB
 from bench.launch import LaunchError, free_port, started
 from bench.scenarios import Options
+from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect
+from weft.client.operations import Operations, connect_operations
 from weft.client.resources import connect_registry, describe_runner
-from weft.client.runners import RunnerOfModel
 from weft.resources.documents import RunnerDocument
 from weft.resources.kinds import ResourceKind
+from weft.resources.operation_documents import LoadSettings
+from weft.resources.operation_messages import load_action, unload_action
 
 MODEL = "smollm2-135m"
 RUNNER = "local"
@@ -45,16 +48,16 @@ def measure_supervision(options: Options, book: Book, folder: Path) -> None:
         book.add(measures.IDLE_RUNNER_CPU, WEFT.name, _idle_share(host))
         with connect(home=home) as mesh:
             for _ in range(options.repetitions):
-                _measure_kill(book, mesh, address)
+                _measure_kill(book, mesh, address, home)
         book.add(measures.GONE, WEFT.name, _kill_host(host))
 
 
-def _measure_kill(book: Book, mesh: Mesh, address: str) -> None:
+def _measure_kill(book: Book, mesh: Mesh, address: str, home: Path) -> None:
     """One kill in mid-answer, and one plain load of the same model right after it for comparison."""
     killed = _kill_in_mid_answer(mesh, _instance(address).process_id)
     restart = _until_recovered(address)
     recovery = restart.recovery.ToNanoseconds() / 1e9
-    reload = _reload_seconds(address)
+    reload = _reload_seconds(home)
     book.add(measures.DEATH_NOTICED, WEFT.name, killed * 1e3)
     book.add(measures.RECOVERY, WEFT.name, recovery)
     book.add(measures.RELOAD, WEFT.name, reload)
@@ -87,13 +90,20 @@ def _until_recovered(address: str) -> pb.Restart:
     raise LaunchError("the model did not come back")
 
 
-def _reload_seconds(address: str) -> float:
+def _reload_seconds(home: Path) -> float:
     """How long the model takes to load when nothing has happened to it."""
-    with RunnerOfModel(address, MODEL) as runner:
-        runner.unload(LOAD_SECONDS)
+    with connect_operations(home=home) as operations:
+        _carried_out(operations, unload_action(MODEL))
         begin = time.perf_counter()
-        runner.load(LOAD_SECONDS)
+        _carried_out(operations, load_action(MODEL, LoadSettings()))
         return time.perf_counter() - begin
+
+
+def _carried_out(operations: Operations, action: OperationAction) -> None:
+    begun = operations.create(action)
+    *_, last = operations.watch(begun.name, LOAD_SECONDS)
+    if last.state != "succeeded":
+        raise LaunchError(f"{last.action.type} {last.state}: {last.detail}")
 
 
 def _kill_host(host: psutil.Process) -> float:

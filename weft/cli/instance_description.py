@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.cli.columns import ago
+from weft.cli.memory_description import PARAMETER_COLUMNS, cache_facts, memory_words, until_words
 from weft.cli.output import Column, TextTable, safe_text, seconds_ago
 from weft.resources.statuses import InstanceStatus
 
@@ -75,10 +76,16 @@ def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | No
     if state.detail:
         yield _fact("Detail", state.detail)
     yield _fact("Slots", f"{state.slots_used} of {state.slots_total} in use")
+    if state.memory is not None:
+        yield _fact("Memory", memory_words(state.memory))
+    if state.phase == "ready":
+        yield _fact("Stays loaded", until_words(state.unload_at, pinned=state.pinned))
     if described is None:
         yield _fact("Process", "its runner cannot be asked")
         return
     yield from _process(described)
+    yield from (_fact(title, text) for title, text in cache_facts(described))
+    yield from _table("May be set for a load", PARAMETER_COLUMNS, described.load_parameters)
     yield from _table("Restarts", _RESTART_COLUMNS, described.restarts)
     yield from _table("Requests", _REQUEST_COLUMNS, described.requests[-SHOWN_REQUESTS:])
     yield from _lines("Before the last crash", described.last_crash_lines)

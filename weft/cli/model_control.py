@@ -1,52 +1,138 @@
-"""`weft load`, `weft unload` and `weft logs`: one model on its runner."""
+"""`weft load`, `weft unload`, `weft flush` and `weft logs`."""
 
+import re
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from weft.api.operations.v1 import operation_pb2
 from weft.cli.completion import complete_model
+from weft.cli.load_settings import (
+    BudgetOption,
+    ContextOption,
+    EvictOption,
+    KeepAliveOption,
+    PinOption,
+    QuantizationOption,
+    ReplicasOption,
+    SetOption,
+    load_settings,
+)
+from weft.cli.operation_progress import follow, outcome_words
 from weft.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft.cli.output import safe_text, say
+from weft.client.operations import Operations, connect_operations
 from weft.client.resources import connect_registry
 from weft.client.runners import connect_runner_of
-from weft.kernel.names import require_name
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_name
+from weft.resources.operation_documents import FlushScope, OperationDocument
+from weft.resources.operation_messages import flush_action, load_action, unload_action
 
 DEFAULT_LINES = 100
 MAX_LINES = 1000
-TIMEOUT_SECONDS = 600.0
+MAX_TOKEN_BYTES = 16 * 1024
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model.", autocompletion=complete_model)]
-TimeoutOption = Annotated[float, typer.Option(min=0.1, help="Longest time to wait in seconds.")]
+MembersArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show how far it is, also where nobody watches a terminal.")
+]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="Print the operation's name and do not wait for its end.")
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", metavar="FILE", help="What `weft sign` and `weft approve` made; - for what comes in."),
+]
+RequestIdOption = Annotated[
+    str, typer.Option("--request-id", help="Your own id of this call: the same id is never carried out twice.")
+]
 
 
-def load(model: ModelArgument, timeout: TimeoutOption = TIMEOUT_SECONDS, home: HomeOption = DEFAULT_HOME) -> None:
-    """Wake or load a model, and keep it loaded until it is unloaded.
+def load(
+    model: MembersArgument,
+    *,
+    context_tokens: ContextOption = None,
+    quantization: QuantizationOption = None,
+    budget: BudgetOption = None,
+    evict: EvictOption = "",
+    replicas: ReplicasOption = 0,
+    pin: PinOption = False,
+    keep_alive: KeepAliveOption = None,
+    parameters: SetOption = None,
+    token: TokenOption = None,
+    watch: WatchOption = False,
+    no_wait: NoWaitOption = False,
+    request_id: RequestIdOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Load a model, and keep it loaded until it is unloaded. Other settings than those it runs with load it again.
 
-    Example: weft load qwen
+    Example: weft load qwen --ctx 8192 --watch
     """
     with reporting():
-        require_name(model, "MODEL")
-        with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
-            runner.load(timeout)
-        say(f"model/{model} loaded\n")
+        settings = load_settings(
+            context_tokens=context_tokens,
+            quantization=quantization,
+            budget=budget,
+            pin=pin,
+            keep_alive=keep_alive,
+            parameters=parameters or (),
+        )
+        action = load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
+        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
 
 
-def unload(model: ModelArgument, timeout: TimeoutOption = TIMEOUT_SECONDS, home: HomeOption = DEFAULT_HOME) -> None:
+def unload(
+    model: MembersArgument,
+    *,
+    token: TokenOption = None,
+    watch: WatchOption = False,
+    no_wait: NoWaitOption = False,
+    request_id: RequestIdOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
     """Let the requests of a model end, then put it to sleep; the next request wakes it.
 
     Example: weft unload qwen
     """
     with reporting():
-        require_name(model, "MODEL")
-        with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
-            runner.unload(timeout)
-        say(f"model/{model} unloaded\n")
+        action = unload_action(require_name(model, "MODEL"))
+        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
+
+
+def flush(
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is cached.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Cached under this tag.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="On this runner alone.")] = "",
+    token: TokenOption = None,
+    watch: WatchOption = False,
+    no_wait: NoWaitOption = False,
+    request_id: RequestIdOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Forget cached prefixes. Requests under way keep theirs until they end.
+
+    Example: weft flush --tenant acme
+    """
+    with reporting():
+        scope = _scope(everything, model, tenant, tag)
+        action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
+        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
 
 
 def logs(
     model: ModelArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=MAX_LINES, help="Last lines.")] = DEFAULT_LINES,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -57,8 +143,55 @@ def logs(
     with reporting(interrupted=0):
         require_name(model, "MODEL")
         with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
-            for response in runner.log_lines(lines, follow=follow):
+            for response in runner.log_lines(lines, follow=follow_on):
                 if response.lost_line_count:
                     note(f"{response.lost_line_count} lines were lost: this reader is too slow")
                 sys.stdout.write("".join(f"{safe_text(line)}\n" for line in response.lines))
                 sys.stdout.flush()
+
+
+def _scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
+    if everything:
+        if tenant or tag:
+            raise invalid_field("--all", "is everything; leave out --tenant and --tag")
+        return "all"
+    if tag:
+        return "tag"
+    if tenant:
+        return "tenant"
+    if model:
+        return "model"
+    raise invalid_field("--all", "say what to forget: --all, --model, --tenant or --tag")
+
+
+def _carry_out(
+    action: operation_pb2.OperationAction, token: str | None, request_id: str, home: Path, *, watch: bool, wait: bool
+) -> None:
+    if request_id and (len(request_id) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(request_id) is None):
+        raise invalid_field("--request-id", f"must be at most {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
+    authorization = "" if token is None else read_token(token)
+    with connect_operations(home=home) as operations:
+        operation = operations.create(action, request_id=request_id, authorization=authorization)
+        if not wait:
+            say(f"{operation.name}\n")
+            return
+        say(f"{outcome_words(_ended(operations, operation, watch=watch))}\n")
+
+
+def _ended(operations: Operations, operation: OperationDocument, *, watch: bool) -> OperationDocument:
+    return follow(operations, operation, shown=watch or sys.stderr.isatty())
+
+
+def read_token(place: str) -> str:
+    """What a file, or `-` for standard input, holds. Raises INVALID_ARGUMENT naming --token."""
+    try:
+        with sys.stdin.buffer if place == "-" else Path(place).expanduser().open("rb") as file:
+            data = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise invalid_field("--token", f"{place} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_TOKEN_BYTES:
+        raise invalid_field("--token", f"is longer than {MAX_TOKEN_BYTES} bytes")
+    try:
+        return data.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise invalid_field("--token", "is not UTF-8 text") from None

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from weft.cli.memory_description import until_words
 from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
 from weft.client.resources import connect_registry, describe_runner
+from weft.kernel.sizes import size_words
 from weft.resources.documents import RunnerDocument
 from weft.resources.kinds import ResourceKind
+from weft.resources.statuses import InstanceStatus
 
 MAX_ASKED_AT_ONCE = 16
 """Runners; one that does not answer must not hold up the others."""
@@ -20,6 +23,8 @@ _COLUMNS = (
     Column("RUNTIME", lambda row: row["runtime"]),
     Column("STATE", lambda row: row["state"]),
     Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
+    Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
+    Column("UNTIL", lambda row: row["until"], ticks=True),
     Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
     Column("PID", lambda row: str(row["pid"] or "-")),
     Column("RESTARTS", lambda row: str(row["restarts"])),
@@ -27,7 +32,7 @@ _COLUMNS = (
 
 
 def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show what runs: each model on each runner, with its process and its slots.
+    """Show what runs: each model on each runner, its memory and until when it stays, its process and its slots.
 
     Example: weft ps
     """
@@ -62,7 +67,20 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
             "detail": state.detail or "",
             "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
             "slotsTotal": state.slots_total,
+            "memoryBytes": _memory_bytes(state),
+            "deviceIndexes": list(state.memory.device_indexes) if state.memory is not None else [],
+            "pinned": state.pinned,
+            "unloadAt": None if state.unload_at is None else state.unload_at.isoformat(),
+            "until": until_words(state.unload_at, pinned=state.pinned) if state.phase == "ready" else "-",
             "contextTokens": state.context_tokens or 0,
             "pid": instance.process_id if instance is not None else 0,
             "restarts": instance.restart_count if instance is not None else 0,
         }
+
+
+def _memory_bytes(state: InstanceStatus) -> int:
+    """What it holds: as it was seen, or else as it is leased."""
+    memory = state.memory
+    if memory is None or not memory.leased_bytes:
+        return 0
+    return memory.leased_bytes if memory.measured_bytes is None else memory.measured_bytes

@@ -119,12 +119,12 @@ def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
     return Expectation(what=What.CONDITION, name=name, value=value)
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of "90s", "5m", "1h", "250ms" or "90". Raises INVALID_ARGUMENT."""
+def parse_duration(text: str, field: str = "--timeout") -> float:
+    """Seconds of "90s", "5m", "1h", "250ms" or "90". Raises INVALID_ARGUMENT naming `field`."""
     found = _DURATION.fullmatch(text)
     seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else -1.0
     if not 0 <= seconds <= MAX_TIMEOUT_SECONDS:
-        raise invalid_field("--timeout", "must be a time such as 90s, 5m or 1h, at most 168h")
+        raise invalid_field(field, "must be a time such as 90s, 5m or 1h, at most 168h")
     return seconds
 
 

@@ -1,12 +1,15 @@
 """Plain Python values to request messages."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
+from weft.api.common.v1 import cache_mode_pb2, chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
+from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
+from weft.kernel.names import MAX_CACHE_TAG_CHARS, require_token
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -31,11 +34,24 @@ class ChatOptions(TypedDict, total=False):
     """Whether a model that can think does so before it answers."""
     allow_remote: bool
     """Whether the request may leave the premises of the mesh: to models and tools elsewhere."""
+    cache_mode: Literal["auto", "prefix", "none"]
+    """Whether the prefix cache is used."""
+    cache_tag: str
+    """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
+    keep_alive: float | str
+    """How long the model stays loaded afterwards: seconds, a length such as "5m", 0 (not at all), -1 (for ever)."""
     extra_parameters: Mapping[str, object]
     """Parameters that weft does not know, as JSON data; the answer has a warning for each that was not used."""
 
 
-_NOT_NUMBERS = frozenset({"stop", "thinking", "allow_remote", "extra_parameters"})
+_NOT_NUMBERS = frozenset(
+    {"stop", "thinking", "allow_remote", "extra_parameters", "cache_mode", "cache_tag", "keep_alive"}
+)
+_CACHE_MODES = {
+    "auto": cache_mode_pb2.CACHE_MODE_AUTO,
+    "prefix": cache_mode_pb2.CACHE_MODE_PREFIX,
+    "none": cache_mode_pb2.CACHE_MODE_NONE,
+}
 
 
 def chat_request(model: str, messages: str | Iterable[Message], options: ChatOptions) -> pb.ChatRequest:
@@ -48,11 +64,25 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
     if "thinking" in options:
         request.payload.thinking = options["thinking"]
     request.options.allow_remote = options.get("allow_remote", False)
+    _fill_handling(request.options, options)
     if "extra_parameters" in options:
         extra = to_json_object(options["extra_parameters"], "extra_parameters")
         request.payload.extra_parameters.CopyFrom(extra)
     _fill_sampling(request.payload.sampling, options)
     return request
+
+
+def _fill_handling(handling: pb.RequestOptions, options: ChatOptions) -> None:
+    if "cache_mode" in options:
+        mode = _CACHE_MODES.get(options["cache_mode"])
+        if mode is None:
+            raise invalid_field("cache_mode", "must be auto, prefix or none")
+        handling.cache_mode = mode
+    if "cache_tag" in options:
+        handling.cache_tag = require_token(options["cache_tag"], "cache_tag", MAX_CACHE_TAG_CHARS)
+    if "keep_alive" in options:
+        seconds = keep_alive_seconds(options["keep_alive"], "keep_alive")
+        handling.keep_alive.FromNanoseconds(math.ceil(seconds * 1e9))
 
 
 def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) -> None:

@@ -1,4 +1,4 @@
-"""A synchronous client of the runner that serves a model: load, unload, its backend's output."""
+"""A synchronous client of the runner that serves a model: its backend's output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,18 +47,6 @@ class RunnerOfModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
-
-    def load(self, timeout_seconds: float) -> None:
-        """Load the model and keep it loaded. Raises WAKE_FAILED with what went wrong."""
-        request = runner_service_pb2.LoadRequest(model=self._model)
-        with _translated():
-            self._stub.Load(request, timeout=timeout_seconds, metadata=self._metadata)
-
-    def unload(self, timeout_seconds: float) -> None:
-        """Let running requests end, then put the model to sleep. Raises UNSUPPORTED_OPERATION where that cannot be."""
-        request = runner_service_pb2.UnloadRequest(model=self._model)
-        with _translated():
-            self._stub.Unload(request, timeout=timeout_seconds, metadata=self._metadata)
 
     def log_lines(self, line_count: int, *, follow: bool) -> Iterator[runner_service_pb2.TailLogsResponse]:
         """The last lines of its backend's output, and with `follow` every new one for as long as they are read."""

@@ -34,6 +34,7 @@ from weft.resources.statuses import (
     AgentStatus,
     InstanceStatus,
     MemberStatus,
+    MemoryStatus,
     ModelStatus,
     PoolStatus,
     RunnerStatus,
@@ -264,6 +265,20 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceStatus:
         load_progress=state.load_progress if state.HasField("load_progress") else None,
         context_tokens=state.context_tokens or None,
         detail=state.detail or None,
+        memory=_memory(state.memory) if state.HasField("memory") else None,
+        unload_at=_moment(state, "unload_time"),
+        pinned=state.pinned,
+        load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
+    )
+
+
+def _memory(memory: runner_pb2.InstanceMemory) -> MemoryStatus:
+    return MemoryStatus(
+        leased_bytes=memory.leased_bytes,
+        measured_bytes=memory.measured_bytes if memory.HasField("measured_bytes") else None,
+        estimated_bytes=memory.estimated_bytes or None,
+        estimate_source=memory.estimate_source or None,
+        device_indexes=tuple(memory.device_indexes),
     )
 
 

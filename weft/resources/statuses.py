@@ -24,6 +24,21 @@ class Condition(DocumentPart):
     """Why, in words for people."""
 
 
+class MemoryStatus(DocumentPart):
+    """The accelerator memory of one model on one runner."""
+
+    leased_bytes: int
+    """What its lease says; 0: it holds none."""
+    measured_bytes: int | None = None
+    """What its processes were seen to hold, where that can be seen."""
+    estimated_bytes: int | None = None
+    """What loading it takes or would take."""
+    estimate_source: str | None = None
+    """Where that comes from: learned, manifest, header, file_size or name."""
+    device_indexes: tuple[int, ...] = ()
+    """The devices of its lease, by number on the host."""
+
+
 class InstanceStatus(DocumentPart):
     """One model on one runner."""
 
@@ -41,6 +56,14 @@ class InstanceStatus(DocumentPart):
     """Context of one slot, where it is known."""
     detail: str | None = None
     """Why it is in this phase, when that needs saying."""
+    memory: MemoryStatus | None = None
+    """Its accelerator memory, where its runner says anything of it."""
+    unload_at: datetime | None = None
+    """When it is unloaded if nothing is asked of it until then."""
+    pinned: bool = False
+    """Whether it is never evicted for another model."""
+    load_eta_seconds: float | None = None
+    """How long loading will still take, from earlier loads."""
 
 
 class ModelStatus(DocumentPart):

@@ -52,7 +52,7 @@ def test_kinds_and_names_are_offered_as_they_are_now(mesh: ScriptedMesh, line: s
 
 
 def test_commands_are_offered(tmp_path: Path) -> None:
-    assert _offered(tmp_path, "weft app") == ["apply"]
+    assert _offered(tmp_path, "weft app") == ["apply", "approve"]
 
 
 @pytest.mark.parametrize("line", ["weft get model ", "weft chat ", "weft describe agent/"])

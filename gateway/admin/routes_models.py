@@ -1,0 +1,128 @@
+"""GET /v1/admin/models, loads and unloads of them, GET /v1/admin/gpu-memory."""
+
+import asyncio
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request, Response
+
+from gateway.admin.models_body import admin_model, model_memory, public_names, runners_of
+from gateway.admin.ports import AdminPorts
+from gateway.admin.request import create_operation, empty_body_or
+from gateway.admin.schemas import AdminModelDocument, AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
+from gateway.facts import facts_of
+from gateway.openapi import answers, json_body
+from gateway.parts import GatewayParts
+from gateway.query import Query
+from gateway.routes.resources import json_response, name_of
+from weft.dispatch.fleet import ModelView
+from weft.dispatch.port import PoolQueue
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.resources.document_base import DocumentPart
+from weft.resources.operation_documents import LoadSettings, OperationDocument
+from weft.resources.operation_messages import flush_action, load_action, unload_action
+
+ADMIN = "/v1/admin"
+SURFACE = "admin"
+_MODEL = f"{ADMIN}/models/{{name}}"
+
+
+def add_admin_models(app: FastAPI, parts: GatewayParts, ports: AdminPorts) -> None:
+    """Add the routes."""
+    _add_reads(app, parts, ports)
+    _add_writes(app, parts, ports)
+
+
+def _add_reads(app: FastAPI, parts: GatewayParts, ports: AdminPorts) -> None:
+    async def list_admin_models(request: Request) -> Response:
+        """Every model that can be asked for by name: definition, state, queue, replicas, capabilities, constraints."""
+        _begin(request)
+        names = public_names(parts.fleet.view)
+        items = tuple(await _documents(parts, ports, names))
+        return json_response(plain(AdminModelList(kind="AdminModelList", items=items)))
+
+    async def get_admin_model(request: Request) -> Response:
+        """One of them, by the name of the pool or of any of its members."""
+        _begin(request)
+        name = name_of(request)
+        view = parts.fleet.view
+        found = view.pool_members(name)
+        if not found:
+            raise WeftError(Reason.MODEL_NOT_FOUND, "no model or pool of this name is known")
+        (document,) = await _documents(parts, ports, {found[0].pool: sorted(found, key=lambda one: one.name)})
+        return json_response(plain(document))
+
+    async def get_gpu_memory(request: Request) -> Response:
+        """Accelerator memory of every host with its leases, and what each model takes of it or would take."""
+        facts_of(request.scope).surface = SURFACE
+        query = Query(request.scope, frozenset({"host"}))
+        hosts = await ports.operations.host_memory(query.text("host"))
+        models = [one for one in model_memory(parts.fleet.view) if query.text("host") in ("", one.host)]
+        return json_response(plain(GpuMemoryAnswer(kind="GpuMemory", hosts=tuple(hosts), models=tuple(models))))
+
+    for path, endpoint, model, query in (
+        (f"{ADMIN}/models", list_admin_models, AdminModelList, ()),
+        (_MODEL, get_admin_model, AdminModelDocument, ()),
+        (f"{ADMIN}/gpu-memory", get_gpu_memory, GpuMemoryAnswer, ("host",)),
+    ):
+        extra = answers(model, path="name" if "{" in path else "", query=query)
+        app.add_api_route(path, endpoint, methods=["GET"], tags=["admin"], openapi_extra=extra)
+
+
+def _add_writes(app: FastAPI, parts: GatewayParts, ports: AdminPorts) -> None:
+    async def load_model(request: Request) -> Response:
+        """Load a model, or load it again with other settings: 202 with the operation that does it."""
+        body = await empty_body_or(request, parts, LoadBody, SURFACE)
+        settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
+        action = load_action(
+            name_of(request), settings, evict_model=body.evict_model or "", replicas=body.replicas or 0
+        )
+        return await create_operation(request, ports, action, body.authorization)
+
+    async def unload_model(request: Request) -> Response:
+        """Unload a model, or every member of a pool: 202 with the operation that does it."""
+        body = await empty_body_or(request, parts, UnloadBody, SURFACE)
+        return await create_operation(request, ports, unload_action(name_of(request)), body.authorization)
+
+    async def flush_cache(request: Request) -> Response:
+        """Forget cached prefixes: 202 with the operation that does it."""
+        body = await empty_body_or(request, parts, FlushBody, SURFACE)
+        action = flush_action(
+            body.scope, model=body.model or "", tenant=body.tenant, tag=body.tag, runner=body.runner or ""
+        )
+        return await create_operation(request, ports, action, body.authorization)
+
+    for path, endpoint, model in (
+        (f"{_MODEL}/load", load_model, LoadBody),
+        (f"{_MODEL}/unload", unload_model, UnloadBody),
+        (f"{ADMIN}/cache/flush", flush_cache, FlushBody),
+    ):
+        extra = json_body(model) | answers(OperationDocument, path="name" if "{" in path else "", status=202)
+        app.add_api_route(path, endpoint, methods=["POST"], status_code=202, tags=["admin"], openapi_extra=extra)
+
+
+def _begin(request: Request) -> None:
+    facts_of(request.scope).surface = SURFACE
+    Query(request.scope)
+
+
+async def _documents(
+    parts: GatewayParts, ports: AdminPorts, names: dict[str, list[ModelView]]
+) -> list[AdminModelDocument]:
+    members = [member for found in names.values() for member in found]
+    queues, described = await asyncio.gather(_queues(ports), ports.instances.instances(runners_of(members)))
+    view = parts.fleet.view
+    return [admin_model(view, name, found, queues, described) for name, found in names.items()]
+
+
+async def _queues(ports: AdminPorts) -> Sequence[PoolQueue] | None:
+    """None while the router cannot be asked: that is no reason to say nothing of the models."""
+    try:
+        return await ports.queues.queues()
+    except WeftError:
+        return None
+
+
+def plain(document: DocumentPart) -> object:
+    """A document as JSON types; what is not set is left out."""
+    return document.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,235 @@
+"""`weft load`, `unload`, `flush`, `operation` and `audit`."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from operations_script import GIB, ScriptedRegistry, an_operation, audit_entries, scripted_registry
+
+from weft.api.common.v1 import error_reason_pb2
+from weft.api.operations.v1 import operation_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[ScriptedRegistry]:
+    with scripted_registry(tmp_path / "home") as script:
+        yield script
+
+
+def loaded() -> operation_pb2.Operation:
+    result = operation_pb2.OperationResult(memory_bytes=5 * GIB, memory_measured=True, models=["qwen"])
+    result.load_time.FromNanoseconds(4_200_000_000)
+    return an_operation("SUCCEEDED", result=result)
+
+
+def test_a_load_waits_for_its_end_and_says_what_came_of_it(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("RUNNING", stage="loading"), loaded()]
+    found = registry.run("load", "qwen")
+    assert (found.exit_code, found.stdout) == (0, "model/qwen loaded (in 4.2 s, holds 5 GiB)\n")
+    assert found.stderr == "", "nobody watches a terminal here, and nobody asked for --watch"
+
+
+def test_every_option_of_a_load_arrives(registry: ScriptedRegistry) -> None:
+    registry.told = [loaded()]
+    found = registry.run(
+        *("load", "qwen", "--ctx", "8192", "-q", "q8_0", "--budget", "6GiB", "--evict", "llama", "--replicas", "2"),
+        *("--pin", "--keep-alive", "5m", "--set", "gpu_layers=10", "--set", "cache_type_k=q8_0"),
+        *("--set", "spec_draft_p_min=0.5", "--set", "cache_prompt=true", "--set", "flash_attention=on"),
+        *("--request-id", "mine-1"),
+    )
+    assert found.exit_code == 0, found.output
+    (request,) = registry.created
+    load = request.action.load_model
+    assert (request.request_id, load.model, load.evict_model, load.replicas) == ("mine-1", "qwen", "llama", 2)
+    assert (load.options.quantization, load.options.pin) == ("q8_0", True)
+    assert (load.options.memory_budget_bytes, load.options.keep_alive.seconds) == (6 * GIB, 300)
+    parameters = load.options.parameters
+    assert (parameters["context_tokens"].integer, parameters["gpu_layers"].integer) == (8192, 10)
+    assert (parameters["cache_type_k"].word, parameters["flash_attention"].word) == ("q8_0", "on")
+    assert (parameters["spec_draft_p_min"].number, parameters["cache_prompt"].flag) == (0.5, True)
+    assert request.requested_by.startswith("cli:")
+
+
+def test_a_watched_load_says_each_stage_once_in_plain_lines(registry: ScriptedRegistry) -> None:
+    waiting = an_operation("RUNNING", stage="waiting for memory", detail="held by llama [busy]")
+    loading = an_operation("RUNNING", stage="loading", progress=0.25)
+    loading.eta.FromNanoseconds(3_000_000_000)
+    registry.told = [waiting, waiting, loading, loaded()]
+    found = registry.run("load", "qwen", "--watch")
+    assert found.stderr.splitlines() == [
+        "weft: pending",
+        "weft: waiting for memory: held by llama (busy)",
+        "weft: loading: 25%: about 3 s left",
+        "weft: succeeded",
+    ]
+
+
+def test_nobody_has_to_wait(registry: ScriptedRegistry) -> None:
+    found = registry.run("load", "qwen", "--no-wait")
+    assert (found.exit_code, found.stdout) == (0, "operations/op-1\n")
+
+
+def test_a_load_that_fails_says_why_and_ends_so(registry: ScriptedRegistry) -> None:
+    failed = an_operation(
+        "FAILED",
+        reason=error_reason_pb2.ERROR_REASON_INSUFFICIENT_MEMORY,
+        detail="needs 9 GiB on titan, held by llama (busy)",
+    )
+    registry.told = [failed]
+    found = registry.run("load", "qwen")
+    assert (found.exit_code, found.stderr) == (1, "weft: needs 9 GiB on titan, held by llama (busy)\n")
+
+
+def test_a_load_that_was_cancelled_is_no_success(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("CANCELLED")]
+    found = registry.run("load", "qwen")
+    assert (found.exit_code, found.stderr) == (1, "weft: operations/op-1 was cancelled\n")
+
+
+def test_a_watch_that_breaks_off_is_no_success_either(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("RUNNING")]
+    found = registry.run("load", "qwen")
+    assert found.exit_code == 1
+    assert "operations/op-1 goes on" in found.stderr
+
+
+def test_a_refusal_is_told_in_the_registrys_words(registry: ScriptedRegistry) -> None:
+    registry.refusal = WeftError(Reason.OPERATION_REFUSED, "refused")
+    found = registry.run("load", "qwen")
+    assert (found.exit_code, found.stderr) == (1, "weft: refused\n")
+
+
+def test_a_token_comes_from_a_file_or_from_standard_input(registry: ScriptedRegistry, tmp_path: Path) -> None:
+    registry.told = [loaded()]
+    token = tmp_path / "op.json"
+    token.write_text('{"payload":"x"}\n')
+    assert registry.run("load", "qwen", "--token", str(token)).exit_code == 0
+    assert registry.run("load", "qwen", "--token", "-", stdin="eyJ0\n").exit_code == 0
+    assert [request.authorization for request in registry.created] == ['{"payload":"x"}', "eyJ0"]
+
+
+def test_an_unload_says_what_was_given_up(registry: ScriptedRegistry) -> None:
+    action = operation_pb2.OperationAction(unload_model=operation_pb2.UnloadModel(model="qwen"))
+    result = operation_pb2.OperationResult(memory_freed_bytes=5 * GIB, cache_flushed=True, models=["qwen", "qwen-2"])
+    registry.told = [an_operation("SUCCEEDED", action, result=result)]
+    found = registry.run("unload", "qwen")
+    assert found.stdout == "model/qwen, qwen-2 unloaded (5 GiB given up)\n"
+    assert registry.created[0].action == action
+
+
+@pytest.mark.parametrize(
+    ("options", "scope", "words"),
+    [
+        (("--all",), runner_service_pb2.FlushCacheRequest.SCOPE_ALL, {}),
+        (("--model", "qwen"), runner_service_pb2.FlushCacheRequest.SCOPE_MODEL, {"model": "qwen"}),
+        (("--tenant", "acme"), runner_service_pb2.FlushCacheRequest.SCOPE_TENANT, {"tenant": "acme"}),
+        (
+            ("--tag", "s1", "--tenant", "acme", "--model", "qwen", "--runner", "r1"),
+            runner_service_pb2.FlushCacheRequest.SCOPE_TAG,
+            {"tag": "s1", "tenant": "acme", "model": "qwen", "runner": "r1"},
+        ),
+    ],
+)
+def test_what_is_flushed_follows_from_the_options(
+    registry: ScriptedRegistry, options: tuple[str, ...], scope: int, words: dict[str, str]
+) -> None:
+    action = operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache())
+    result = operation_pb2.OperationResult(entry_count=3, token_count=120)
+    registry.told = [an_operation("SUCCEEDED", action, result=result)]
+    found = registry.run("flush", *options)
+    assert found.stdout == "cache flushed: 3 prefixes, 120 tokens\n"
+    flush = registry.created[0].action.flush_cache
+    assert flush.scope == scope
+    names = ("model", "tenant", "tag", "runner")
+    assert {name: getattr(flush, name) for name in names if getattr(flush, name)} == words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("flush",), "--all"),
+        (("flush", "--all", "--tenant", "x"), "--all"),
+        (("load", "qwen", "--budget", "lots"), "--budget"),
+        (("load", "qwen", "--keep-alive", "soon"), "keepAlive"),
+        (("load", "qwen", "--set", "x"), "--set"),
+        (("load", "qwen", "--set", "x=1", "--set", "x=2"), "--set"),
+        (("load", "qwen", "--set", "context_tokens=1", "--ctx", "16"), "parameters.context_tokens"),
+        (("load", "no/name"), "MODEL"),
+        (("load", "qwen", "--token", "/nowhere/x"), "--token"),
+        (("load", "qwen", "--request-id", "a b"), "--request-id"),
+        (("load", "qwen", "--request-id", "a:b"), "--request-id"),
+        (("audit", "verify", "--head", "x"), "--head"),
+    ],
+)
+def test_a_wrong_option_is_named_and_nothing_is_asked(
+    registry: ScriptedRegistry, arguments: tuple[str, ...], option: str
+) -> None:
+    found = registry.run(*arguments)
+    assert found.exit_code == 2
+    assert option in found.stderr
+    assert registry.created == []
+
+
+def test_operations_are_listed_in_a_table_and_as_documents(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("RUNNING", stage="loading", progress=0.5, requested_by="cli:alice")]
+    table = registry.run("operation", "list")
+    document = json.loads(registry.run("operation", "list", "-o", "json").stdout)
+    assert table.stdout.splitlines()[1].split()[:6] == ["op-1", "load", "qwen", "running", "loading", "50%"]
+    assert (document["kind"], document["items"][0]["requestedBy"]) == ("OperationList", "cli:alice")
+
+
+def test_one_operation_is_shown_and_an_unknown_one_is_not_found(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("PENDING")]
+    assert json.loads(registry.run("operation", "get", "op-1", "-o", "json").stdout)["name"] == "operations/op-1"
+    assert registry.run("operation", "get", "op-2").exit_code == 3
+
+
+def test_a_cancel_waits_until_nothing_goes_on(registry: ScriptedRegistry) -> None:
+    registry.told = [an_operation("RUNNING"), an_operation("CANCELLED")]
+    found = registry.run("operation", "cancel", "operations/op-1")
+    assert (found.exit_code, found.stdout) == (0, "operations/op-1 cancelled\n")
+    assert registry.cancelled[0].name == "operations/op-1"
+
+
+def test_a_whole_audit_log_is_said_to_be_whole(registry: ScriptedRegistry, tmp_path: Path) -> None:
+    registry.audit = audit_entries(3)
+    head = registry.run("audit", "head").stdout
+    (tmp_path / "head").write_text(head)
+    assert head == f"3:{registry.audit[-1].hash}\n"
+    assert registry.run("audit", "verify").stdout == "3 entries, whole\n"
+    found = registry.run("audit", "verify", "--head-file", str(tmp_path / "head"))
+    assert found.stdout == "3 entries, whole, and reaching entry 3\n"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda log: setattr(log[1], "actor", "cli:mallory"), "entry 2 is not what it was"),
+        (lambda log: log.pop(1), "entry 2 is missing"),
+        (lambda log: log.reverse(), "entry 1 is missing"),
+        (lambda log: log.pop(), "entry 3 and what follows was cut off"),
+    ],
+)
+def test_an_audit_log_that_was_tampered_with_is_found_out(
+    registry: ScriptedRegistry, spoil: Callable[[list[object]], object], said: str
+) -> None:
+    registry.audit = audit_entries(3)
+    head = f"3:{registry.audit[-1].hash}"
+    spoil(registry.audit)  # type: ignore[arg-type]  # a list of entries
+    found = registry.run("audit", "verify", "--head", head)
+    assert found.exit_code == 1
+    assert said in found.stderr
+
+
+def test_the_audit_is_listed_in_parts(registry: ScriptedRegistry) -> None:
+    registry.audit = audit_entries(3)
+    found = registry.run("audit", "list", "--limit", "2")
+    assert [line.split()[0] for line in found.stdout.splitlines()] == ["SEQ", "1", "2"]
+    assert found.stderr == "weft: there are more: --after 2\n"
+    document = json.loads(registry.run("audit", "list", "--after", "2", "-o", "json").stdout)
+    assert [entry["sequence"] for entry in document["items"]] == [3]
+    assert document["headSequence"] == 3

@@ -1,0 +1,137 @@
+"""Operations between documents and messages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from weft.api.common.v1 import error_reason_pb2
+from weft.api.operations.v1 import operation_pb2
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.api.runner.v1 import load_pb2
+from weft.kernel.errors import FieldError
+from weft.resources.operation_documents import MAX_LOAD_PARAMETERS, LoadSettings
+from weft.resources.operation_messages import (
+    flush_action,
+    host_memory_document,
+    load_action,
+    load_options,
+    operation_document,
+    parameter_document,
+    settings_document,
+    unload_action,
+)
+
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63) + 1, 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(min_size=1, max_size=16),
+)
+SETTINGS = st.builds(
+    LoadSettings,
+    context_tokens=st.none() | st.integers(16, 16_777_216),
+    quantization=st.none() | st.sampled_from(["q8_0", "q4_k_m"]),
+    memory_budget_mb=st.none() | st.integers(1, 16_777_216),
+    keep_alive=st.none() | st.sampled_from([-1.0, 0.0, 0.25, 300.0]),
+    pin=st.booleans(),
+    parameters=st.dictionaries(st.sampled_from(["a", "b", "cache_type_k"]), VALUES, max_size=3),
+)
+
+
+@given(SETTINGS)
+def test_settings_come_back_as_they_were_sent(settings: LoadSettings) -> None:
+    assert settings_document(load_options(settings)) == settings
+
+
+def test_a_length_of_time_is_read_in_either_form() -> None:
+    assert load_options(LoadSettings(keep_alive="5m")) == load_options(LoadSettings(keep_alive=300))
+    assert load_options(LoadSettings(keep_alive="-1")).keep_alive.seconds == -1
+    assert not load_options(LoadSettings()).HasField("keep_alive"), "nothing said is not zero"
+
+
+@pytest.mark.parametrize(
+    "given_settings",
+    [
+        {"context_tokens": 15},
+        {"context_tokens": True},
+        {"memory_budget_mb": 0},
+        {"pin": "yes"},
+        {"parameters": {"x": float("nan")}},
+        {"parameters": {"x": ""}},
+        {"parameters": {"x": "y" * 129}},
+        {"parameters": {"x": [1]}},
+        {"parameters": {f"p{n}": n for n in range(MAX_LOAD_PARAMETERS + 1)}},
+        {"keep_alive": True},
+        {"keep_alive": None, "ctx": 5},
+    ],
+)
+def test_settings_that_cannot_be_are_refused(given_settings: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        LoadSettings.model_validate(given_settings)
+
+
+def test_a_flush_needs_what_its_scope_names() -> None:
+    for scope in ("model", "tenant", "tag"):
+        with pytest.raises(FieldError) as refusal:
+            flush_action(scope)
+        assert refusal.value.field == scope
+    assert flush_action("all").flush_cache.scope
+
+
+def test_an_operation_says_what_came_of_it_and_nothing_of_what_it_is_not() -> None:
+    failed = operation_pb2.Operation(
+        name="operations/x",
+        state=operation_pb2.Operation.STATE_FAILED,
+        reason=error_reason_pb2.ERROR_REASON_INSUFFICIENT_MEMORY,
+        action=unload_action("qwen"),
+        request_id="r",
+    )
+    document = operation_document(failed)
+    assert (document.state, document.reason, document.is_over) == ("failed", "insufficient_memory", True)
+    assert (document.result, document.progress, document.eta_seconds) == (None, None, None)
+
+
+def test_a_word_of_another_version_is_unknown_and_no_error() -> None:
+    strange = operation_pb2.Operation(name="operations/x", state=99, reason=999, request_id="r")  # type: ignore[arg-type]
+    document = operation_document(strange)
+    assert (document.state, document.reason, document.action.type) == ("unknown", "unknown", "unknown")
+
+
+def test_the_action_of_a_load_is_told_with_its_settings() -> None:
+    action = load_action("qwen", LoadSettings(context_tokens=8192), evict_model="llama", replicas=2)
+    document = operation_document(operation_pb2.Operation(name="operations/x", action=action, request_id="r")).action
+    assert (document.type, document.model, document.evict_model, document.replicas) == ("load", "qwen", "llama", 2)
+    assert document.settings == LoadSettings(context_tokens=8192)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind"),
+    [
+        (load_pb2.LoadParameter(name="a", words=["x"]), "word"),
+        (load_pb2.LoadParameter(name="a", flag=True), "flag"),
+        (load_pb2.LoadParameter(name="a", integer=True, minimum=0), "integer"),
+        (load_pb2.LoadParameter(name="a", maximum=1), "number"),
+    ],
+)
+def test_a_parameter_says_what_kind_of_value_it_takes(parameter: load_pb2.LoadParameter, kind: str) -> None:
+    document = parameter_document(parameter)
+    assert (document.type, document.default) == (kind, None)
+    assert (document.minimum is None) == (not parameter.HasField("minimum"))
+
+
+def test_memory_that_nobody_can_measure_is_unknown_and_not_zero() -> None:
+    device = lease_service_pb2.DeviceMemory(device=lease_pb2.Device(index=0, total_bytes=8), free_bytes=4)
+    lease = lease_pb2.Lease(lease_id="l", holder=lease_pb2.LeaseHolder(name="r"), shares=[{"bytes": 4}])  # type: ignore[list-item]  # a mapping is taken too
+    document = host_memory_document(
+        lease_service_pb2.HostMemory(
+            host="h", source=lease_pb2.HostSighting.SOURCE_DECLARED, devices=[device], leases=[lease]
+        )
+    )
+    assert (document.source, document.devices[0].used_bytes, document.devices[0].foreign_bytes) == (
+        "declared",
+        None,
+        None,
+    )
+    assert (document.leases[0].seen_bytes, document.leases[0].priority) == (None, "normal")
+    assert document.leases[0].bytes_by_device == {"0": 4}

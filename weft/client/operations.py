@@ -1,0 +1,155 @@
+"""A synchronous client of operations, the book of memory and the audit log.
+
+from weft.client.operations import connect_operations
+
+with connect_operations() as operations:
+    operation = operations.create(load_action("qwen", LoadSettings(context_tokens=8192)))
+    for operation in operations.watch(operation.name):
+        print(operation.stage, operation.progress)
+"""
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from weft.client._address import mesh_address
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.resources.operation_documents import AuditEntryDocument, HostMemoryDocument, OperationDocument
+from weft.resources.operation_messages import audit_document, host_memory_document, operation_document
+
+CALL_TIMEOUT_SECONDS = 10.0
+PAGE_SIZE = 1000
+OPERATION_PREFIX = "operations/"
+
+pb = operation_service_pb2
+
+
+def connect_operations(
+    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+) -> "Operations":
+    """The operations of the registry at a gRPC target, or of the mesh that runs on `home`.
+
+    Raises SERVICE_UNAVAILABLE when none runs.
+    """
+    return Operations(target or mesh_address(home, "registry"), timeout_seconds)
+
+
+class Operations:
+    """Calls on one registry. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = operation_service_pb2_grpc.OperationServiceStub(self._channel)
+        self._leases = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def create(
+        self, action: operation_pb2.OperationAction, *, request_id: str = "", authorization: str = ""
+    ) -> OperationDocument:
+        """Have something done. Raises OPERATION_REFUSED where governance asks for more."""
+        request = pb.CreateOperationRequest(
+            request_id=request_id or new_id("op"),
+            action=action,
+            requested_by=requester("cli"),
+            authorization=authorization,
+        )
+        return operation_document(self._call(self._stub.CreateOperation, request).operation)
+
+    def get(self, name: str) -> OperationDocument:
+        """One operation, by "operations/<id>" or its id alone. Raises NOT_FOUND."""
+        request = pb.GetOperationRequest(name=operation_name(name))
+        return operation_document(self._call(self._stub.GetOperation, request).operation)
+
+    def cancel(self, name: str) -> OperationDocument:
+        """Ask for its end."""
+        request = pb.CancelOperationRequest(name=operation_name(name), requested_by=requester("cli"))
+        return operation_document(self._call(self._stub.CancelOperation, request).operation)
+
+    def watch(self, name: str, timeout_seconds: float | None = None) -> Iterator[OperationDocument]:
+        """The operation as it is now, then with every change, until it has ended."""
+        request = pb.WatchOperationRequest(name=operation_name(name))
+        call: Any = self._stub.WatchOperation(request, timeout=timeout_seconds)
+        try:
+            with _translated():
+                for response in call:
+                    yield operation_document(response.operation)
+        finally:
+            call.cancel()
+
+    def newest(self, limit: int, *, unfinished_only: bool = False) -> Iterator[OperationDocument]:
+        """At most `limit` operations, newest first."""
+        token = ""
+        while limit > 0:
+            request = pb.ListOperationsRequest(
+                page_size=min(limit, PAGE_SIZE), page_token=token, unfinished_only=unfinished_only
+            )
+            page = self._call(self._stub.ListOperations, request)
+            yield from map(operation_document, page.operations)
+            limit -= len(page.operations)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def audit(self, after_sequence: int = 0) -> Iterator[AuditEntryDocument]:
+        """The audit log, oldest entry first."""
+        while True:
+            request = pb.ListAuditEntriesRequest(page_size=PAGE_SIZE, after_sequence=after_sequence)
+            page = self._call(self._stub.ListAuditEntries, request)
+            if not page.entries:
+                return
+            yield from map(audit_document, page.entries)
+            after_sequence = page.entries[-1].sequence
+
+    def audit_head(self) -> tuple[int, str]:
+        """Number and hash of the newest entry; (0, "") for an empty log."""
+        page = self._call(self._stub.ListAuditEntries, pb.ListAuditEntriesRequest(page_size=1))
+        return page.head.sequence, page.head.hash
+
+    def host_memory(self, host: str = "") -> list[HostMemoryDocument]:
+        """The book of accelerator memory, of one host or all that have any."""
+        request = lease_service_pb2.ListHostMemoryRequest(host=host)
+        return [host_memory_document(one) for one in self._call(self._leases.ListHostMemory, request).hosts]
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        with _translated():
+            return method(request, timeout=self._timeout_seconds)
+
+
+def operation_name(name: str) -> str:
+    """The name of an operation, of which people may give the id alone."""
+    return name if name.startswith(OPERATION_PREFIX) else OPERATION_PREFIX + name
+
+
+def requester(surface: str) -> str:
+    """Who asks, for the audit log: "cli:alice@laptop"."""
+    user = str(os.getuid())
+    with suppress(KeyError, OSError):
+        user = getpass.getuser()
+    return f"{surface}:{user}@{socket.gethostname()}"[:256]
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
