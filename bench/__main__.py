@@ -21,6 +21,7 @@ from bench.registry import measure_outage, measure_registry
 from bench.report import Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.supervision import measure_supervision
+from bench.swap import measure_swap
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = tuple(value for value in vars(measures).values() if isinstance(value, Measure))
@@ -111,6 +112,8 @@ def _measure(options: Options, contender: Contender, book: Book, folder: Path, s
         measure_outage(options, book, folder / "outage")
     if contender.name == WEFT.name and options.wants("supervision"):
         measure_supervision(options, book, folder / "supervision")
+    if contender.name == WEFT.name and options.wants("swap"):
+        measure_swap(options, book, folder / "swap")
 
 
 def main() -> None:

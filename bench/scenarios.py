@@ -48,7 +48,10 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision")
+SCENARIO_NAMES = (
+    *("memory", "unary", "stream", "paced", "latency", "real", "cold", "registry", "outage", "supervision"),
+    "swap",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

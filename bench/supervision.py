@@ -2,25 +2,21 @@
 
 import contextlib
 import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import psutil
 
 from bench import measures
 from bench.book import Book
 from bench.contender import WEFT
 from bench.cpu import MB
-from bench.launch import LaunchError, free_port, started
+from bench.launch import LaunchError
+from bench.own_mesh import carried_out, own_mesh
 from bench.scenarios import Options
-from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect
-from weft.client.operations import Operations, connect_operations
+from weft.client.operations import connect_operations
 from weft.client.resources import connect_registry, describe_runner
 from weft.resources.documents import RunnerDocument
 from weft.resources.kinds import ResourceKind
@@ -30,17 +26,16 @@ from weft.resources.operation_messages import load_action, unload_action
 MODEL = "smollm2-135m"
 RUNNER = "local"
 GUARDIAN = "guardian.py"
-START_SECONDS = 60.0
 RECOVERY_SECONDS = 60.0
 GONE_SECONDS = 30.0
 POLL_SECONDS = 0.005
-LOAD_SECONDS = 120.0
+ANSWER_SECONDS = 120.0
 IDLE_SECONDS = 10.0
 
 
 def measure_supervision(options: Options, book: Book, folder: Path) -> None:
     """Kill the engine in mid-answer, several times, then the host; and look at what stands by meanwhile."""
-    with _mesh(folder) as (host, home):
+    with own_mesh(folder, MODEL) as (host, home):
         address = _runner_address(home)
         family = host.children(recursive=True)
         for guardian in (one for one in family if GUARDIAN in " ".join(one.cmdline())):
@@ -68,7 +63,7 @@ def _kill_in_mid_answer(mesh: Mesh, engine: int) -> float:
     """Seconds from SIGKILL of the engine until the caller has the error. Raises LaunchError when there is none."""
     killed_at = 0.0
     try:
-        for event in mesh.chat(MODEL, "Count to one thousand.", max_tokens=1000, timeout=LOAD_SECONDS):
+        for event in mesh.chat(MODEL, "Count to one thousand.", max_tokens=1000, timeout=ANSWER_SECONDS):
             if event.HasField("delta") and not killed_at:
                 psutil.Process(engine).send_signal(signal.SIGKILL)
                 killed_at = time.perf_counter()
@@ -93,17 +88,10 @@ def _until_recovered(address: str) -> pb.Restart:
 def _reload_seconds(home: Path) -> float:
     """How long the model takes to load when nothing has happened to it."""
     with connect_operations(home=home) as operations:
-        _carried_out(operations, unload_action(MODEL))
+        carried_out(operations, unload_action(MODEL))
         begin = time.perf_counter()
-        _carried_out(operations, load_action(MODEL, LoadSettings()))
+        carried_out(operations, load_action(MODEL, LoadSettings()))
         return time.perf_counter() - begin
-
-
-def _carried_out(operations: Operations, action: OperationAction) -> None:
-    begun = operations.create(action)
-    *_, last = operations.watch(begun.name, LOAD_SECONDS)
-    if last.state != "succeeded":
-        raise LaunchError(f"{last.action.type} {last.state}: {last.detail}")
 
 
 def _kill_host(host: psutil.Process) -> float:
@@ -155,26 +143,3 @@ def _runner_address(home: Path) -> str:
     assert isinstance(document, RunnerDocument)
     assert document.status is not None
     return document.status.address
-
-
-@contextmanager
-def _mesh(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
-    """`weft up` with the demo model, once it answers."""
-    home = folder / "home"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [str(Path(sys.executable).with_name("weft")), "up", "--home", str(home), "--port", str(free_port())]
-    with started(command, {}, folder / "output.log") as host:
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(home):
-            if time.monotonic() > deadline:
-                raise LaunchError("weft up did not come up")
-            time.sleep(POLL_SECONDS)
-        yield host, home
-
-
-def _answers(home: Path) -> bool:
-    try:
-        with connect(home=home) as mesh:
-            return bool(list(mesh.chat(MODEL, "Hi", max_tokens=2, timeout=START_SECONDS)))
-    except (WeftError, grpc.RpcError):
-        return False

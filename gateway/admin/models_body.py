@@ -13,13 +13,12 @@ from gateway.admin.schemas import (
     ReplicaDocument,
     ReplicasDocument,
 )
-from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
 from weft.dispatch.port import PoolQueue
 from weft.kernel.request import Operation
+from weft.resources.messages import memory_status
 from weft.resources.operation_messages import parameter_document
-from weft.resources.statuses import MemoryStatus
 
 Described = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 """What runners said of their instances, by runner and model."""
@@ -80,17 +79,6 @@ def model_memory(view: FleetView) -> list[ModelMemoryDocument]:
                 )
             )
     return found
-
-
-def memory_status(memory: runner_pb2.InstanceMemory) -> MemoryStatus:
-    """A runner's figures as a document."""
-    return MemoryStatus(
-        leased_bytes=memory.leased_bytes,
-        measured_bytes=memory.measured_bytes if memory.HasField("measured_bytes") else None,
-        estimated_bytes=memory.estimated_bytes or None,
-        estimate_source=memory.estimate_source or None,
-        device_indexes=tuple(memory.device_indexes),
-    )
 
 
 def _instance(view: FleetView, model: ModelView) -> InstanceView | None:

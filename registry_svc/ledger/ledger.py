@@ -21,9 +21,9 @@ from registry_svc.ledger.domain import (
 )
 from registry_svc.ledger.line import Line, Waiter
 from registry_svc.ledger.settling import Settler
-from registry_svc.ledger.waiting import require_possible
+from registry_svc.ledger.waiting import require_place, require_possible
 from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
-from registry_svc.policy.ledger_time import processes_after, read_back, renewed, watched
+from registry_svc.policy.ledger_time import is_fresh, processes_after, read_back, renewed, watched
 from registry_svc.policy.ledger_wish import Wish
 from registry_svc.runner_calls import RunnerCalls
 from registry_svc.store.lease_port import LeaseStore
@@ -69,7 +69,7 @@ class Ledger:
         """There may be something to do now."""
         self._stirred = asyncio.Event()
         """Time matters again: there is something that it changes."""
-        self._book = Book(config.device_margin_bytes)
+        self._book = Book(config.device_margin_bytes, config.orphan_keep_seconds)
         self._line = Line(config.max_waiting)
         self._asker = Asker(calls, clock, self._nudged.set)
         self._settler = Settler(self._book, self._line, self._asker, store, clock, config)
@@ -145,7 +145,8 @@ class Ledger:
         someone_waits = bool(self._line.on(renewal.sight.host))
         if someone_waits or any(lease.since is not None for lease in leases):
             self._nudged.set()
-        next_within = self._config.watch_interval_seconds if someone_waits else self._config.renew_interval_seconds
+        is_awaited = someone_waits or any(is_fresh(lease, self._clock.monotonic()) for lease in leases)
+        next_within = self._config.watch_interval_seconds if is_awaited else self._config.renew_interval_seconds
         return Renewed(
             lost_lease_ids=lost, watched=tuple(watched(leases)[:MAX_WATCHED]), next_within_seconds=next_within
         )
@@ -190,7 +191,7 @@ class Ledger:
     def hosts(self, only: str = "") -> list[HostMemory]:
         """Hosts with devices, by name, as last seen; `only` one of them if it is named."""
         self._require_running()
-        self._book.forget_hosts(self._clock.monotonic() - self._config.orphan_keep_seconds)
+        self._book.forget_hosts(self._clock.monotonic())
         names = self._book.host_names() if not only else [only]
         found = [self._host(name) for name in names]
         return [host for host in found if host is not None]
@@ -239,6 +240,8 @@ class Ledger:
                 Reason.TOO_MANY_RESOURCES,
                 f"there are {self._config.max_leases} leases already, the most that registry.ledger.max_leases allows",
             )
+        waiting = [each.wish.holder for host in self._line.hosts() for each in self._line.on(host)]
+        require_place(wish.holder, [*waiting, *(lease.grant.holder for lease in self._book)])
         self._line.join(waiter)
         self._stirred.set()
         self._nudged.set()

@@ -6,6 +6,9 @@ from dataclasses import replace
 from registry_svc.policy.ledger import Grant, Lease, LeaseState
 from weft.gpu.sighting import HostSight, ProcessId, ProcessSight, Source
 
+LOOKED_FOR_SECONDS = 10.0
+"""How long memory that was given up is looked for at the pace of somebody who waits for it."""
+
 
 def read_back(grant: Grant, now: float) -> Lease:
     """A lease as it is after the registry's own restart: what its holder said of its use is forgotten."""
@@ -70,6 +73,11 @@ def is_over(lease: Lease, sight: HostSight, seen: float, renew_interval: float) 
         return seen >= lease.since + renew_interval
     by_id = {each.process: each for each in sight.processes}
     return all(_holds_nothing(lease, by_id.get(process), sight.source) for process in lease.remaining)
+
+
+def is_fresh(lease: Lease, now: float) -> bool:
+    """Whether its memory was given up a moment ago: somebody may ask for it next, so it is looked for often."""
+    return lease.since is not None and now - lease.since < LOOKED_FOR_SECONDS
 
 
 def is_forgotten(lease: Lease, now: float, last_seen: float, keep_seconds: float) -> bool:

@@ -265,14 +265,15 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceStatus:
         load_progress=state.load_progress if state.HasField("load_progress") else None,
         context_tokens=state.context_tokens or None,
         detail=state.detail or None,
-        memory=_memory(state.memory) if state.HasField("memory") else None,
+        memory=memory_status(state.memory) if state.HasField("memory") else None,
         unload_at=_moment(state, "unload_time"),
         pinned=state.pinned,
         load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
     )
 
 
-def _memory(memory: runner_pb2.InstanceMemory) -> MemoryStatus:
+def memory_status(memory: runner_pb2.InstanceMemory) -> MemoryStatus:
+    """What a model takes of accelerators."""
     return MemoryStatus(
         leased_bytes=memory.leased_bytes,
         measured_bytes=memory.measured_bytes if memory.HasField("measured_bytes") else None,

@@ -92,6 +92,20 @@ async def test_a_lease_that_is_given_up_is_over_only_when_its_memory_is_back() -
         assert stage.states() == ["m1 held"]
 
 
+async def test_memory_that_was_given_up_is_looked_for_at_once_though_nobody_waits_for_it_yet() -> None:
+    async with Stage() as stage:
+        process, kept = ProcessId(41, 1), await stage.lease(stage.runner(), GIB)
+        lease = await stage.lease(stage.runner(), GIB)
+        await stage.renew(stage.runner(), use(kept), use(lease, process))
+        assert (await stage.renew(stage.runner(), use(kept), use(lease, process))).next_within_seconds == 5.0
+        await stage.release(lease)
+        assert (await stage.renew(stage.runner(), use(kept))).next_within_seconds == 0.25
+        for _ in range(5):
+            await stage.pass_time(2.0)
+            last = await stage.renew(stage.runner(), use(kept))
+        assert last.next_within_seconds == 5.0, "one that hangs is not looked for four times a second for ever"
+
+
 async def test_a_lease_of_a_dead_runner_is_kept_until_its_memory_is_back() -> None:
     async with Stage(restart_grace_seconds=0.0) as stage:
         _, process = await stage.loaded(stage.runner(), ROOM)
@@ -257,3 +271,13 @@ async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -
                 Renewal(holder=program(), session_id="", uses=(), sight=HostSight(host="host-b", source=Source.NVML))
             )
         assert refusal.value.reason is Reason.TOO_MANY_RESOURCES
+
+
+async def test_hosts_that_nobody_sees_any_more_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "MAX_HOSTS", 1)
+    async with Stage(orphan_keep_seconds=100.0) as stage:
+        await stage.renew(stage.runner())
+        await stage.pass_time(101.0)
+        stage.host.name = "host-b"
+        await stage.renew(stage.runner())
+        assert [host.host for host in stage.ledger.hosts()] == ["host-b"]
