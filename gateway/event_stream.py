@@ -69,6 +69,7 @@ class EventStream(Response):
                 async with aclosing(self._events) as events:
                     async for event in events:
                         await writer.write(event)
+                await writer.finish(b"")
             finally:
                 for guard in guards:
                     guard.cancel()

@@ -36,14 +36,14 @@ class Query:
         """The value; empty where it is not given."""
         return self._values.get(name, "")
 
-    def count(self, name: str, most: int) -> int:
-        """A whole number from 1 to `most`; 0 where it is not given."""
+    def count(self, name: str, most: int, *, least: int = 1) -> int:
+        """A whole number from `least` to `most`; 0 where it is not given."""
         if name not in self._values:
             return 0
         value = self._values[name]
         is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
-        if not is_number or not 1 <= int(value) <= most:
-            raise invalid_field(name, f"must be a whole number from 1 to {most}")
+        if not is_number or not least <= int(value) <= most:
+            raise invalid_field(name, f"must be a whole number from {least} to {most}")
         return int(value)
 
     def flag(self, name: str) -> bool:

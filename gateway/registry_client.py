@@ -1,11 +1,13 @@
 """The registry over gRPC, as `gateway.ports.RegistryPort`: documents on this side, messages on that one."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any, Literal
 
 import grpc
 
 from gateway.ports import AppliedResource, EventFilter, PoolMembers, ResourcePage
+from gateway.registry_calls import RegistryCalls
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -15,9 +17,8 @@ from weft.api.registry.v1 import (
     runner_pb2,
 )
 from weft.dispatch.fleet import FleetSource
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 from weft.resources.declared_fields import declared_field, document_field
 from weft.resources.documents import Document, EventDocument, ModelDocument
 from weft.resources.kinds import ResourceKind
@@ -48,7 +49,7 @@ class RegistryClient:
         self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
         self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
         self._fleet = fleet
-        self._timeout_seconds = timeout_seconds
+        self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
     async def list_page(self, kind: ResourceKind, page_size: int, page_token: str) -> ResourcePage:
         """See RegistryPort.list_page."""
@@ -56,16 +57,22 @@ class RegistryClient:
         documents: list[Document]
         match kind:
             case ResourceKind.MODEL:
-                found = await self._call(self._resources.ListModels, registry_service_pb2.ListModelsRequest(**page))
+                found = await self._calls.ask(
+                    self._resources.ListModels, registry_service_pb2.ListModelsRequest(**page)
+                )
                 documents = [self._model(model) for model in found.models]
             case ResourceKind.AGENT:
-                found = await self._call(self._resources.ListAgents, registry_service_pb2.ListAgentsRequest(**page))
+                found = await self._calls.ask(
+                    self._resources.ListAgents, registry_service_pb2.ListAgentsRequest(**page)
+                )
                 documents = [agent_document(agent) for agent in found.agents]
             case ResourceKind.RUNNER:
-                found = await self._call(self._resources.ListRunners, registry_service_pb2.ListRunnersRequest(**page))
+                found = await self._calls.ask(
+                    self._resources.ListRunners, registry_service_pb2.ListRunnersRequest(**page)
+                )
                 documents = [runner_document(runner) for runner in found.runners]
             case ResourceKind.POOL:
-                found = await self._call(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
+                found = await self._calls.ask(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
                 documents = [pool_document(pool) for pool in found.pools]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 
@@ -73,22 +80,24 @@ class RegistryClient:
         """See RegistryPort.get."""
         match kind:
             case ResourceKind.MODEL:
-                found = await self._call(self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name))
+                found = await self._calls.ask(self._resources.GetModel, registry_service_pb2.GetModelRequest(name=name))
                 return self._model(found.model)
             case ResourceKind.AGENT:
-                found = await self._call(self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name))
+                found = await self._calls.ask(self._resources.GetAgent, registry_service_pb2.GetAgentRequest(name=name))
                 return agent_document(found.agent)
             case ResourceKind.RUNNER:
-                found = await self._call(self._resources.GetRunner, registry_service_pb2.GetRunnerRequest(name=name))
+                found = await self._calls.ask(
+                    self._resources.GetRunner, registry_service_pb2.GetRunnerRequest(name=name)
+                )
                 return runner_document(found.runner)
             case ResourceKind.POOL:
-                found = await self._call(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
+                found = await self._calls.ask(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
                 return pool_document(found.pool)
 
     async def members(self, model: str) -> PoolMembers:
         """See RegistryPort.members."""
         request = registry_service_pb2.GetModelMembersRequest(name=model)
-        pool = (await self._call(self._resources.GetModelMembers, request)).pool
+        pool = (await self._calls.ask(self._resources.GetModelMembers, request)).pool
         return PoolMembers(
             pool=pool.name,
             is_explicit=pool.explicit,
@@ -100,19 +109,15 @@ class RegistryClient:
     async def list_events(self, events: EventFilter, limit: int) -> Sequence[EventDocument]:
         """See RegistryPort.list_events."""
         request = registry_service_pb2.ListEventsRequest(**_event_filter(events), limit=limit)
-        found = await self._call(self._resources.ListEvents, request)
+        found = await self._calls.ask(self._resources.ListEvents, request)
         return [event_document(event) for event in found.events]
 
     async def watch_events(self, events: EventFilter) -> AsyncGenerator[EventDocument]:
         """See RegistryPort.watch_events."""
         call = self._resources.WatchEvents(registry_service_pb2.WatchEventsRequest(**_event_filter(events)))
-        try:
-            async for response in call:
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
                 yield event_document(response.event)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
-        finally:
-            call.cancel()
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
     async def apply(self, documents: Sequence[Document], *, dry_run: bool, adopt: bool) -> Sequence[AppliedResource]:
@@ -120,30 +125,13 @@ class RegistryClient:
         request = declaration_service_pb2.ApplyRequest(
             declarations=[to_declaration(document) for document in documents], dry_run=dry_run, adopt=adopt
         )
-        answer = await self._call(self._declarations.Apply, request)
+        answer = await self._calls.ask(self._declarations.Apply, request)
         return [_applied(result) for result in answer.results]
 
     async def delete(self, kind: ResourceKind, name: str) -> None:
         """See RegistryPort.delete."""
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name)
-        await self._call(self._declarations.Delete, request)
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=self._timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
-
-    def _error(self, error: grpc.aio.AioRpcError) -> WeftError:
-        found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-        if isinstance(found, FieldError):
-            why = found.message.removeprefix(f"{found.field}: ")
-            return FieldError(_callers_field(found.field), why, found.reason)
-        if found.reason is Reason.SERVICE_UNAVAILABLE:
-            return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
-        if found.reason is Reason.DEADLINE_EXCEEDED:
-            return WeftError(found.reason, f"the registry did not answer within {self._timeout_seconds:g} seconds")
-        return found
+        await self._calls.ask(self._declarations.Delete, request)
 
     def _model(self, model: model_pb2.Model) -> ModelDocument:
         return model_document(model, self._runner_of(model))

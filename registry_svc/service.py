@@ -12,7 +12,7 @@ from registry_svc.expiry import Expiry
 from registry_svc.governance.gate import build_gate
 from registry_svc.grpc_runner_calls import GrpcRunnerCalls
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.sessions import sessions_of
+from registry_svc.ledger.sessions import guests_of, sessions_of
 from registry_svc.operations.desk import OperationDesk
 from registry_svc.roster import Roster
 from registry_svc.servicers.declarations import DeclarationServicer
@@ -66,7 +66,8 @@ class RegistryService:
         self._sweeper = Sweeper(self._expiry, core.clock, config.sweep_interval_seconds)
         self._channels = ChannelPool()
         calls = GrpcRunnerCalls(core, self._channels)
-        self.ledger = Ledger(SqlLeaseStore(transactions), core.clock, config.ledger, calls, sessions_of(core))
+        store, sessions = SqlLeaseStore(transactions), sessions_of(core)
+        self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core))
         """The book of accelerator memory."""
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationDesk(core, transactions, calls, gate, config.operations)

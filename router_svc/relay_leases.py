@@ -38,6 +38,7 @@ class RelayedLeases:
     async def _acquire(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
         request = pb.AcquireLeaseRequest.FromString(data)
         _require_own_leases(session, request.session_id, request.holder)
+        _require_own_host(session, request.sighting)
         # As long as the runner waits: the link's call ends with it, and the registry bounds the wait.
         waiting = self._leases.AcquireLease(request)
         try:
@@ -49,6 +50,7 @@ class RelayedLeases:
     async def _renew(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
         request = pb.RenewLeasesRequest.FromString(data)
         _require_own_leases(session, request.session_id, request.holder)
+        _require_own_host(session, request.sighting)
         await _send(call, await self._leases.RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS))
 
     async def _release(self, call: LinkCall, session: LinkSession, data: bytes) -> None:
@@ -67,6 +69,15 @@ def _require_own_leases(session: LinkSession, session_id: str, holder: lease_pb2
     own = (lease_pb2.LeaseHolder.KIND_RUNNER, session.runner, session.incarnation)
     if (holder.kind, holder.name, holder.incarnation) != own:
         raise WeftError(Reason.PERMISSION_DENIED, f"over this link only leases of {session.runner} are held")
+
+
+def _require_own_host(session: LinkSession, sighting: lease_pb2.HostSighting) -> None:
+    """What is said to be seen on a host decides when leases there are over: nobody speaks of another's."""
+    if not session.host or sighting.host != session.host:
+        raise WeftError(
+            Reason.PERMISSION_DENIED,
+            f"over this link only {session.host or 'no host'} is spoken of, as its session was opened from there",
+        )
 
 
 async def _send(call: LinkCall, response: Message) -> None:

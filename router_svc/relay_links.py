@@ -15,6 +15,8 @@ class LinkSession:
     """Whose link it is: the first name that a session was asked for, whether it was opened or not."""
     session_id: str = ""
     incarnation: str = ""
+    host: str = ""
+    """Where the runner said that it runs."""
     max_requests: int = 0
     """Requests the runner works on at once; 0: no limit of its own."""
     opened: asyncio.Event = field(default_factory=asyncio.Event)

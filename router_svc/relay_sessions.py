@@ -123,6 +123,7 @@ class SessionCalls:
             finally:
                 session.is_opening = False
             session.session_id, session.incarnation = response.session_id, request.runner.incarnation
+            session.host = request.runner.host
             session.max_requests = request.runner.capability.max_requests
             session.opened.set()
             self._note_open(session)

@@ -19,6 +19,7 @@ from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.service import start_task, stop_tasks
 from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe
@@ -68,6 +69,8 @@ class _Attempt:
     woken_at: dict[str, float] = field(default_factory=dict)
     """When which incarnation of its runner said that it is awake; the fleet shows it with its next report."""
     doubted: bool = False
+    """See Wakes."""
+    priority: Priority = Priority.NORMAL
     """See Wakes."""
     runner_insists: bool = False
     """The runner says that it is awake and the fleet goes on to say something else."""
@@ -125,7 +128,11 @@ class Waker:
         """Whether that it is awake is known from its runner alone."""
         ends_at = self._clock.monotonic() + wakes.max_wait_seconds
         attempt = _Attempt(
-            model=wakes.model, max_wait_seconds=wakes.max_wait_seconds, ends_at=ends_at, doubted=wakes.doubted
+            model=wakes.model,
+            max_wait_seconds=wakes.max_wait_seconds,
+            ends_at=ends_at,
+            doubted=wakes.doubted,
+            priority=wakes.priority,
         )
         if not await self._ends_within(wakes.max_wait_seconds, self._bring_up(attempt)):
             raise _not_in_time(wakes.max_wait_seconds)
@@ -179,7 +186,10 @@ class Waker:
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         try:
             await stub.Wake(
-                runner_service_pb2.WakeRequest(model=attempt.model),
+                runner_service_pb2.WakeRequest(
+                    model=attempt.model,
+                    priority=attempt.priority.value,  # type: ignore[arg-type]  # same numbers
+                ),
                 timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
                 metadata=metadata_of(runner.address),
             )

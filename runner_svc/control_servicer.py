@@ -68,7 +68,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     ) -> pb.WakeResponse:
         """See RunnerService.Wake."""
         async with answering(context):
-            await self._instance(request.model).wake()
+            await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL))
             return pb.WakeResponse()
         raise AssertionError("abort has raised")
 
@@ -107,11 +107,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         """See RunnerService.YieldMemory."""
         async with answering(context):
             self._permitted(request.permit, Action.YIELD, request.model)
-            if request.priority not in {priority.value for priority in Priority}:
-                raise invalid_field("priority", "must be high, normal or low")
+            priority = _priority_of(request.priority)
             wanted_by = "".join(filter(str.isprintable, request.wanted_by[:MAX_NAME_CHARS]))
             instance = self._instance(request.model)
-            await instance.yield_memory(request.lease_id, Priority(request.priority), wanted_by)
+            await instance.yield_memory(request.lease_id, priority, wanted_by)
             return pb.YieldMemoryResponse()
         raise AssertionError("abort has raised")
 
@@ -179,6 +178,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     def _batch(self, batch: LogBatch) -> pb.TailLogsResponse:
         return pb.TailLogsResponse(lines=map(self._report.tellable, batch.lines), lost_line_count=batch.lost_line_count)
+
+
+def _priority_of(number: int) -> Priority:
+    if number not in {priority.value for priority in Priority}:
+        raise invalid_field("priority", "must be high, normal or low")
+    return Priority(number)
 
 
 def _require_line_count(field: str, count: int) -> None:

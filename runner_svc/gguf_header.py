@@ -20,7 +20,8 @@ from weft.kernel.reasons import Reason
 MAGIC = b"GGUF"
 MAX_ENTRIES = 16_384
 """Models have under a hundred; with the longest names these take 18 MiB."""
-MAX_TENSORS = 1_048_576
+MAX_TENSORS = 65_536
+"""Models have some thousands. A file of so many with the largest dimensions is read in half a second."""
 MAX_NAME_BYTES = 256
 """Of a key or a tensor; the longest known ones have under 100."""
 MAX_TEXT_BYTES = 1024 * 1024

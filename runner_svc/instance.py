@@ -15,7 +15,7 @@ from runner_svc.life import InstanceLife
 from runner_svc.memory.memory_port import MemoryAccount
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.life_events import Command
-from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
+from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadWish
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestRecords
@@ -223,8 +223,10 @@ class Instance:
             self.memory.note_used(self._clock.utc_now())
             self._life.note_request_end(keep_alive_seconds)
 
-    async def wake(self) -> None:
+    async def wake(self, priority: Priority = Priority.NORMAL) -> None:
         """Return once it takes requests. Callers share one wake; cancelling one leaves it to the others.
+
+        `priority` is that of the request that waits for it: models of a higher one do not give way.
 
         Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash, and when it is unloaded before;
         SHUTTING_DOWN when the runner is stopping.
@@ -232,7 +234,7 @@ class Instance:
         self._require_running()
         if self.phase is Phase.READY:
             return
-        awake = self._ask_awake(by_load=False)
+        awake = self._ask_awake(by_load=False, priority=priority)
         try:
             await self._awaited(awake)
         except WeftError as error:
@@ -251,11 +253,11 @@ class Instance:
             await self.memory.require_budget(wish.plan, wish.memory_budget_bytes)
         async with self._turn:
             # Until it rests: somebody else may have woken it again, as configured, before we get to say how.
-            while self._life.loader.plan != wish.plan and self.phase not in (Phase.HIBERNATING, Phase.FAILED):
-                await self.unload()
+            while self._must_rest_before(wish.plan):
+                await self._put_to_sleep()
             self._require_running()
             was_loaded = self.phase is Phase.READY
-            awake = None if was_loaded else self._ask_awake(by_load=True)
+            awake = None if was_loaded else self._ask_awake(by_load=True, priority=Priority.NORMAL)
             self._life.loader.plan = wish.plan
             self.memory.pinned = wish.pin or self._config.hibernation.pinned
         if awake is not None:
@@ -267,9 +269,19 @@ class Instance:
             self._life.note_loaded_for(wish.keep_alive_seconds)
         return was_loaded
 
-    def _ask_awake(self, *, by_load: bool) -> Coroutine[Any, Any, None]:
+    def _must_rest_before(self, plan: LoadPlan) -> bool:
+        doing = self._life.state.doing
+        if doing in (Command.REST, Command.SEEK):
+            return False
+        # One that falls asleep forgets its options when it gets there, and would wake as configured.
+        falls_asleep = doing is Command.SLEEP and plan != AS_CONFIGURED
+        return falls_asleep or self._life.loader.plan != plan
+
+    def _ask_awake(self, *, by_load: bool, priority: Priority) -> Coroutine[Any, Any, None]:
         if self._life.state.doing is Command.PAUSE:
             raise WeftError(Reason.WAKE_FAILED, self.detail, metadata={"model": self.model})
+        if self.memory.grant is None:
+            self.memory.priority = min(priority, self.memory.priority) if self._waiting else priority
         if not self._life.wake_asked.is_set() and not self._waiting:
             self._begun_by_load = by_load and self.phase in (Phase.HIBERNATING, Phase.FAILED)
         self._life.wake_asked.set()
@@ -331,8 +343,12 @@ class Instance:
         self._require_running()
         self._life.idle.load_seconds = None
         if self.phase not in (Phase.HIBERNATING, Phase.FAILED):
-            self._life.ask_sleep()
-            await self._bounded(self._life.asleep.wait(), Reason.BACKEND_NOT_READY)
+            await self._put_to_sleep()
+
+    async def _put_to_sleep(self) -> None:
+        self._require_running()
+        self._life.ask_sleep()
+        await self._bounded(self._life.asleep.wait(), Reason.BACKEND_NOT_READY)
 
     def _note_slots(self, in_force: int) -> None:
         slots = in_force or self._config.slots

@@ -270,7 +270,7 @@ class InstanceLife:
                 return SleepAsked()
             loading.result()
         except WeftError as error:
-            return LoadFailed(error.reason, error.message)
+            return LoadFailed(error.reason, error.message, self.loader.is_otherwise)
         finally:
             await end_tasks(loading, unloaded)
         return Loaded()
@@ -365,7 +365,7 @@ class InstanceLife:
 
     def _not_woken(self, reason: Reason, why: str) -> WakeFailed:
         log.warning("model could not be woken", model=self._config.model, message=why)
-        return WakeFailed(reason, why[:MAX_DETAIL_CHARS])
+        return WakeFailed(reason, why[:MAX_DETAIL_CHARS], self.loader.is_otherwise)
 
     async def _bring_up(self) -> None:
         recipe = self._hibernation.recipe

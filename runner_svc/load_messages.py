@@ -5,7 +5,7 @@ from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
 
-from runner_svc.backends.port import Backend
+from runner_svc.backends.port import Backend, ChecksLoads
 from runner_svc.gguf_header import read_gguf_header
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.policy.load_plan import LoadPlan, LoadWish
@@ -28,6 +28,8 @@ def wish_from(
     known = {parameter.name: parameter for parameter in backend.load_parameters}
     given = {name: _value_from(value, name) for name, value in options.parameters.items()}
     checked = check_parameters(given, backend.load_parameters, "options.parameters")
+    if isinstance(backend, ChecksLoads):
+        backend.check_load(checked, "options.parameters")  # now: a load that cannot be must not end the present one
     changed = {name: value for name, value in checked.items() if value != known[name].default}
     if not 0 <= options.memory_budget_bytes <= MAX_BUDGET_BYTES:
         raise invalid_field("options.memory_budget_bytes", f"must be 0 to {MAX_BUDGET_BYTES}")

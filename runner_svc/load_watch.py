@@ -39,9 +39,10 @@ async def follow_load(
 
 
 def _progress(instance: Instance, tellable: Callable[[str], str]) -> pb.LoadProgress:
+    stage = instance.load_stage or instance.phase.name.lower()
     progress = pb.LoadProgress(
-        stage=instance.load_stage or instance.phase.name.lower(),
-        detail=tellable(instance.detail),
+        stage=stage,
+        detail=tellable(instance.detail).removeprefix(f"{stage}: "),
         progress=instance.load_progress,
     )
     eta_seconds = instance.load_eta_seconds

@@ -59,6 +59,11 @@ class Loader:
         """From the beginning of the last load that succeeded until it took requests."""
 
     @property
+    def is_otherwise(self) -> bool:
+        """Whether the present or next load is otherwise than it is configured."""
+        return self.plan != AS_CONFIGURED
+
+    @property
     def stage(self) -> str:
         """What is being done, for people; empty: nothing."""
         if self._began is None:

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from runner_svc import description
 from runner_svc.concealment import conceal_local_addresses
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
+from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
 from runner_svc.memory.model_memory import ModelMemory
 from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.wake.messages import plan_message
-from weft.wake.recipes import WakePlan
+from weft.wake.recipes import MAX_WAIT_SECONDS, WakePlan
 
 
 class RunnerReport:
@@ -53,7 +54,8 @@ class RunnerReport:
 
     def manifests(self) -> list[model_pb2.ModelManifest]:
         """The models it publishes."""
-        return [_manifest(model) for model in self._config.models]
+        memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
+        return [_manifest(model, memory_wait_seconds) for model in self._config.models]
 
     def agents(self) -> list[agent_pb2.AgentManifest]:
         """The agents it publishes."""
@@ -102,7 +104,7 @@ def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:
     )
 
 
-def _manifest(model: ServedModel) -> model_pb2.ModelManifest:
+def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.ModelManifest:
     manifest = model_pb2.ModelManifest(
         name=model.name,
         pool_name=model.pool,
@@ -116,10 +118,17 @@ def _manifest(model: ServedModel) -> model_pb2.ModelManifest:
         plan = WakePlan(
             by_runner=hibernation.can_wake,
             by_mesh=model.wake_by_mesh,
-            max_wait_seconds=hibernation.max_wait_seconds,
+            max_wait_seconds=_longest_wake_seconds(hibernation, memory_wait_seconds),
         )
         manifest.wake.CopyFrom(plan_message(plan))
     return manifest
+
+
+def _longest_wake_seconds(hibernation: HibernationSettings, memory_wait_seconds: float) -> float:
+    """How long routers wait: longer than the runner does, so that whoever waits hears from it what was missing."""
+    if hibernation.attached or hibernation.recipe is not None:
+        return hibernation.max_wait_seconds
+    return min(hibernation.max_wait_seconds + memory_wait_seconds, MAX_WAIT_SECONDS)
 
 
 def _agent(agent: PublishedAgent) -> agent_pb2.AgentManifest:

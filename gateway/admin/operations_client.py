@@ -1,18 +1,20 @@
 """Operations over gRPC, as `gateway.admin.ports.OperationsPort`."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from gateway.admin.ports import NewOperation
+from gateway.registry_calls import RegistryCalls
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 from weft.resources.operation_documents import AuditList, HostMemoryDocument, OperationDocument, OperationList
+from weft.resources.operation_fields import operation_field
 from weft.resources.operation_messages import audit_document, host_memory_document, operation_document
 
 
@@ -23,7 +25,7 @@ class OperationsClient:
         # Typed as synchronous by the generated code, whatever the channel.
         self._operations: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
         self._leases: Any = lease_service_pb2_grpc.LeaseServiceStub(registry)
-        self._timeout_seconds = timeout_seconds
+        self._calls = RegistryCalls(operation_field, timeout_seconds=timeout_seconds)
 
     async def create(self, wanted: NewOperation) -> OperationDocument:
         """See OperationsPort.create."""
@@ -33,17 +35,17 @@ class OperationsClient:
             requested_by=wanted.requested_by,
             authorization=wanted.authorization,
         )
-        return operation_document((await self._call(self._operations.CreateOperation, request)).operation)
+        return operation_document((await self._calls.ask(self._operations.CreateOperation, request)).operation)
 
     async def get(self, name: str) -> OperationDocument:
         """See OperationsPort.get."""
-        found = await self._call(self._operations.GetOperation, pb.GetOperationRequest(name=name))
+        found = await self._calls.ask(self._operations.GetOperation, pb.GetOperationRequest(name=name))
         return operation_document(found.operation)
 
     async def list_page(self, page_size: int, page_token: str, *, unfinished_only: bool) -> OperationList:
         """See OperationsPort.list_page."""
         request = pb.ListOperationsRequest(page_size=page_size, page_token=page_token, unfinished_only=unfinished_only)
-        page = await self._call(self._operations.ListOperations, request)
+        page = await self._calls.ask(self._operations.ListOperations, request)
         items = tuple(operation_document(one) for one in page.operations)
         return OperationList(kind="OperationList", items=items, next_page_token=page.next_page_token)
 
@@ -51,26 +53,22 @@ class OperationsClient:
         """See OperationsPort.watch."""
         call = self._operations.WatchOperation(pb.WatchOperationRequest(name=name))
         last: OperationDocument | None = None
-        try:
-            async for response in call:
+        async with aclosing(self._calls.follow(call)) as responses:
+            async for response in responses:
                 last = operation_document(response.operation)
                 yield last
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
-        finally:
-            call.cancel()
         if last is None or not last.is_over:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation goes on")
 
     async def cancel(self, name: str, requested_by: str) -> OperationDocument:
         """See OperationsPort.cancel."""
         request = pb.CancelOperationRequest(name=name, requested_by=requested_by)
-        return operation_document((await self._call(self._operations.CancelOperation, request)).operation)
+        return operation_document((await self._calls.ask(self._operations.CancelOperation, request)).operation)
 
     async def audit(self, after_sequence: int, page_size: int) -> AuditList:
         """See OperationsPort.audit."""
         request = pb.ListAuditEntriesRequest(page_size=page_size, after_sequence=after_sequence)
-        page = await self._call(self._operations.ListAuditEntries, request)
+        page = await self._calls.ask(self._operations.ListAuditEntries, request)
         return AuditList(
             kind="AuditList",
             items=tuple(audit_document(entry) for entry in page.entries),
@@ -81,19 +79,5 @@ class OperationsClient:
     async def host_memory(self, host: str) -> Sequence[HostMemoryDocument]:
         """See OperationsPort.host_memory."""
         request = lease_service_pb2.ListHostMemoryRequest(host=host)
-        found = await self._call(self._leases.ListHostMemory, request)
+        found = await self._calls.ask(self._leases.ListHostMemory, request)
         return [host_memory_document(one) for one in found.hosts]
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=self._timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
-
-    def _error(self, error: grpc.aio.AioRpcError) -> WeftError:
-        found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-        if found.reason is Reason.SERVICE_UNAVAILABLE:
-            return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
-        if found.reason is Reason.DEADLINE_EXCEEDED:
-            return WeftError(found.reason, f"the registry did not answer within {self._timeout_seconds:g} seconds")
-        return found

@@ -1,6 +1,5 @@
 """What the routes that change something share: a body that may be empty, and the operation that is begun."""
 
-import re
 from typing import TypeVar
 
 import structlog
@@ -10,18 +9,16 @@ from gateway.admin.ports import AdminPorts, NewOperation
 from gateway.body import read_json_body
 from gateway.facts import facts_of
 from gateway.identity import headers_of, require_local_caller
-from gateway.json_guard import parse
+from gateway.json_guard import parse_governed
 from gateway.parts import GatewayParts
 from gateway.query import Query
 from gateway.routes.resources import json_response
 from weft.api.operations.v1 import operation_pb2
-from weft.kernel.errors import invalid_field
 from weft.kernel.ids import new_id
-from weft.kernel.names import DEFAULT_TENANT, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, is_token
+from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, require_request_id
 from weft.resources.document_base import DocumentPart
 
 IDEMPOTENCY_KEY = b"idempotency-key"
-_KEY = re.compile(r"[A-Za-z0-9._-]+")
 
 Body = TypeVar("Body", bound=DocumentPart)
 
@@ -29,14 +26,17 @@ log = structlog.get_logger("weft.gateway")
 
 
 async def empty_body_or(request: Request, parts: GatewayParts, model: type[Body], surface: str) -> Body:
-    """The body as `model`; one that is empty is `{}`. Raises as `parse`, and PERMISSION_DENIED for a foreign page."""
+    """The body as `model`; one that is empty is `{}`.
+
+    Raises as `parse_governed`, and PERMISSION_DENIED for a foreign page.
+    """
     facts_of(request.scope).surface = surface
     require_local_caller(request.scope)
     Query(request.scope)
     headers = headers_of(request.scope)
     is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
     raw = b"{}" if is_empty else await read_json_body(request.scope, request.receive, parts.config)
-    return parse(model, raw, max_depth=parts.config.limits.max_json_depth)
+    return parse_governed(model, raw, max_depth=parts.config.limits.max_json_depth)
 
 
 async def create_operation(
@@ -45,10 +45,11 @@ async def create_operation(
     """Have it done: 202, and where the operation can be followed. Raises what the registry refuses it with."""
     headers = headers_of(request.scope)
     key = headers.get(IDEMPOTENCY_KEY, b"").decode("latin-1")
-    if key and (len(key) > MAX_REQUEST_ID_CHARS or _KEY.fullmatch(key) is None):
-        raise invalid_field("Idempotency-Key", f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
     wanted = NewOperation(
-        action=action, request_id=key or new_id("op"), requested_by=requester(request), authorization=authorization
+        action=action,
+        request_id=require_request_id(key, "Idempotency-Key") if key else new_id("op"),
+        requested_by=requester(request),
+        authorization=authorization,
     )
     operation = await ports.operations.create(wanted)
     log.info("operation asked for", request_id=facts_of(request.scope).request_id, operation=operation.name)

@@ -58,7 +58,7 @@ def add_admin_operations(app: FastAPI, parts: GatewayParts, ports: AdminPorts) -
         """The audit log, oldest entry first, and its end."""
         facts_of(request.scope).surface = SURFACE
         query = Query(request.scope, frozenset(_AUDIT))
-        after, size = query.count("after", MAX_SEQUENCE), query.count("pageSize", MAX_PAGE_SIZE)
+        after, size = query.count("after", MAX_SEQUENCE, least=0), query.count("pageSize", MAX_PAGE_SIZE)
         return json_response(plain(await ports.operations.audit(after, size)))
 
     for path, endpoint, method, extra in (

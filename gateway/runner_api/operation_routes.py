@@ -1,7 +1,6 @@
 """POST /v1/models/load, /v1/models/unload and /v1/cache/flush, and what became of them."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from gateway.errors import ClientGoneError, DetailedError, EdgeError
 from gateway.facts import facts_of
 from gateway.identity import headers_of, require_local_caller, timeout_seconds
 from gateway.interrupt import interrupt_on_disconnect
-from gateway.json_guard import parse
+from gateway.json_guard import parse_governed
 from gateway.openapi import json_body
 from gateway.query import Query
 from gateway.routes.resources import json_response
@@ -22,9 +21,7 @@ from gateway.runner_api import operation_messages as messages
 from gateway.runner_api.operations_client import ENDED
 from gateway.runner_api.parts import RunnerApiParts
 from gateway.runner_api.schemas import (
-    MAX_REQUEST_ID_CHARS,
     MAX_TOKEN_CHARS,
-    REQUEST_ID_PATTERN,
     FlushBody,
     LoadBody,
     UnloadBody,
@@ -34,7 +31,7 @@ from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.interrupt import Interruptible
-from weft.kernel.names import is_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, require_request_id
 from weft.kernel.reasons import Reason
 
 SURFACE = "runner"
@@ -125,7 +122,7 @@ async def _body_of(request: Request, parts: RunnerApiParts, model: type[Model]) 
     Query(request.scope)
     edge = parts.config.edge
     raw = await read_json_body(request.scope, request.receive, edge)
-    return parse(model, raw, max_depth=edge.limits.max_json_depth)
+    return parse_governed(model, raw, max_depth=edge.limits.max_json_depth)
 
 
 async def _create(
@@ -207,9 +204,7 @@ def _request_id(request: Request, body: Body) -> str:
     given = headers_of(request.scope).get(b"idempotency-key")
     if given is None:
         return body.request_id or new_id("req")
-    key = given.decode("latin-1")
-    if len(key) > MAX_REQUEST_ID_CHARS or re.fullmatch(REQUEST_ID_PATTERN, key) is None:
-        raise invalid_field("Idempotency-Key", f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
+    key = require_request_id(given.decode("latin-1"), "Idempotency-Key")
     if body.request_id is not None and body.request_id != key:
         raise invalid_field("requestId", "must be the same as the header Idempotency-Key, where both are given")
     return key

@@ -1,21 +1,34 @@
 """Operations over gRPC, as `gateway.runner_api.ports.OperationsPort`."""
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import structlog
 
+from gateway.registry_calls import RegistryCalls
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.resources.operation_fields import operation_field
 
 ENDED = frozenset(
     {
         operation_pb2.Operation.STATE_SUCCEEDED,
         operation_pb2.Operation.STATE_FAILED,
         operation_pb2.Operation.STATE_CANCELLED,
+    }
+)
+
+_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "modelId",
+        "model": "modelId",
+        "tenant": "tenantId",
+        "memoryBudgetMb": "gpuMemoryBudgetMB",
+        "authorization": "verifiedOpToken",
     }
 )
 
@@ -29,20 +42,20 @@ class OperationsClient:
         """`timeout_seconds` is how long one question may take; waiting for an operation has its own limit."""
         # Typed as synchronous by the generated code, whatever the channel.
         self._stub: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
-        self._timeout_seconds = timeout_seconds
+        self._calls = RegistryCalls(callers_field, timeout_seconds=timeout_seconds)
 
     async def create(self, request: operation_service_pb2.CreateOperationRequest) -> operation_pb2.Operation:
         """See OperationsPort.create."""
-        return await self._call(self._stub.CreateOperation, request)
+        return await self._asked(self._stub.CreateOperation, request)
 
     async def get(self, name: str) -> operation_pb2.Operation:
         """See OperationsPort.get."""
-        return await self._call(self._stub.GetOperation, operation_service_pb2.GetOperationRequest(name=name))
+        return await self._asked(self._stub.GetOperation, operation_service_pb2.GetOperationRequest(name=name))
 
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
         """See OperationsPort.cancel."""
         request = operation_service_pb2.CancelOperationRequest(name=name, requested_by=requested_by)
-        return await self._call(self._stub.CancelOperation, request)
+        return await self._asked(self._stub.CancelOperation, request)
 
     async def wait(self, operation: operation_pb2.Operation, timeout_seconds: float) -> operation_pb2.Operation:
         """See OperationsPort.wait."""
@@ -51,28 +64,24 @@ class OperationsClient:
             return last
         watch = self._stub.WatchOperation(operation_service_pb2.WatchOperationRequest(name=operation.name))
         try:
-            async with asyncio.timeout(timeout_seconds):
-                async for response in watch:
+            async with asyncio.timeout(timeout_seconds), aclosing(self._calls.follow(watch)) as responses:
+                async for response in responses:
                     last = response.operation
                     if last.state in ENDED:
                         break
         except TimeoutError:
             pass
-        except grpc.aio.AioRpcError as error:
+        except WeftError as error:
             # The operation goes on without us; whoever waits can ask for it later.
-            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-            log.warning("lost sight of an operation", operation=operation.name, reason=found.reason.name.lower())
-        finally:
-            watch.cancel()
+            log.warning("lost sight of an operation", operation=operation.name, reason=error.reason.name.lower())
         return last
 
-    async def _call(self, method: Any, request: Any) -> operation_pb2.Operation:
-        try:
-            response = await method(request, timeout=self._timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
-            if found.reason is Reason.SERVICE_UNAVAILABLE:
-                raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached") from error
-            raise found from error
-        operation: operation_pb2.Operation = response.operation
+    async def _asked(self, method: Any, request: Any) -> operation_pb2.Operation:
+        operation: operation_pb2.Operation = (await self._calls.ask(method, request)).operation
         return operation
+
+
+def callers_field(field: str) -> str:
+    """A field of a message to the registry, as the bodies of this API have it."""
+    name = operation_field(field)
+    return _FIELDS.get(name, name)

@@ -5,13 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS
+from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS
 
 MAX_MODEL_ID_CHARS = 256
 MAX_TOKEN_CHARS = 16 * 1024
 MAX_TAG_CHARS = 64
-MAX_REQUEST_ID_CHARS = 128
-REQUEST_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._-]+$"
 
 ModelId = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_ID_CHARS)]
 

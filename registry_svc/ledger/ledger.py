@@ -20,6 +20,7 @@ from registry_svc.ledger.domain import (
     Waiting,
 )
 from registry_svc.ledger.line import Line, Waiter
+from registry_svc.ledger.sessions import IsGuest, SessionOf, nobody
 from registry_svc.ledger.settling import Settler
 from registry_svc.ledger.waiting import require_place, require_possible
 from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
@@ -28,7 +29,7 @@ from registry_svc.policy.ledger_wish import Wish
 from registry_svc.runner_calls import RunnerCalls
 from registry_svc.store.lease_port import LeaseStore
 from registry_svc.writer import SingleWriter
-from weft.gpu.sighting import HostSight, ProcessId
+from weft.gpu.sighting import ProcessId
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -47,9 +48,6 @@ MAX_WATCHED = 4_096
 # A step so much later than the one before means that the registry itself was frozen.
 _FROZEN_AFTER_STEPS = 3
 
-SessionOf = Callable[[str], tuple[str, str] | None]
-"""By a runner's name: its session id and its present incarnation; None: there is no such runner."""
-
 
 class Ledger:
     """See LeaseService in the contract. Calls outside of start and stop are answered with SHUTTING_DOWN.
@@ -59,7 +57,13 @@ class Ledger:
     """
 
     def __init__(
-        self, store: LeaseStore, clock: Clock, config: LedgerConfig, calls: RunnerCalls, session_of: SessionOf
+        self,
+        store: LeaseStore,
+        clock: Clock,
+        config: LedgerConfig,
+        calls: RunnerCalls,
+        session_of: SessionOf,
+        is_guest: IsGuest = nobody,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -69,7 +73,7 @@ class Ledger:
         """There may be something to do now."""
         self._stirred = asyncio.Event()
         """Time matters again: there is something that it changes."""
-        self._book = Book(config.device_margin_bytes, config.orphan_keep_seconds)
+        self._book = Book(config.device_margin_bytes, config.orphan_keep_seconds, is_guest)
         self._line = Line(config.max_waiting)
         self._asker = Asker(calls, clock, self._nudged.set)
         self._settler = Settler(self._book, self._line, self._asker, store, clock, config)
@@ -112,7 +116,7 @@ class Ledger:
         """
         self._require_running()
         self._require_present(request.holder, request.session_id)
-        self._see(request.sight)
+        self._book.see(request.holder, request.sight, self._clock.monotonic(), self._clock.utc_now())
         waiter = self._waiter_for(request)
         was_told = False
         try:
@@ -136,14 +140,14 @@ class Ledger:
         """Keep leases, and take in how they are used and what is seen. See RenewLeases."""
         self._require_running()
         is_present = self._is_present(renewal.holder, renewal.session_id)
-        self._see(renewal.sight)
+        self._book.see(renewal.holder, renewal.sight, self._clock.monotonic(), self._clock.utc_now())
         lost = tuple(use.lease_id for use in renewal.uses if not (is_present and self._take_in(renewal.holder, use)))
         for use in renewal.uses:
             if use.lease_id not in lost:
                 await self._keep_processes(use)
         leases = self._book.leases_on(renewal.sight.host)
         someone_waits = bool(self._line.on(renewal.sight.host))
-        if someone_waits or any(lease.since is not None for lease in leases):
+        if someone_waits or self._settler.is_one_at_its_end(leases):
             self._nudged.set()
         is_awaited = someone_waits or any(is_fresh(lease, self._clock.monotonic()) for lease in leases)
         next_within = self._config.watch_interval_seconds if is_awaited else self._config.renew_interval_seconds
@@ -274,9 +278,6 @@ class Ledger:
     def _granted(self, lease: Lease) -> Granted:
         book = self._book.open(lease.grant.host)
         return Granted(lease=lease, seen=None if book is None else book.seen.get(lease.grant.id))
-
-    def _see(self, sight: HostSight) -> None:
-        self._book.see(sight, self._clock.monotonic(), self._clock.utc_now())
 
     def _take_in(self, holder: Holder, use: LeaseUse) -> bool:
         """Whether the lease is still the holder's."""

@@ -8,23 +8,19 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from registry_svc.checks import require_at_most, require_count, require_range, require_text
 from registry_svc.ledger.domain import LeaseUse, MemoryRequest, Renewal
 from registry_svc.policy.ledger import Holder, HolderKind
-from registry_svc.store.lease_tables import MAX_HOST_CHARS, MAX_PURPOSE_CHARS
+from registry_svc.store.lease_tables import MAX_PURPOSE_CHARS
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
+from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, sight_from
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_name, require_token
 from weft.kernel.request import Priority
 
 MAX_ID_CHARS = 128
-MAX_DEVICES = 64
-MAX_SEEN_PROCESSES = 4_096
 MAX_LEASES_PER_RENEWAL = 1_024
 MAX_PROCESSES_PER_LEASE = 256
-MAX_DEVICE_TEXT_CHARS = 256
-MAX_BYTES = 2**50
+MAX_BYTES = MAX_DEVICES * MAX_DEVICE_BYTES
 """1 PiB: more memory than any host has, and sums of it stay exact everywhere."""
-MAX_DEVICE_INDEX = 1_023
 MAX_WAIT_SECONDS = 86_400.0
 
 
@@ -32,7 +28,7 @@ def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryR
     """A valid AcquireLease; raises INVALID_ARGUMENT naming the field."""
     require_at_most(request.device_indexes, "device_indexes", MAX_DEVICES)
     for position, index in enumerate(request.device_indexes):
-        _device_index(index, f"device_indexes[{position}]")
+        _require_device_index(index, f"device_indexes[{position}]")
     if len(set(request.device_indexes)) < len(request.device_indexes):
         raise invalid_field("device_indexes", "must not name a device twice")
     if not 0 <= request.max_devices <= MAX_DEVICES:
@@ -45,8 +41,8 @@ def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryR
         holder=holder,
         session_id=_session_of(request.session_id),
         purpose=_purpose_of(request.purpose, holder),
-        sight=sight_of(request.sighting, "sighting"),
-        size=_size(request.bytes, "bytes", low=1),
+        sight=sight_from(request.sighting, "sighting"),
+        size=_size(request.bytes, "bytes"),
         device_indexes=frozenset(request.device_indexes),
         max_devices=request.max_devices,
         priority=_priority_of(request.priority, "priority"),
@@ -64,7 +60,7 @@ def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
         holder=holder_of(request.holder, "holder"),
         session_id=_session_of(request.session_id),
         uses=uses,
-        sight=sight_of(request.sighting, "sighting"),
+        sight=sight_from(request.sighting, "sighting"),
     )
 
 
@@ -101,60 +97,9 @@ def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
     return Holder(kind=kind, name=name, incarnation=incarnation)
 
 
-def sight_of(sighting: lease_pb2.HostSighting, field: str) -> HostSight:
-    """A valid sighting; raises INVALID_ARGUMENT naming what is wrong below `field`."""
-    if sighting.source not in {source.value for source in Source}:
-        raise invalid_field(f"{field}.source", "must say where the figures come from")
-    require_at_most(sighting.devices, f"{field}.devices", MAX_DEVICES)
-    require_at_most(sighting.processes, f"{field}.processes", MAX_SEEN_PROCESSES)
-    devices = [_device_of(each, f"{field}.devices[{index}]") for index, each in enumerate(sighting.devices)]
-    _require_once([device.index for device in devices], f"{field}.devices", "index")
-    processes = [_seen_process_of(each, f"{field}.processes[{i}]") for i, each in enumerate(sighting.processes)]
-    _require_once([each.process for each in processes], f"{field}.processes", "process")
-    return HostSight(
-        host=_filled_text(sighting.host, f"{field}.host", MAX_HOST_CHARS),
-        source=Source(sighting.source),
-        devices=tuple(sorted(devices, key=lambda device: device.index)),
-        processes=tuple(processes),
-    )
-
-
-def _device_of(device: lease_pb2.Device, field: str) -> DeviceSight:
-    return DeviceSight(
-        index=_device_index(device.index, f"{field}.index"),
-        id=require_text(device.id, f"{field}.id", MAX_DEVICE_TEXT_CHARS),
-        name=require_text(device.name, f"{field}.name", MAX_DEVICE_TEXT_CHARS),
-        total_bytes=_size(device.total_bytes, f"{field}.total_bytes", low=1),
-        used_bytes=_size(device.used_bytes, f"{field}.used_bytes") if device.HasField("used_bytes") else None,
-        utilization=(
-            require_range(device.utilization, f"{field}.utilization", 0.0, 1.0)
-            if device.HasField("utilization")
-            else None
-        ),
-    )
-
-
-def _seen_process_of(seen: lease_pb2.SeenProcess, field: str) -> ProcessSight:
-    require_at_most(seen.memory, f"{field}.memory", MAX_DEVICES)
-    memory = [
-        (
-            _device_index(each.device_index, f"{field}.memory[{index}].device_index"),
-            _size(each.bytes, f"{field}.memory[{index}].bytes"),
-        )
-        for index, each in enumerate(seen.memory)
-    ]
-    _require_once([index for index, _ in memory], f"{field}.memory", "device_index")
-    return ProcessSight(
-        process=_process_of(seen.process, f"{field}.process"),
-        alive=seen.alive,
-        bytes_by_device=tuple(sorted(memory)),
-        memory_unknown=seen.memory_unknown,
-    )
-
-
 def _use_of(use: lease_service_pb2.LeaseUse, field: str) -> LeaseUse:
     require_at_most(use.processes, f"{field}.processes", MAX_PROCESSES_PER_LEASE)
-    processes = [_process_of(each, f"{field}.processes[{index}]") for index, each in enumerate(use.processes)]
+    processes = [process_id_from(each, f"{field}.processes[{index}]") for index, each in enumerate(use.processes)]
     _require_once(processes, f"{field}.processes", "pid")
     return LeaseUse(
         lease_id=require_token(use.lease_id, f"{field}.lease_id", MAX_ID_CHARS),
@@ -168,12 +113,6 @@ def _use_of(use: lease_service_pb2.LeaseUse, field: str) -> LeaseUse:
             _moment_of(use.last_used_time, f"{field}.last_used_time") if use.HasField("last_used_time") else None
         ),
     )
-
-
-def _process_of(process: lease_pb2.ProcessId, field: str) -> ProcessId:
-    if process.pid < 1:
-        raise invalid_field(f"{field}.pid", "must be a process id")
-    return ProcessId(process.pid, require_count(process.start_ticks, f"{field}.start_ticks"))
 
 
 def _priority_of(priority: priority_pb2.Priority.ValueType, field: str) -> Priority:
@@ -212,15 +151,14 @@ def _filled_text(text: str, field: str, max_chars: int) -> str:
     return require_text(text, field, max_chars)
 
 
-def _device_index(index: int, field: str) -> int:
-    if not 0 <= index <= MAX_DEVICE_INDEX:
-        raise invalid_field(field, f"must be 0 to {MAX_DEVICE_INDEX}")
-    return index
+def _require_device_index(index: int, field: str) -> None:
+    if not 0 <= index < MAX_DEVICES:
+        raise invalid_field(field, f"must be 0 to {MAX_DEVICES - 1}")
 
 
-def _size(size: int, field: str, *, low: int = 0) -> int:
-    if not low <= size <= MAX_BYTES:
-        raise invalid_field(field, f"must be {low} to {MAX_BYTES} bytes")
+def _size(size: int, field: str) -> int:
+    if not 1 <= size <= MAX_BYTES:
+        raise invalid_field(field, f"must be 1 to {MAX_BYTES} bytes")
     return size
 
 

@@ -1,7 +1,18 @@
-"""What proves who a runner is: the session that it opened."""
+"""What proves who a runner is: the session that it opened; and whether it is a guest, who joined over a link."""
+
+from collections.abc import Callable
 
 from registry_svc.core import RegistryCore
-from registry_svc.ledger.ledger import SessionOf
+
+SessionOf = Callable[[str], tuple[str, str] | None]
+"""By a runner's name: its session id and its present incarnation; None: there is no such runner."""
+IsGuest = Callable[[str], bool]
+"""By a runner's name: whether it joined over a link, so that which host it is on is its own word."""
+
+
+def nobody(_: str) -> bool:
+    """See IsGuest: there are no guests."""
+    return False
 
 
 def sessions_of(core: RegistryCore) -> SessionOf:
@@ -12,3 +23,13 @@ def sessions_of(core: RegistryCore) -> SessionOf:
         return None if member is None else (member.session.id, member.session.incarnation)
 
     return session_of
+
+
+def guests_of(core: RegistryCore) -> IsGuest:
+    """Whether a runner that is known, active or not, joined over a link."""
+
+    def is_guest(runner: str) -> bool:
+        member = core.mesh.of_runner(runner)
+        return member is not None and member.profile.dial_out
+
+    return is_guest

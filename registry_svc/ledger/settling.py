@@ -1,7 +1,7 @@
 """One step of the book: what is over ends, what became free is granted, whoever is idle is asked to give way."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -71,6 +71,11 @@ class Settler:
         """Whether a lease is over but for the disk: a holder that comes back now comes too late."""
         return lease_id in self._ending
 
+    def is_one_at_its_end(self, leases: Iterable[Lease]) -> bool:
+        """Whether a step would end one of these now."""
+        now = self._clock.monotonic()
+        return any(self._is_at_its_end(lease, now) for lease in leases)
+
     def abandon(self, lease: Lease, caller: object, *, may_have_heard: bool) -> None:
         """A caller has gone. Its lease is given up, unless another call has been told of it or it is renewed first."""
         if self._unheard.get(lease.grant.id) is caller:
@@ -79,6 +84,15 @@ class Settler:
 
     async def settle(self) -> None:
         """One step. Raises SERVICE_UNAVAILABLE when the store fails; the next step does again what is left."""
+        try:
+            await self._step()
+        except WeftError as error:
+            # Nobody waits for longer than it said because the database is away.
+            self._end_waits(error)
+            raise
+        self._end_waits()
+
+    async def _step(self) -> None:
         await self._remove_doubtful()
         now = self._clock.monotonic()
         self._orphan(now)
@@ -87,7 +101,7 @@ class Settler:
         for host in self._line.hosts():
             await self._serve(host)
         self._asker.sweep(self._config.reclaim_wait_seconds)
-        self._book.forget_hosts(now - self._config.orphan_keep_seconds)
+        self._book.forget_hosts(now)
 
     async def release(self, leases: Sequence[Lease]) -> None:
         """Give up leases for their holders: durable first."""
@@ -123,7 +137,7 @@ class Settler:
             self._abandoned.pop(lease_id, None)
 
     async def _end(self, now: float) -> None:
-        over = [lease for lease in self._book if lease.since is not None and self._is_at_its_end(lease, now)]
+        over = [lease for lease in self._book if self._is_at_its_end(lease, now)]
         if not over:
             return
         self._ending = frozenset(lease.grant.id for lease in over)
@@ -137,6 +151,8 @@ class Settler:
             log.info("lease over", **_facts(lease.grant))
 
     def _is_at_its_end(self, lease: Lease, now: float) -> bool:
+        if lease.since is None:
+            return False
         host = self._book.host(lease.grant.host)
         if host is not None and is_over(lease, host.sight, host.seen, self._config.renew_interval_seconds):
             return True
@@ -209,16 +225,20 @@ class Settler:
             self._line.finish(waiter, error)
 
     def _tell(self, host: str) -> None:
-        book, now = self._book.open(host), self._clock.monotonic()
+        book = self._book.open(host)
         if book is None:
             return
         leases = self._book.leases_on(host)
         for ahead, waiter in enumerate(sorted(self._line.on(host), key=lambda each: each.wish.place)):
-            word = waiting_for(waiter.wish, book, leases, ahead)
-            if now >= waiter.wish.deadline:
-                self._line.finish(waiter, waited_in_vain(waiter.wish, word))
-            else:
-                waiter.tell(word)
+            waiter.tell(waiting_for(waiter.wish, book, leases, ahead))
+
+    def _end_waits(self, failure: WeftError | None = None) -> None:
+        """End the waits whose time is over: with `failure`, where that is why nobody looked after them."""
+        now = self._clock.monotonic()
+        for host in self._line.hosts():
+            for waiter in self._line.on(host):
+                if now >= waiter.wish.deadline:
+                    self._line.finish(waiter, failure or waited_in_vain(waiter.wish, waiter.word))
 
 
 def _facts(grant: Grant) -> dict[str, object]:

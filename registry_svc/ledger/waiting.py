@@ -1,16 +1,18 @@
 """In words: what somebody waits for, and why there is nothing to wait for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from registry_svc.ledger.domain import Waiting
 from registry_svc.policy.device_choice import largest_lease
-from registry_svc.policy.ledger import HolderKind, HostBook, Lease, LeaseState
+from registry_svc.policy.ledger import Holder, HolderKind, HostBook, Lease, LeaseState
 from registry_svc.policy.ledger_wish import Wish
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.sizes import size_words
 
 MAX_HOLDERS = 16
+MAX_LEASES_PER_HOLDER = 1_024
+"""Leases and waits of one runner, or of one life of a program: as many as one renewal may name."""
 
 _RETRY_AFTER_SECONDS = 5.0
 
@@ -73,3 +75,22 @@ def _doing(lease: Lease) -> str:
     if not lease.filled:
         return "loading"
     return "busy" if lease.active_requests else "idle"
+
+
+def require_place(holder: Holder, holders: Iterable[Holder]) -> None:
+    """Raise TOO_MANY_RESOURCES when a holder has or waits for as many leases as one may: others need some too.
+
+    `holders`: of every lease and of every wait.
+    """
+    if sum(_is_one(each, holder) for each in holders) >= MAX_LEASES_PER_HOLDER:
+        raise WeftError(
+            Reason.TOO_MANY_RESOURCES,
+            f"{holder.name} has or waits for {MAX_LEASES_PER_HOLDER} leases, the most for one holder; release some",
+        )
+
+
+def _is_one(holder: Holder, other: Holder) -> bool:
+    """Whether they are one runner, in whichever life, or one life of a program: many programs may share a name."""
+    if holder.kind is HolderKind.PROGRAM:
+        return holder == other
+    return (holder.kind, holder.name) == (other.kind, other.name)

@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2
 
 from registry_svc.operations.attendance import Attendance
 from registry_svc.operations.directory import Directory
+from registry_svc.operations.figures import amount_of_all, seconds_of
 from registry_svc.operations.subjects import is_single, models_named
 from registry_svc.policy.operation_pools import plan_pool
 from registry_svc.policy.operation_times import LoadTimes
@@ -26,6 +27,8 @@ MAX_NAMED_FAILURES = 3
 # A page of operations must fit into one gRPC message of 64 MiB.
 MAX_NAMED_MODELS = 256
 UNDO_PATIENCE_SECONDS = 120.0
+WAITING_FOR_MEMORY = "waiting for memory"
+"""The stage of a load, in the words of `runner.v1.LoadProgress`."""
 # A runner that was started anew ended every backend of its earlier life.
 _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_FOUND, Reason.WORKER_RESTARTED})
 
@@ -186,7 +189,7 @@ class Job:
                 self._begun.remove(model)
                 await self._report.begun(self._begun)
         elif result.HasField("load_time"):
-            self._tools.times.learn(model, result.load_time.ToNanoseconds() / 1e9)
+            self._tools.times.learn(model, seconds_of(result.load_time))
         self._add_load(model, result)
 
     async def _load_call(self, runner: str, model: str, options: load_pb2.LoadOptions) -> runner_service_pb2.LoadResult:
@@ -202,9 +205,11 @@ class Job:
 
     def _tell_load(self, model: str, began: float, said: runner_service_pb2.LoadProgress) -> None:
         now = self._tools.clock.monotonic()
-        eta = self._tools.times.eta_seconds(model, now - began)
+        # Earlier loads tell nothing of when others give their memory up.
+        waits = said.stage == WAITING_FOR_MEMORY
+        eta = None if waits else self._tools.times.eta_seconds(model, now - began)
         if said.HasField("eta"):
-            eta = said.eta.ToNanoseconds() / 1e9
+            eta = seconds_of(said.eta)
         self._report.progress(
             OperationProgress(
                 stage=said.stage,
@@ -218,11 +223,10 @@ class Job:
         total = self._result
         first = not total.models
         total.memory_measured = result.memory_measured and (first or total.memory_measured)
-        total.memory_bytes += result.memory_bytes
+        total.memory_bytes = amount_of_all((total.memory_bytes, result.memory_bytes))
         total.models.append(model)
         if result.HasField("load_time"):
-            spent = total.load_time.ToNanoseconds() + result.load_time.ToNanoseconds()
-            total.load_time.CopyFrom(_duration(spent))
+            total.load_time.CopyFrom(_duration(seconds_of(total.load_time) + seconds_of(result.load_time)))
 
     async def _unload_named(self, name: str) -> None:
         models = models_named(name, self._tools.directory)
@@ -238,7 +242,8 @@ class Job:
         self._tell("unloading", f"unloading {model}")
         runner = self._tools.directory.runner_of(model) or ""
         answer = await self._unload_patiently(runner, model, self._patient_until)
-        self._result.memory_freed_bytes += answer.memory_freed_bytes
+        freed = (self._result.memory_freed_bytes, answer.memory_freed_bytes)
+        self._result.memory_freed_bytes = amount_of_all(freed)
         self._result.cache_flushed |= answer.cache_flushed
         if self._action.WhichOneof("kind") == "unload_model":
             self._result.models.append(model)
@@ -253,6 +258,8 @@ class Job:
 
     async def _flush(self, flush: operation_pb2.FlushCache) -> None:
         requests = self._flush_requests(flush)
+        if not requests:
+            raise _nobody_to_flush(flush.model)
         if len(requests) == 1:
             await self._report.assigned(requests[0][0])
         self._tell("flushing", f"asking {len(requests)} runners")
@@ -295,11 +302,11 @@ class Job:
     def _add_flushes(self, answers: Sequence[runner_service_pb2.FlushCacheResponse]) -> None:
         total = self._result
         total.cache_flushed = True
-        total.entry_count = sum(answer.entry_count for answer in answers)
+        total.entry_count = amount_of_all(answer.entry_count for answer in answers)
         if answers and all(answer.HasField("token_count") for answer in answers):
-            total.token_count = sum(answer.token_count for answer in answers)
+            total.token_count = amount_of_all(answer.token_count for answer in answers)
         if answers and all(answer.HasField("reusable_bytes") for answer in answers):
-            total.reusable_bytes = sum(answer.reusable_bytes for answer in answers)
+            total.reusable_bytes = amount_of_all(answer.reusable_bytes for answer in answers)
 
     def _is_there(self, model: str) -> bool:
         return self._tools.attendance.is_there(self._tools.directory.runner_of(model) or "")
@@ -314,6 +321,12 @@ class Job:
 
 def _flush_request(flush: operation_pb2.FlushCache, model: str) -> runner_service_pb2.FlushCacheRequest:
     return runner_service_pb2.FlushCacheRequest(scope=flush.scope, model=model, tenant=flush.tenant, tag=flush.tag)
+
+
+def _nobody_to_flush(model: str) -> WeftError:
+    if model:
+        return WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {model!r} is known there any more")
+    return WeftError(Reason.NO_RUNNER_AVAILABLE, "no runner is there, so no cache was flushed; start one")
 
 
 def _require_flushed(answers: Sequence[runner_service_pb2.FlushCacheResponse], failures: Sequence[WeftError]) -> None:
@@ -335,7 +348,7 @@ def _too_few(missing: int, failures: Sequence[WeftError]) -> WeftError:
     )
 
 
-def _duration(nanoseconds: int) -> duration_pb2.Duration:
+def _duration(seconds: float) -> duration_pb2.Duration:
     duration = duration_pb2.Duration()
-    duration.FromNanoseconds(nanoseconds)
+    duration.FromNanoseconds(round(seconds * 1e9))
     return duration

@@ -36,8 +36,9 @@ def operation_message(view: OperationView, now: float) -> operation_pb2.Operatio
         message.progress = 1.0
     elif progress.share is not None:
         message.progress = progress.share
-    if progress.ends_at is not None:
-        message.eta.CopyFrom(_duration(max(progress.ends_at - now, 0.0)))
+    # What takes longer than it should has no known end.
+    if progress.ends_at is not None and progress.ends_at > now:
+        message.eta.CopyFrom(_duration(progress.ends_at - now))
     return message
 
 

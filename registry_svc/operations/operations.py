@@ -106,12 +106,7 @@ class Operations:
         `require_known` does. Once begun it is finished even if the caller is gone by then.
         """
         self._require_open()
-        if self._writer.waiting >= MAX_WAITING_WRITES:
-            raise WeftError(
-                Reason.QUEUE_FULL,
-                f"{MAX_WAITING_WRITES} operations wait to be accepted; try again",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
+        self._require_turn()
         return await self._writer.run(lambda: self._accept(asked))
 
     async def get(self, operation_id: str) -> OperationView:
@@ -144,8 +139,14 @@ class Operations:
         return view if view.operation.ended else await self.get(operation_id)
 
     async def cancel(self, operation_id: str, requested_by: str) -> OperationView:
-        """Ask for the end of an operation; raises NOT_FOUND and SERVICE_UNAVAILABLE. It is CANCELLED later."""
-        self._require_open()
+        """Ask for the end of an operation, which is CANCELLED later.
+
+        Raises NOT_FOUND, QUEUE_FULL and SERVICE_UNAVAILABLE.
+        """
+        view = await self.get(operation_id)
+        if view.operation.ended or view.operation.cancel_requested:
+            return view
+        self._require_turn()
         return await self._writer.run(lambda: self._cancel(operation_id, requested_by))
 
     async def audit_page(self, after_sequence: int, size: int) -> tuple[list[AuditEntry], AuditHead]:
@@ -278,6 +279,14 @@ class Operations:
         result = operation_pb2.OperationResult.FromString(operation.result)
         if len(result.models) == 1 and result.HasField("load_time"):
             self._tools.times.learn(result.models[0], result.load_time.ToNanoseconds() / 1e9)
+
+    def _require_turn(self) -> None:
+        if self._writer.waiting >= MAX_WAITING_WRITES:
+            raise WeftError(
+                Reason.QUEUE_FULL,
+                f"{MAX_WAITING_WRITES} operations wait to be accepted or cancelled; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
 
     def _require_open(self) -> None:
         if not self._open:

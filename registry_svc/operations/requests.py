@@ -10,7 +10,7 @@ from registry_svc.operations.operations import Asked
 from registry_svc.policy.operations import OPERATION_PREFIX
 from weft.api.operations.v1 import operation_service_pb2
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name
+from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
 
 MAX_ACTOR_CHARS = 256
 MAX_AUTHORIZATION_CHARS = 16 * 1024
@@ -18,7 +18,6 @@ DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1_000
 MAX_NUMBER = 2**63 - 1
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 # What a list of one line must not hold: cleaned_words lets lines and tabs pass.
 _LINES = re.compile(r"[\t\n\u2028\u2029]")
@@ -26,12 +25,11 @@ _LINES = re.compile(r"[\t\n\u2028\u2029]")
 
 def to_asked(request: operation_service_pb2.CreateOperationRequest) -> Asked:
     """A valid CreateOperation, on whatever names; raises INVALID_ARGUMENT naming the field."""
-    if len(request.request_id) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(request.request_id) is None:
-        raise invalid_field("request_id", f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
+    request_id = require_request_id(request.request_id, "request_id")
     if len(request.authorization) > MAX_AUTHORIZATION_CHARS:
         raise invalid_field("authorization", f"must be at most {MAX_AUTHORIZATION_CHARS} characters")
     return Asked(
-        request_id=request.request_id,
+        request_id=request_id,
         action=checked_action(request.action),
         requested_by=to_actor(request.requested_by),
         authorization=request.authorization,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import Enum, auto
 
 from registry_svc.policy.device_choice import choose
-from registry_svc.policy.ledger import DeviceBook, HolderKind, HostBook, Lease, LeaseState, without
+from registry_svc.policy.ledger import DeviceBook, HolderKind, HostBook, Lease, LeaseState, with_again, without
 from registry_svc.policy.ledger_wish import Wish
 
 REFUSAL_KEPT_SECONDS = 5.0
@@ -85,27 +85,30 @@ def next_victim(
     if _fits(freed, wish) or any(_was_asked(lease, frozenset(usable), reclaim) for lease in going):
         return None
     chosen: list[Lease] = []
+    left, on_their_way = freed, {lease.grant.id for lease in going}
     for lease in candidates(leases, wish, frozenset(usable)):
-        if lease in going or not reclaim.may_be_asked(lease):
+        if lease.grant.id in on_their_way or not reclaim.may_be_asked(lease):
             continue
         chosen.append(lease)
-        if _fits(_without(freed, book, chosen), wish):
-            return _needed(chosen, freed, book, wish)[0]
+        left = without(left, book, [lease.grant.id])
+        if _fits(left, wish):
+            return _first_needed(chosen, left, book, wish)
     return None
 
 
-def _needed(chosen: Sequence[Lease], freed: Mapping[int, DeviceBook], book: HostBook, wish: Wish) -> list[Lease]:
-    """Those of `chosen` without whom it does not fit; the most valued are spared first."""
-    needed = list(chosen)
+def _first_needed(chosen: Sequence[Lease], left: Mapping[int, DeviceBook], book: HostBook, wish: Wish) -> Lease:
+    """The first of `chosen` without whom it does not fit, the most valued being spared first.
+
+    `left`: the devices once all of `chosen` are over. One device after the other, as there may be a thousand of them.
+    """
+    needed = chosen[0]
     for lease in reversed(chosen):
-        fewer = [each for each in needed if each is not lease]
-        if fewer and _fits(_without(freed, book, fewer), wish):
-            needed = fewer
+        spared = with_again(left, book, lease.grant.id)
+        if _fits(spared, wish):
+            left = spared
+        else:
+            needed = lease
     return needed
-
-
-def _without(devices: Mapping[int, DeviceBook], book: HostBook, leases: Sequence[Lease]) -> Mapping[int, DeviceBook]:
-    return without(devices, book, [lease.grant.id for lease in leases])
 
 
 def _fits(devices: Mapping[int, DeviceBook], wish: Wish) -> bool:

@@ -162,6 +162,11 @@ def without(devices: Mapping[int, DeviceBook], book: HostBook, lease_ids: Iterab
     return changed
 
 
+def with_again(devices: Mapping[int, DeviceBook], book: HostBook, lease_id: str) -> Mapping[int, DeviceBook]:
+    """The devices as they would be if a lease that `without` left out were there after all."""
+    return _changed(devices, book.takes[lease_id], sign=1)
+
+
 def with_shares(devices: Mapping[int, DeviceBook], shares: Shares) -> Mapping[int, DeviceBook]:
     """The devices with one more lease, whose processes hold nothing yet."""
     return _changed(devices, [(index, size, size) for index, size in shares], sign=1)

@@ -109,5 +109,5 @@ class OperationStore(Protocol):
         ...
 
     async def purge_nonces(self, moment: datetime) -> int:
-        """Forget nonces that need not be remembered at `moment` any more; how many."""
+        """Forget nonces that need not be remembered at `moment` any more, nor at the time of the mark; how many."""
         ...

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from router_svc.policy.candidates import Candidate
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Wakes:
     """When it must have ended, one way or the other."""
     doubted: bool = False
     """The fleet shows it ready, and its runner says that it is not."""
+    priority: Priority = Priority.NORMAL
+    """Of the request for which it is woken."""
 
 
 RequestDecision = Placed | Waits | Loads | Rejects

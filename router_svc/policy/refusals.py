@@ -79,7 +79,7 @@ def waited_too_long(arrival: Arrival, waited_seconds: float, retry_after_seconds
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_TIMEOUT,
-        message=f"no slot for {arrival.target} came free in {waited_seconds:.0f} s",
+        message=f"no slot for {arrival.target} came free in {round(waited_seconds, 1):g} s",
         retry_after_seconds=retry_after_seconds,
     )
 

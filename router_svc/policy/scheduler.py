@@ -240,7 +240,8 @@ class Scheduler:
         else:
             if not waking:
                 waking = [self._wakes.preferred(eligible, self._grants.on_runner)]
-                begun.append(self._wakes.begin(waking[0], now, doubted=waking[0] not in self._told))
+                doubted, priority = waking[0] not in self._told, request.arrival.priority
+                begun.append(self._wakes.begin(waking[0], now, doubted=doubted, priority=priority))
             told = self._waits_for_wake(request, waking, now)
         if told == request.told:
             return begun

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from router_svc.policy.candidates import Candidate, Fleet, Readiness
 from router_svc.policy.decisions import Wakes
+from weft.kernel.request import Priority
 
 MAX_ESTIMATED_PROGRESS = 0.95
 """An estimate never says that it is done."""
@@ -51,8 +52,10 @@ class WakeBook:
         """Whom to wake: one whose last wake did not fail, then the one on the least loaded runner, then by name."""
         return min(asleep, key=lambda c: (c.model in self._failed_last, on_runner(c), c.model, c.runner))
 
-    def begin(self, candidate: Candidate, now: float, *, doubted: bool = False) -> Wakes:
-        """Wake it; it must not be waking already. `doubted`: see Wakes."""
+    def begin(
+        self, candidate: Candidate, now: float, *, doubted: bool = False, priority: Priority = Priority.NORMAL
+    ) -> Wakes:
+        """Wake it; it must not be waking already. `doubted`, `priority`: see Wakes."""
         assert candidate.model not in self._under_way, "a model is woken once at a time"
         self._under_way[candidate.model] = _Wake(candidate=candidate, started_at=now)
         return Wakes(
@@ -60,6 +63,7 @@ class WakeBook:
             runner=candidate.runner,
             max_wait_seconds=candidate.max_wake_seconds,
             doubted=doubted,
+            priority=priority,
         )
 
     def note_woken(self, model: str, now: float) -> None:

@@ -139,5 +139,5 @@ class EngineProcess:
 
     def _death(self, how: str, when: str) -> WeftError:
         report = self._report(how)
-        lines = " | ".join(self.log.last(CRASH_LOG_LINES)) if when == LOADING else ""
+        lines = " | ".join([*self._words][-CRASH_LOG_LINES:]) if when == LOADING else ""
         return WeftError(report.reason, f"the backend died {when} ({report.how}){': ' + lines if lines else ''}")

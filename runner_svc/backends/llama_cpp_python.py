@@ -6,7 +6,7 @@ rendered here, in its sandbox; the engine only ever sees finished prompts.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from runner_svc.backends.device_orders import hidden_devices
@@ -32,7 +32,7 @@ from runner_svc.backends.port import (
 )
 from runner_svc.engines.messages import TOKEN_VARIABLE, Done, Embed, Forget, PromptProgress, Ready, Token, Vector
 from runner_svc.gpu_time import GpuTime
-from runner_svc.policy.load_parameters import LoadParameter, check_parameters
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
 from runner_svc.templates.sandbox import TemplateSandbox
@@ -99,6 +99,11 @@ class LlamaCppPythonBackend:
         """See Backend.load_parameters."""
         return load_parameters(self._config)
 
+    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
+        """See ChecksLoads.check_load."""
+        check_parameters(parameters, self.load_parameters, field)
+        check_together(parameters, field)
+
     @property
     def cache_isolation(self) -> CacheIsolation:
         """See Backend.cache_isolation."""
@@ -135,8 +140,7 @@ class LlamaCppPythonBackend:
         Raises INVALID_ARGUMENT for parameters that it does not take.
         """
         order, config = order or LoadOrder(), self._config
-        check_parameters(order.parameters, self.load_parameters)
-        check_together(order)
+        self.check_load(order.parameters)
         self._loading = True
         try:
             self._templates = await read_templates(order.model_path or config.model_path, config.chat_template_path)

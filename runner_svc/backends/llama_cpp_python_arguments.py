@@ -100,9 +100,9 @@ def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue
     return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonConfig(model_path=Path())))
 
 
-def check_together(order: LoadOrder) -> None:
+def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
     """Raise INVALID_ARGUMENT for values of which each is fine and all together are not."""
-    check_cache_and_attention(order.parameters, usual_attention="off")
+    check_cache_and_attention(parameters, "off", field)
 
 
 def _order_arguments(order: LoadOrder) -> list[str]:

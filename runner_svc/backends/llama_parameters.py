@@ -37,11 +37,11 @@ def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadPar
     return LoadParameter(name=name, description=description, words=tuple(words))
 
 
-def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attention: str) -> None:
+def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attention: str, field: str) -> None:
     """Raise INVALID_ARGUMENT for quantized values without flash attention: llama.cpp gives up a load with both."""
     quantized = parameters.get("cache_type_v", "f16") not in PLAIN_CACHE_TYPES
     if quantized and parameters.get("flash_attention", usual_attention) == "off":
-        raise invalid_field("parameters.cache_type_v", "must be f16, bf16 or f32 unless flash_attention is on")
+        raise invalid_field(f"{field}.cache_type_v", "must be f16, bf16 or f32 unless flash_attention is on")
 
 
 def values_of_flags(

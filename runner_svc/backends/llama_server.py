@@ -39,7 +39,7 @@ from runner_svc.backends.port import (
 from runner_svc.backends.port_range import LOOPBACK
 from runner_svc.cache.engine import SlotSight
 from runner_svc.gpu_time import GpuTime
-from runner_svc.policy.load_parameters import LoadParameter, check_parameters
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from runner_svc.templates.model_templates import check_before_load
 from weft.api.common.v1 import embedding_pb2
@@ -132,6 +132,11 @@ class LlamaServerBackend:
         """See Backend.load_parameters."""
         return load_parameters(self._config)
 
+    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
+        """See ChecksLoads.check_load."""
+        check_parameters(parameters, self.load_parameters, field)
+        check_together(parameters, field)
+
     @property
     def cache_isolation(self) -> CacheIsolation:
         """See Backend.cache_isolation."""
@@ -161,8 +166,7 @@ class LlamaServerBackend:
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """See Backend.start. Raises INVALID_ARGUMENT for parameters that it does not take."""
         order, config = order or LoadOrder(), self._config
-        check_parameters(order.parameters, self.load_parameters)
-        check_together(order)
+        self.check_load(order.parameters)
         key = secrets.token_urlsafe(24)
         try:
             # The engine has no sandbox of its own for what comes with a model file.

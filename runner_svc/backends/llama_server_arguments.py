@@ -166,12 +166,12 @@ def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue
     )
 
 
-def check_together(order: LoadOrder) -> None:
+def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
     """Raise INVALID_ARGUMENT for values of which each is fine and all together are not."""
-    check_cache_and_attention(order.parameters, usual_attention="auto")
-    batch, ubatch = order.parameters.get("batch_tokens"), order.parameters.get("ubatch_tokens")
+    check_cache_and_attention(parameters, "auto", field)
+    batch, ubatch = parameters.get("batch_tokens"), parameters.get("ubatch_tokens")
     if batch is not None and ubatch is not None and int(ubatch) > int(batch):
-        raise invalid_field("parameters.ubatch_tokens", "must be at most batch_tokens")
+        raise invalid_field(f"{field}.ubatch_tokens", "must be at most batch_tokens")
 
 
 def refused_parameter(unknown_flags: str, order: LoadOrder) -> str | None:

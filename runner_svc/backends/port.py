@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue
 from runner_svc.supervise.logs import LogRing
@@ -126,6 +126,15 @@ class EmbeddingResult:
 
     embeddings: list[embedding_pb2.Embedding]
     usage: usage_pb2.Usage
+
+
+@runtime_checkable
+class ChecksLoads(Protocol):
+    """A backend of which not all values of its load parameters go together."""
+
+    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
+        """Raise INVALID_ARGUMENT naming the parameter for values with which it cannot be started."""
+        ...
 
 
 class Backend(Protocol):

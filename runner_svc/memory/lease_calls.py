@@ -43,8 +43,9 @@ class LeaseCalls:
         async with _errors():
             call = self._require_stub().AcquireLease(request)
             try:
-                async for response in call:
-                    yield response
+                # Not `async for`: its generator and the call refer to each other, 25 KB until they are collected.
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    yield cast("pb.AcquireLeaseResponse", response)
             finally:
                 call.cancel()
 

@@ -38,15 +38,18 @@ LAST_SIGHTINGS = 2
 DEFAULT_RENEW_SECONDS = 5.0
 DEFAULT_TIME_TO_LIVE_SECONDS = 30.0
 MIN_RENEW_SECONDS = 0.05
+LOOK_FOR_DEVICES_SECONDS = 60.0
+"""How often a host that is known to have no devices is looked at again; a load looks for itself."""
 MAX_LEASES = 1024
 """Of one runner, as in `RenewLeasesRequest.leases`; given-up ones that the registry has not heard of count too."""
 MAX_LINE = 8
 """Places in line at the registry that one runner takes at once: over a link, calls have a limit."""
 MAX_WATCHED = 4096
 
-NO_REGISTRY = "waiting for memory: the registry does not answer"
-NO_SIGHT = "waiting for memory: what this host's accelerators hold cannot be seen yet"
-OWN_LINE = "waiting for memory: other models of this runner wait before it"
+_WAITING = "waiting for memory: "
+NO_REGISTRY = f"{_WAITING}the registry does not answer"
+NO_SIGHT = f"{_WAITING}what this host's accelerators hold cannot be seen yet"
+OWN_LINE = f"{_WAITING}other models of this runner wait before it"
 
 
 class Observer(Protocol):
@@ -184,7 +187,8 @@ class LeaseKeeper:
             return WeftError(
                 Reason.SERVICE_UNAVAILABLE, f"{wish.model} waited {seconds:g} s for memory: no registry answered"
             )
-        words = f"{wish.model} got no memory within {seconds:g} s" + (f": {last}" if last else "")
+        why = last.removeprefix(_WAITING)
+        words = f"{wish.model} got no memory within {seconds:g} s" + (f": {why}" if why else "")
         return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata)
 
     async def _wait_for(self, wish: MemoryWish, user: MemoryUser, ask: _Ask, told: "_Told") -> None:
@@ -193,7 +197,9 @@ class LeaseKeeper:
         sight = await self._first_sight(told)
         if not sight.devices:
             return
-        self._has_devices = True
+        if not self._has_devices:
+            self._has_devices = True
+            self._nudged.set()
         if len(self._held) + len(self._releasing) >= MAX_LEASES:
             raise WeftError(Reason.TOO_MANY_RESOURCES, f"the runner holds {MAX_LEASES} leases, which is the limit")
         if self._line.locked():
@@ -234,6 +240,9 @@ class LeaseKeeper:
                 told.say(NO_REGISTRY)
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
+                # What was seen before the registry went away is no ground for a grant.
+                sight = await self._observer.look(fresh=True)
+                ask.request.sighting.CopyFrom(sighting_message(sight))
             else:
                 ask.grant = grant_from(lease, source)
                 self._held[ask.grant.lease_id] = _Held(ask.grant, user)
@@ -245,7 +254,7 @@ class LeaseKeeper:
                 if response.HasField("granted"):
                     self._note_times(response.granted)
                     return response.granted.lease
-                told.say(f"waiting for memory: {response.waiting.detail}")
+                told.say(f"{_WAITING}{response.waiting.detail}")
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the wait without an answer")
 
     def _note_times(self, granted: pb.GrantedLease) -> None:
@@ -286,11 +295,8 @@ class LeaseKeeper:
         failures = 0
         while True:
             try:
-                if self._held or await self._sees_devices():
-                    await self._greet()
-                    await self._renew()
+                pause = await self._renew_what_there_is()
                 failures = 0
-                pause = self._times.next_within
             except WeftError as error:
                 failures += 1
                 pause = min(retry_pause_seconds(failures, self._jitter()), DEFAULT_RENEW_SECONDS)
@@ -299,10 +305,16 @@ class LeaseKeeper:
             await event_within(self._clock, max(MIN_RENEW_SECONDS, pause), self._nudged)
             self._nudged.clear()
 
-    async def _sees_devices(self) -> bool:
+    async def _renew_what_there_is(self) -> float:
+        """Seconds until the next time."""
         if not self._has_devices:
-            self._has_devices = bool((await self._observer.look()).devices)
-        return self._has_devices
+            sight = await self._observer.look()
+            self._has_devices = bool(sight.devices)
+            if not sight.devices:
+                return self._times.next_within if sight.source is Source.UNKNOWN else LOOK_FOR_DEVICES_SECONDS
+        await self._greet()
+        await self._renew()
+        return self._times.next_within
 
     async def _renew(self) -> None:
         async with self._renewing:

@@ -19,6 +19,7 @@ from runner_svc.records import RequestRecords
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.kernel.sizes import size_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class ModelMemory:
         advice = f"; a context of {fits} tokens fits" if fits else ""
         raise WeftError(
             Reason.INSUFFICIENT_MEMORY,
-            f"{self._model} needs {in_words(expected.bytes)} and may take {in_words(budget_bytes)}{advice}",
+            f"{self._model} needs {size_words(expected.bytes)} and may take {size_words(budget_bytes)}{advice}",
             metadata={"model": self._model, "field": "options.memory_budget_bytes"},
         )
 
@@ -150,8 +151,3 @@ class ModelMemory:
         if seen_bytes and self._filled and not self._is_learned:
             self._is_learned = True
             self._forecast.note_taken(self._plan, seen_bytes)
-
-
-def in_words(count: int) -> str:
-    """An amount of memory for people."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -56,6 +56,8 @@ class LoadFailed:
 
     reason: Reason
     how: str
+    otherwise: bool = False
+    """Whether it was to be loaded otherwise than it is configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class WakeFailed:
 
     reason: Reason
     how: str
+    otherwise: bool = False
+    """As of LoadFailed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,14 @@ def needs_restart(reason: Reason, *, attached: bool) -> bool:
     return reason is Reason.CONNECT_FAILED or (reason is Reason.HEADERS_TIMEOUT and not attached)
 
 
+def is_given_up(event: LoadFailed) -> bool:
+    """Whether a load of a backend of ours is not tried again, and the next call tries afresh.
+
+    Where options of that load failed that would fail again, nothing is said about the model as it is configured.
+    """
+    return event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
+
+
 def with_last_lines(state: LifeState, lines: tuple[str, ...]) -> LifeState:
     """The state with the backend's last output in its detail, as far as there is room and it is not there already."""
     new = [line for line in lines if line.strip() and line.strip() not in state.detail]
@@ -142,7 +150,7 @@ def _serve(state: LifeState, event: Loaded | SleepFailed, now: float, rules: Lif
 
 
 def _load_failed(state: LifeState, event: LoadFailed, now: float, rules: LifeRules) -> LifeState:
-    if rules.attached or event.reason in UNMET:
+    if rules.attached or is_given_up(event):
         return _absent(state, event.how, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=event.reason in _HOPELESS)
 
@@ -155,7 +163,7 @@ def _waits(state: LifeState, event: Waits, now: float, rules: LifeRules) -> Life
 
 def _wake_failed(state: LifeState, event: WakeFailed, now: float, rules: LifeRules) -> LifeState:
     """A wake that fails is no restart, and the next call tries afresh; unless that would be hopeless."""
-    if rules.attached or event.reason not in _HOPELESS:
+    if rules.attached or event.otherwise or event.reason not in _HOPELESS:
         return _absent(state, event.how, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=True)
 

@@ -65,6 +65,7 @@ def _checked(value: LoadValue, parameter: LoadParameter, field: str) -> LoadValu
 
 
 def _range(low: float | None, high: float | None) -> str:
+    # With all the digits that whole numbers of this size have.
     if low is None:
-        return f"at most {high:g}"
-    return f"at least {low:g}" if high is None else f"from {low:g} to {high:g}"
+        return f"at most {high:.15g}"
+    return f"at least {low:.15g}" if high is None else f"from {low:.15g} to {high:.15g}"

@@ -72,6 +72,9 @@ class ModelShape:
     vocabulary: int = 0
 
 
+_ANY_SHAPE = ModelShape(weight_bytes=0, keys_per_token=0, values_per_token=0, layers=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
     """The settings of a load that decide what it takes."""
@@ -127,8 +130,8 @@ def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstima
         return _estimate(EstimateSource.LEARNED, measured=measured, margin=margin)
     if model.manifest_bytes is not None:
         return _estimate(EstimateSource.MANIFEST, declared=model.manifest_bytes)
-    if model.shape is not None:
-        return estimate_shape(model.shape, settings)
+    if model.shape is not None or not settings.gpu_layers:
+        return estimate_shape(model.shape or _ANY_SHAPE, settings)
     if model.file_bytes > 0:
         factor = SIZE_FACTORS[model.file_kind or FileKind.SAFETENSORS]
         overhead = _whole_mebibytes(model.file_bytes * factor) - model.file_bytes
@@ -143,13 +146,16 @@ def estimate_memory(model: KnownModel, settings: MemorySettings) -> MemoryEstima
 
 
 def estimate_shape(shape: ModelShape, settings: MemorySettings) -> MemoryEstimate:
-    """Weights, the cache of every slot's whole context, and room to compute."""
+    """Weights, the cache of every slot's whole context, and room to compute.
+
+    Nothing where no layer is on a device: then the engine is shown none, and computes elsewhere, too.
+    """
     share = _share_on_devices(shape, settings)
     return _estimate(
         EstimateSource.HEADER,
         weights=round(shape.weight_bytes * share),
         context=round(context_bytes(shape, settings) * share),
-        compute=compute_bytes(shape, settings),
+        compute=compute_bytes(shape, settings) if settings.gpu_layers else 0,
     )
 
 
@@ -189,27 +195,6 @@ def largest_context(shape: ModelShape, settings: MemorySettings, budget_bytes: i
         else:
             high = middle - 1
     return low * CONTEXT_STEP
-
-
-def shortage(estimate: MemoryEstimate, shape: ModelShape | None, settings: MemorySettings, budget_bytes: int) -> str:
-    """What to say when an estimate is over a budget, such as "needs 5.1 GiB with 8192 tokens; 3072 tokens fit"."""
-    words = f"needs {in_units(estimate.bytes)} with {settings.context_tokens} tokens"
-    if settings.slots > 1:
-        words += f" in each of {settings.slots} slots"
-    words += f", and there are {in_units(budget_bytes)}"
-    if shape is None or estimate.source is not EstimateSource.HEADER:
-        return words
-    longest = largest_context(shape, settings, budget_bytes)
-    if longest:
-        return f"{words}; {longest} tokens fit"
-    return f"{words}; it does not fit with any context"
-
-
-def in_units(size: int) -> str:
-    """A size for people: "5.1 GiB"."""
-    if size >= GIBIBYTE:
-        return f"{size / GIBIBYTE:.1f} GiB"
-    return f"{size / MEBIBYTE:.0f} MiB"
 
 
 def _share_on_devices(shape: ModelShape, settings: MemorySettings) -> float:

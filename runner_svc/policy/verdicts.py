@@ -1,14 +1,14 @@
 """What the events of a life mean to those who wait for it."""
 
 from runner_svc.policy.life_events import Died, Event, Faulted, LoadFailed
-from runner_svc.policy.lifecycle import UNMET
+from runner_svc.policy.lifecycle import is_given_up
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
 def is_unmet(event: Event) -> bool:
-    """Whether nothing was started, for want of memory."""
-    return isinstance(event, LoadFailed) and event.reason in UNMET
+    """Whether a load ended that is no death of its model: for want of memory, or by options of its own."""
+    return isinstance(event, LoadFailed) and is_given_up(event)
 
 
 def verdict_on(event: Died | Faulted, *, attached: bool) -> WeftError:

@@ -120,6 +120,18 @@ async def test_a_nonce_is_remembered_until_it_need_not_be(operations: SqlOperati
     assert isinstance(await operations.save_new(new(2, nonce="n1")), Saved)
 
 
+async def test_a_nonce_is_remembered_until_a_later_token_proves_that_its_time_is_over(
+    operations: SqlOperationStore,
+) -> None:
+    await operations.load_marks()
+    await operations.save_new(replace(new(1, nonce="n1"), mark=NOW))
+    long_after = NOW + timedelta(days=300)
+    assert await operations.purge_nonces(long_after) == 0
+    await operations.save_new(replace(new(2, nonce="n2"), mark=NOW + timedelta(minutes=7)))
+    assert await operations.purge_nonces(long_after) == 2
+    assert isinstance(await operations.save_new(new(3, nonce="n1")), Saved)
+
+
 async def test_a_refused_operation_leaves_neither_nonce_nor_entry(operations: SqlOperationStore) -> None:
     broken = NewOperation(
         operation=operation(1),

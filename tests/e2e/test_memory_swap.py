@@ -107,6 +107,17 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_figures(tmp_path: 
         assert await leases(mesh) == []
 
 
+def test_a_model_that_was_to_be_loaded_and_got_no_memory_is_told_with_the_reason_when_the_mesh_is_up(
+    tmp_path: Path,
+) -> None:
+    runner = fake_runner("box")
+    runner["models"][0] |= {"memory_mb": 9000}
+    config = write_config(tmp_path, runner, accelerators=BUDGET)
+    with running_mesh(tmp_path / "home", "--config", str(config)):
+        (line,) = [line for line in (tmp_path / "home.out").read_text().splitlines() if line.startswith("ok   m-box")]
+    assert "m-box: asleep on box: m-box needs 8.8 GiB" in line
+
+
 async def test_keep_alive_of_a_request_unloads_its_model_when_it_is_over(tmp_path: Path) -> None:
     with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
         assert (await ask(mesh, "first", keep_alive="1h"))[0] == 200

@@ -163,6 +163,16 @@ async def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
     assert "--port" in error
 
 
+async def test_a_runner_that_refuses_to_start_again_and_again_ends_up_with_its_last_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = write_config(tmp_path, {**fake_runner("a"), "http_port": port})
+        async with asyncio.timeout(60):
+            code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")
+    assert code == 1
+    assert f"runner a does not start: port {port} on 127.0.0.1 is taken by another program" in error
+
+
 async def test_a_backend_that_cannot_start_ends_up_with_its_last_words(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", exit_at_start=3))
     code, _, error = await run_weft("up", "--config", str(config), home=tmp_path / "home")

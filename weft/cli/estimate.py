@@ -11,14 +11,16 @@ import typer
 from runner_svc.backends.llama_server_arguments import CACHE_TYPES, configured_parameters
 from runner_svc.memory.estimate import ModelFacts, known_model, read_model_facts, settings_for
 from runner_svc.memory.learned import LearnedMemory, learned_file
-from runner_svc.policy.memory_estimate import MEBIBYTE, MemoryEstimate, MemorySettings, estimate_memory, in_units
+from runner_svc.policy.memory_estimate import MEBIBYTE, MemoryEstimate, MemorySettings, estimate_memory
 from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_document, print_table
 from weft.host.config import load_config
+from weft.host.demo import DEMO_MODEL, demo_runner
 from weft.host.home import WeftHome
 from weft.host.runner_sections import ModelSection
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.sizes import size_words
 
 if TYPE_CHECKING:
     from runner_svc.policy.load_parameters import LoadValue
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT_TOKENS = 2048
 DEFAULT_SLOTS = 4
 """As a model of a configuration file that says nothing else."""
-_COLUMNS = (Column("PART", lambda row: row["name"]), Column("SIZE", lambda row: in_units(row["bytes"])))
+_COLUMNS = (Column("PART", lambda row: row["name"]), Column("SIZE", lambda row: size_words(row["bytes"])))
 _WORDS: Mapping[str, str] = MappingProxyType(
     {
         "learned": "earlier loads",
@@ -85,7 +87,10 @@ def _subject(target: str, config: Path | None) -> _Subject:
     path = Path(target).expanduser()
     if path.exists():
         return _Subject(name=path.name, path=path)
-    for runner in load_config(config).runners or ():
+    runners = load_config(config).runners
+    if runners is None and target == DEMO_MODEL:
+        runners = (demo_runner(),)
+    for runner in runners or ():
         for model in runner.models:
             if model.name == target:
                 file = None if model.path is None else model.path.expanduser()

@@ -2,16 +2,16 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Annotated, Any
 
 import typer
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.cli.held_command import ending_on_signals, require_command, run_under
-from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note, reporting
 from weft.cli.output import Column, print_document, print_table, safe_text, say, seconds_ago
 from weft.cli.wait import parse_duration
 from weft.client._address import mesh_address
@@ -24,6 +24,17 @@ from weft.kernel.sizes import parse_size, size_words
 
 app = typer.Typer(help="Hold accelerator memory for a program, and show who holds what.", no_args_is_help=True)
 
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "bytes": "--memory",
+        "devices": "--devices",
+        "device_indexes": "--devices",
+        "max_devices": "--max-devices",
+        "priority": "--priority",
+        "purpose": "--purpose",
+        "wait_seconds": "--wait",
+    }
+)
 _CLEAR_LINE = "\r\x1b[K"
 
 MemoryOption = Annotated[
@@ -84,7 +95,7 @@ def acquire(
 
     Example: weft lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
     """
-    with reporting():
+    with reporting(), naming_fields(lambda field: _OPTIONS.get(field, field)):
         require_command(command)
         waiting = _Waiting()
         options = LeaseOptions(

@@ -1,13 +1,19 @@
-"""The options that say how a model is loaded: shared by `weft load` and by those who sign one."""
+"""The options that say how a model is loaded and what is flushed: shared by who does it and who signs it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
+from weft.cli.options import naming_fields
+from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.sizes import parse_size
-from weft.resources.operation_documents import MAX_LOAD_PARAMETERS, LoadSettings, LoadValue
+from weft.resources.operation_documents import MAX_LOAD_PARAMETERS, FlushScope, LoadSettings, LoadValue
+from weft.resources.operation_fields import operation_field
 from weft.resources.operation_messages import MEBIBYTE
 
 ContextOption = Annotated[
@@ -34,6 +40,29 @@ SetOption = Annotated[
 ]
 
 
+_KEY = "[key]"
+_SHOWN_CHARS = 64
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "MODEL",
+        "contextTokens": "--ctx",
+        "quantization": "--quantization",
+        "memoryBudgetMb": "--budget",
+        "keepAlive": "--keep-alive",
+        "parameters": "--set",
+        "evictModel": "--evict",
+        "replicas": "--replicas",
+        "scope": "--all",
+        "model": "--model",
+        "tenant": "--tenant",
+        "tag": "--tag",
+        "runner": "--runner",
+        "authorization": "--token",
+        "Idempotency-Key": "--request-id",
+    }
+)
+
+
 def load_settings(
     *,
     context_tokens: int | None,
@@ -44,14 +73,48 @@ def load_settings(
     parameters: Sequence[str],
 ) -> LoadSettings:
     """What the options say. Raises INVALID_ARGUMENT naming the option."""
-    return LoadSettings(
-        context_tokens=context_tokens,
-        quantization=quantization,
-        memory_budget_mb=None if budget is None else max(1, parse_size(budget, "--budget") // MEBIBYTE),
-        keep_alive=keep_alive,
-        pin=pin,
-        parameters=parse_parameters(parameters),
-    )
+    try:
+        return LoadSettings(
+            context_tokens=context_tokens,
+            quantization=quantization,
+            memory_budget_mb=None if budget is None else _whole_megabytes(parse_size(budget, "--budget")),
+            keep_alive=None if keep_alive is None else keep_alive_seconds(keep_alive, "--keep-alive"),
+            pin=pin,
+            parameters=parse_parameters(parameters),
+        )
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(step) for step in found["loc"] if step != _KEY)
+        raise invalid_field(option_of(field), found["msg"].removeprefix("Value error, ")) from None
+
+
+def flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
+    """What `weft flush` and `weft sign flush` are to forget, by their options. Raises INVALID_ARGUMENT."""
+    if everything:
+        if tenant or tag:
+            raise invalid_field("--all", "is everything; leave out --tenant and --tag")
+        return "all"
+    if tag:
+        return "tag"
+    if tenant:
+        return "tenant"
+    if model:
+        return "model"
+    raise invalid_field("--all", "say what to forget: --all, --model, --tenant or --tag")
+
+
+def option_of(field: str) -> str:
+    """The option for a field of an operation, as the documents name it; the field itself where there is none."""
+    name, _, parameter = field.partition(".")
+    option = _OPTIONS.get(name, field)
+    return f"{option} {parameter[:_SHOWN_CHARS]}" if parameter and name == "parameters" else option
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """What is refused in the block is refused by the name of the option that it came from."""
+    with naming_fields(lambda field: option_of(operation_field(field))):
+        yield
 
 
 def parse_parameters(words: Sequence[str]) -> dict[str, LoadValue]:
@@ -71,6 +134,12 @@ def parse_parameters(words: Sequence[str]) -> dict[str, LoadValue]:
             raise invalid_field("--set", f"{name[:64]} is given twice")
         found[name] = _value(value)
     return found
+
+
+def _whole_megabytes(size: int) -> int:
+    if size < MEBIBYTE:
+        raise invalid_field("--budget", "must be at least 1 MiB")
+    return size // MEBIBYTE
 
 
 def _value(text: str) -> LoadValue:

@@ -25,7 +25,7 @@ def _range(parameter: LoadParameter) -> str:
     low, high = document.minimum, document.maximum
     if document.type == "flag" or (low is None and high is None):
         return "true, false" if document.type == "flag" else document.type
-    return f"{'' if low is None else f'{low:g}'} to {'' if high is None else f'{high:g}'}".strip()
+    return f"{'' if low is None else f'{low:.15g}'} to {'' if high is None else f'{high:.15g}'}".strip()
 
 
 PARAMETER_COLUMNS = (

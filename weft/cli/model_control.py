@@ -1,6 +1,5 @@
 """`weft load`, `weft unload`, `weft flush` and `weft logs`."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,9 @@ from weft.cli.load_settings import (
     QuantizationOption,
     ReplicasOption,
     SetOption,
+    flush_scope,
     load_settings,
+    naming_options,
 )
 from weft.cli.operation_progress import follow, outcome_words
 from weft.cli.options import DEFAULT_HOME, HomeOption, note, reporting
@@ -27,14 +28,13 @@ from weft.client.operations import Operations, connect_operations
 from weft.client.resources import connect_registry
 from weft.client.runners import connect_runner_of
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_name
-from weft.resources.operation_documents import FlushScope, OperationDocument
+from weft.kernel.names import require_name, require_request_id
+from weft.resources.operation_documents import OperationDocument
 from weft.resources.operation_messages import flush_action, load_action, unload_action
 
 DEFAULT_LINES = 100
 MAX_LINES = 1000
 MAX_TOKEN_BYTES = 16 * 1024
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model.", autocompletion=complete_model)]
 MembersArgument = Annotated[
@@ -76,7 +76,7 @@ def load(
 
     Example: weft load qwen --ctx 8192 --watch
     """
-    with reporting():
+    with reporting(), naming_options():
         settings = load_settings(
             context_tokens=context_tokens,
             quantization=quantization,
@@ -102,7 +102,7 @@ def unload(
 
     Example: weft unload qwen
     """
-    with reporting():
+    with reporting(), naming_options():
         action = unload_action(require_name(model, "MODEL"))
         _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
 
@@ -124,8 +124,8 @@ def flush(
 
     Example: weft flush --tenant acme
     """
-    with reporting():
-        scope = _scope(everything, model, tenant, tag)
+    with reporting(), naming_options():
+        scope = flush_scope(everything, model, tenant, tag)
         action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
         _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
 
@@ -150,25 +150,11 @@ def logs(
                 sys.stdout.flush()
 
 
-def _scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
-    if everything:
-        if tenant or tag:
-            raise invalid_field("--all", "is everything; leave out --tenant and --tag")
-        return "all"
-    if tag:
-        return "tag"
-    if tenant:
-        return "tenant"
-    if model:
-        return "model"
-    raise invalid_field("--all", "say what to forget: --all, --model, --tenant or --tag")
-
-
 def _carry_out(
     action: operation_pb2.OperationAction, token: str | None, request_id: str, home: Path, *, watch: bool, wait: bool
 ) -> None:
-    if request_id and (len(request_id) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(request_id) is None):
-        raise invalid_field("--request-id", f"must be at most {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
+    if request_id:
+        require_request_id(request_id, "--request-id")
     authorization = "" if token is None else read_token(token)
     with connect_operations(home=home) as operations:
         operation = operations.create(action, request_id=request_id, authorization=authorization)

@@ -126,9 +126,11 @@ def _bar() -> Iterator[_Bar]:
 
 def _words(operation: OperationDocument) -> str:
     """Stage, detail and what is left, in one line that cannot steer a terminal."""
-    parts = [operation.stage or operation.state]
+    stage = operation.stage or operation.state
+    parts = [stage]
     if operation.detail:
-        parts.append(operation.detail[:MAX_DETAIL_CHARS])
+        # Runners say for themselves what they wait for.
+        parts.append(operation.detail.removeprefix(f"{stage}: ")[:MAX_DETAIL_CHARS])
     if operation.progress is not None and not operation.is_over:
         parts.append(f"{operation.progress:.0%}")
     if operation.eta_seconds is not None and not operation.is_over:

@@ -1,7 +1,7 @@
 """Options that several commands share, and how an error ends a command."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +11,7 @@ import typer
 
 from weft.client import WeftError
 from weft.client._address import DEFAULT_HOME, HOME_VARIABLE
+from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
 EXIT_OK = 0
@@ -79,6 +80,16 @@ def note(text: str) -> None:
     """Tell the user something beside the output."""
     sys.stderr.write(f"weft: {text}\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def naming_fields(option_of: Callable[[str], str]) -> Iterator[None]:
+    """What is refused in the block is refused by what `option_of` makes of the field that is wrong."""
+    try:
+        yield
+    except FieldError as error:
+        why = error.message.removeprefix(f"{error.field}: ")
+        raise FieldError(option_of(error.field), why, error.reason) from error
 
 
 @contextmanager

@@ -19,7 +19,9 @@ from weft.cli.load_settings import (
     QuantizationOption,
     ReplicasOption,
     SetOption,
+    flush_scope,
     load_settings,
+    naming_options,
 )
 from weft.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft.cli.output import say
@@ -119,7 +121,7 @@ def sign_load(
 
     Example: weft sign load qwen --ctx 8192 --key alice.pem --as alice --out op.json
     """
-    with reporting():
+    with reporting(), naming_options():
         settings = load_settings(
             context_tokens=context_tokens,
             quantization=quantization,
@@ -163,7 +165,7 @@ def sign_unload(
 
     Example: weft sign unload qwen --key alice.pem --as alice --out op.json
     """
-    with reporting():
+    with reporting(), naming_options():
         action = unload_action(require_name(model, "MODEL"))
         maker = Maker(
             key=key,
@@ -182,7 +184,10 @@ def sign_unload(
 @app.command("flush")
 def sign_flush(
     *,
-    scope: Annotated[FlushScope, typer.Option("--scope", help="What is forgotten.")],
+    scope: Annotated[
+        FlushScope | None, typer.Option("--scope", help="What is forgotten; else as the others say.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is cached.")] = False,
     model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
     tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
     tag: Annotated[str, typer.Option("--tag", help="Cached under this tag.")] = "",
@@ -199,12 +204,13 @@ def sign_flush(
 ) -> None:
     """Allow that cached prefixes are forgotten.
 
-    Example: weft sign flush --scope tenant --tenant acme --key alice.pem --as alice --out op.json
+    Example: weft sign flush --tenant acme --key alice.pem --as alice --out op.json
     """
-    with reporting():
+    with reporting(), naming_options():
         for option, name in (("--model", model), ("--runner", runner)):
             if name:
                 require_name(name, option)
+        scope = scope or flush_scope(everything, model, tenant, tag)
         action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
         maker = Maker(
             key=key,

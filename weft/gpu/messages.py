@@ -62,9 +62,11 @@ def sight_from(message: pb.HostSighting, field: str = "sighting") -> HostSight:
     if len(message.processes) > MAX_PROCESSES:
         raise invalid_field(f"{field}.processes", f"must be at most {MAX_PROCESSES}")
     devices = [device_from(device, f"{field}.devices[{at}]") for at, device in enumerate(message.devices)]
-    indexes = [device.index for device in devices]
-    if len(set(indexes)) < len(indexes):
-        raise invalid_field(f"{field}.devices", "must have an index each")
+    indexes: set[int] = set()
+    for at, device in enumerate(devices):
+        if device.index in indexes:
+            raise invalid_field(f"{field}.devices[{at}].index", "must be another one for each device")
+        indexes.add(device.index)
     return HostSight(
         host=message.host,
         source=Source(message.source),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from weft.gpu.messages import MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
+from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICE_TEXT_CHARS, MAX_DEVICES
 from weft.gpu.process import process_id_of
 from weft.gpu.sighting import DeviceSight, ProcessId
 
@@ -136,7 +136,8 @@ def _read(nvml: Any) -> NvmlReading:
         named = _named(nvml, card.handle)
         all_listed = all_listed and named is not None
         for pid, amount in (named or {}).items():
-            seen.setdefault(pid, {})[card.sight.index] = amount
+            is_believable = amount is not None and 0 <= amount <= card.sight.total_bytes
+            seen.setdefault(pid, {})[card.sight.index] = amount if is_believable else None
     holders = tuple(_holder(pid, amounts) for pid, amounts in sorted(seen.items()))
     return NvmlReading(
         health=Health.WELL,
@@ -164,19 +165,24 @@ def _bus_place(nvml: Any, handle: Any) -> tuple[int, int, int]:
 
 
 def _card(nvml: Any, handle: Any, index: int) -> _Card | None:
-    """A card; None for one that has no memory of its own to tell of: an operator declares it."""
+    """A card; None for one that has no memory of its own to tell of: an operator declares it.
+
+    A registry refuses a sighting with impossible figures whole, and with it every lease of the host would be lost.
+    """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
         if error.value == nvml.NVML_ERROR_NOT_SUPPORTED:
             return None
         raise
+    if not 0 < memory.total <= MAX_DEVICE_BYTES:
+        return None
     # What is not free cannot be had, whoever has it: the driver's own part, of some hundred megabytes, included.
-    used = memory.total - memory.free
+    used = memory.total - min(max(0, memory.free), memory.total)
     sight = DeviceSight(
         index=index,
-        id=nvml.nvmlDeviceGetUUID(handle)[:MAX_DEVICE_TEXT_CHARS],
-        name=nvml.nvmlDeviceGetName(handle)[:MAX_DEVICE_TEXT_CHARS],
+        id=_text(nvml.nvmlDeviceGetUUID(handle)) or f"device-{index}",
+        name=_text(nvml.nvmlDeviceGetName(handle)),
         total_bytes=memory.total,
         used_bytes=used,
         utilization=_utilization(nvml, handle),
@@ -192,9 +198,13 @@ def _kept_by_the_driver(nvml: Any, handle: Any, used: int) -> int:
         return used
 
 
+def _text(said: str) -> str:
+    return "".join(character for character in said if character.isprintable())[:MAX_DEVICE_TEXT_CHARS]
+
+
 def _utilization(nvml: Any, handle: Any) -> float | None:
     try:
-        return float(min(1.0, nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0))
+        return float(min(1.0, max(0.0, nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)))
     except nvml.NVMLError:
         return None
 

@@ -18,6 +18,11 @@ from weft.kernel.service import start_task, stop_tasks
 log = structlog.get_logger("weft.host")
 
 RESTART_PAUSE_SECONDS = 1.0
+REFUSAL_CODES = frozenset({2, 4})
+"""Exit codes of a command that was called wrongly, or that finds taken what it needs; see docs/cli.md."""
+REFUSALS_BELIEVED = 3
+"""In a row: what an earlier process holds may come free."""
+MAX_WORDS_BYTES = 1024
 KILL_MARGIN_SECONDS = 15.0
 """On top of the drain: what a runner needs to end its backends."""
 
@@ -31,6 +36,8 @@ class RunnerChild:
         self._output = output
         self._clock = clock
         self._deaths = RestartHistory()
+        self._refusals = 0
+        self._last_words = ""
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -39,6 +46,11 @@ class RunnerChild:
         """The process id while the process runs."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def refusal(self) -> str:
+        """Why it will not start however often it is tried, in its own words; empty: it may."""
+        return self._last_words if self._refusals >= REFUSALS_BELIEVED else ""
 
     async def start(self) -> None:
         """Start the process and keep it running."""
@@ -88,6 +100,8 @@ class RunnerChild:
             assert self._process is not None, "watched before it was started"
             code = await self._process.wait()
             log.error("runner process ended", runner=self.name, code=code, output=str(self._output))
+            self._refusals = self._refusals + 1 if code in REFUSAL_CODES else 0
+            self._last_words = self._read_last_words() if self._refusals else ""
             self._process = await self._spawn_again()
 
     async def _spawn_again(self) -> asyncio.subprocess.Process:
@@ -100,3 +114,11 @@ class RunnerChild:
                 return await self._spawn()
             except OSError as error:  # a limit of processes or open files is reached: it may pass
                 log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - words enough
+
+    def _read_last_words(self) -> str:
+        with suppress(OSError), self._output.open("rb") as output:
+            output.seek(max(0, self._output.stat().st_size - MAX_WORDS_BYTES))
+            lines = output.read(MAX_WORDS_BYTES).decode("utf-8", "replace").strip().splitlines()
+            if lines:
+                return lines[-1].removeprefix("weft: ")
+        return f"see {self._output}"

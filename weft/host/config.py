@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from weft.host.config_section import Port, RateText, Seconds, Section
 from weft.host.registry_sections import GovernanceSection, LedgerSection, OperationsSection
+from weft.host.replicas import replica_names
 from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
@@ -188,7 +189,7 @@ class WeftConfig(Section):
     def _names_are_unique(self) -> "WeftConfig":
         runners = self.runners or ()
         names = [runner.name for runner in runners]
-        names += [model.name for runner in runners for model in runner.models]
+        names += [name for runner in runners for model in runner.models for name in replica_names(model)]
         names += [agent.name for runner in runners for agent in runner.agents]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

@@ -60,6 +60,14 @@ def _shared_key(section: GovernanceSection, environment: Mapping[str, str], defa
     named = environment.get(KEY_PATH_VARIABLE)
     if named:
         return read_shared_key(Path(named).expanduser(), KEY_PATH_VARIABLE)
-    if default.exists():
+    if _may_be_there(default):
         return read_shared_key(default, _KEY_FIELD)
     raise invalid_field(_KEY_FIELD, f"must name the file with the key, or the variable {KEY_PATH_VARIABLE} must")
+
+
+def _may_be_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        # In a folder of somebody else not even that can be asked; reading it says why.
+        return True

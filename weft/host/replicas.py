@@ -25,9 +25,18 @@ def with_replicas(section: RunnerSection, models: tuple[ModelSection, ...]) -> t
     return tuple(expanded)
 
 
+def replica_names(model: ModelSection) -> tuple[str, ...]:
+    """What a model and its replicas are called: "qwen", "qwen-2", "qwen-3"."""
+    return model.name, *(f"{model.name}-{number}" for number in range(2, _count(model) + 1))
+
+
+def _count(model: ModelSection) -> int:
+    return model.replicas if model.replica_max is None else model.replica_max
+
+
 def _replicas(section: RunnerSection, model: ModelSection) -> list[ModelSection]:
     where = f"runners.{section.name}.models.{model.name}"
-    count = model.replicas if model.replica_max is None else model.replica_max
+    count = _count(model)
     if count < model.replicas:
         raise invalid_field(f"{where}.replica_max", f"must be at least {model.replicas}, which is `replicas`")
     if count == 1:
@@ -35,7 +44,6 @@ def _replicas(section: RunnerSection, model: ModelSection) -> list[ModelSection]
     if section.runtime == "openai_http":
         raise invalid_field(f"{where}.replicas", "must be 1: weft did not start this server and cannot start another")
     single = {"replicas": 1, "replica_max": None, "pool": model.pool or model.name}
-    names = [model.name, *(f"{model.name}-{number}" for number in range(2, count + 1))]
     return [
         model.model_copy(
             update={
@@ -44,5 +52,5 @@ def _replicas(section: RunnerSection, model: ModelSection) -> list[ModelSection]
                 "start_asleep": model.start_asleep or number > model.replicas,
             }
         )
-        for number, name in enumerate(names, 1)
+        for number, name in enumerate(replica_names(model), 1)
     ]

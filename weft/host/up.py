@@ -138,15 +138,21 @@ class UpHost:
             show(Stage(name=model, detail=f"loading on {runner}"))
         while waiting:
             for model, runner in list(waiting.items()):
-                phase = self._settled_phase(fleet.view, model, runner)
-                if phase is not None:
+                settled = self._settled(fleet.view, model, runner)
+                if settled is not None:
                     del waiting[model]
-                    how = "asleep" if phase is Phase.HIBERNATING else "ready"
-                    show(Stage(name=model, detail=f"{how} on {runner}", done=True))
+                    show(Stage(name=model, detail=settled, done=True))
+            self._require_willing_runners()
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
-    def _settled_phase(self, view: FleetView, model: str, runner_name: str) -> Phase | None:
-        """Where a model is once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
+    def _require_willing_runners(self) -> None:
+        """Raises LOAD_STALLED when a runner says again and again that it cannot start."""
+        for child in self._children:
+            if child.refusal:
+                raise WeftError(Reason.LOAD_STALLED, f"runner {child.name} does not start: {child.refusal}")
+
+    def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
+        """In words where a model is once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
         runner = view.runners.get(runner_name)
         instance = runner.instances.get(model) if runner is not None and runner.active else None
         if instance is None:
@@ -157,7 +163,10 @@ class UpHost:
                 f"{model} does not start on {runner_name}: {instance.detail}; "
                 f"see {self._home.logs / f'runner-{runner_name}.log'}",
             )
-        return instance.phase if instance.phase in (Phase.READY, Phase.HIBERNATING) else None
+        if instance.phase is Phase.HIBERNATING:
+            # One that was to be loaded and got no memory says so here.
+            return f"asleep on {runner_name}" + (f": {instance.detail}" if instance.detail else "")
+        return f"ready on {runner_name}" if instance.phase is Phase.READY else None
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,7 @@ DEFAULT_TENANT = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 # Ids and tenants travel as gRPC metadata and HTTP headers: printable ASCII without spaces and separators.
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=-]*")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_name(text: str) -> bool:
@@ -44,4 +45,11 @@ def require_token(text: str, field: str, max_chars: int) -> str:
         raise invalid_field(
             field, f"must be 1 to {max_chars} letters, digits or '._:@/+=-', starting with a letter or digit"
         )
+    return text
+
+
+def require_request_id(text: str, field: str) -> str:
+    """Return `text` if operations can be repeated under this id; otherwise raise INVALID_ARGUMENT naming `field`."""
+    if len(text) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(text) is None:
+        raise invalid_field(field, f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
     return text

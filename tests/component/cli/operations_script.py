@@ -81,7 +81,8 @@ class _Operations(operation_service_pb2_grpc.OperationServiceServicer):
 
     def CreateOperation(self, request: Any, context: Any) -> Any:  # noqa: N802
         if self._script.refusal is not None:
-            refuse(context, self._script.refusal.reason, self._script.refusal.message)
+            refusal = self._script.refusal
+            refuse(context, refusal.reason, refusal.message, **refusal.metadata)
         self._script.created.append(request)
         return pb.CreateOperationResponse(operation=an_operation("PENDING", request.action))
 

@@ -10,7 +10,7 @@ from operations_script import GIB, ScriptedRegistry, an_operation, audit_entries
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 
@@ -154,10 +154,10 @@ def test_what_is_flushed_follows_from_the_options(
         (("flush",), "--all"),
         (("flush", "--all", "--tenant", "x"), "--all"),
         (("load", "qwen", "--budget", "lots"), "--budget"),
-        (("load", "qwen", "--keep-alive", "soon"), "keepAlive"),
+        (("load", "qwen", "--keep-alive", "soon"), "--keep-alive"),
         (("load", "qwen", "--set", "x"), "--set"),
         (("load", "qwen", "--set", "x=1", "--set", "x=2"), "--set"),
-        (("load", "qwen", "--set", "context_tokens=1", "--ctx", "16"), "parameters.context_tokens"),
+        (("load", "qwen", "--set", "context_tokens=1", "--ctx", "16"), "--set context_tokens"),
         (("load", "no/name"), "MODEL"),
         (("load", "qwen", "--token", "/nowhere/x"), "--token"),
         (("load", "qwen", "--request-id", "a b"), "--request-id"),
@@ -233,3 +233,39 @@ def test_the_audit_is_listed_in_parts(registry: ScriptedRegistry) -> None:
     document = json.loads(registry.run("audit", "list", "--after", "2", "-o", "json").stdout)
     assert [entry["sequence"] for entry in document["items"]] == [3]
     assert document["headSequence"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--quantization", ""), "--quantization: "),
+        (("--quantization", "x" * 65), "--quantization: "),
+        (("--set", f"{'x' * 65}=1"), f"--set {'x' * 64}: "),
+        (("--set", f"a={'x' * 300}"), "--set a: must be a number, true, false, or a word"),
+        (("--set", "a=nan"), "--set a: must be a number, true, false, or a word"),
+        (("--set", "a=99999999999999999999999"), "--set a: is too large a number"),
+        (("--ctx", "64", "--set", "context_tokens=65"), "--set context_tokens: "),
+        (("--keep-alive", "soon"), "--keep-alive: must be seconds such as 300"),
+        (("--budget", "1kB"), "--budget: must be at least 1 MiB"),
+    ],
+)
+def test_an_option_of_a_load_that_is_out_of_bounds_is_named_and_no_traceback(
+    registry: ScriptedRegistry, arguments: tuple[str, ...], named: str
+) -> None:
+    for command in (("load", "qwen"), ("sign", "load", "qwen", "--key", "k.pem", "--as", "alice")):
+        found = registry.run(*command, *arguments)
+        assert (found.exit_code, found.stderr[: len(f"weft: {named}")]) == (2, f"weft: {named}"), found.output
+    assert registry.created == []
+
+
+def test_what_the_registry_refuses_is_refused_by_the_name_of_the_option(registry: ScriptedRegistry) -> None:
+    registry.refusal = invalid_field("action.load_model.evict_model", "must not be what is to be loaded")
+    found = registry.run("load", "qwen", "--evict", "qwen")
+    assert (found.exit_code, found.stderr) == (2, "weft: --evict: must not be what is to be loaded\n")
+
+
+def test_a_load_that_waits_for_memory_says_so_once(registry: ScriptedRegistry) -> None:
+    waiting = an_operation("RUNNING", stage="waiting for memory", detail="waiting for memory: needs 2 GiB on titan")
+    registry.told = [waiting, loaded()]
+    found = registry.run("load", "qwen", "--watch")
+    assert "weft: waiting for memory: needs 2 GiB on titan\n" in found.stderr

@@ -79,6 +79,9 @@ def test_a_load_that_two_agreed_to_is_admitted(registry: GovernedRegistry, token
         (("unload", "qwen"), ("unload", "qwen")),
         (("flush", "--scope", "tenant", "--tenant", "acme"), ("flush", "--tenant", "acme")),
         (("flush", "--scope", "all"), ("flush", "--all")),
+        (("flush", "--all"), ("flush", "--all")),
+        (("flush", "--tenant", "acme"), ("flush", "--tenant", "acme")),
+        (("flush", "--model", "m-1", "--runner", "r1"), ("flush", "--model", "m-1", "--runner", "r1")),
         (("flush", "--scope", "tag", "--tag", "t", "--runner", "r1"), ("flush", "--tag", "t", "--runner", "r1")),
     ],
 )
@@ -257,7 +260,8 @@ def test_where_governance_is_off_there_is_nothing_to_sign(tmp_path: Path) -> Non
         (("load", "qwen", "--key", "alice", "--as", "alice", "--audience", "x"), "--policy"),
         (("load", "qwen", "--key", "alice", "--as", "alice", "--policy", "x"), "--audience"),
         (("load", "qwen", "--key", "alice", "--as", "alice", "--out", "/nowhere/op.json"), "--out"),
-        (("flush", "--scope", "tenant", "--key", "alice", "--as", "alice"), "tenant"),
+        (("flush", "--scope", "tenant", "--key", "alice", "--as", "alice"), "--tenant"),
+        (("flush", "--key", "alice", "--as", "alice"), "--all"),
         (("flush", "--scope", "all", "--runner", "a b", "--key", "alice", "--as", "alice"), "--runner"),
     ],
 )

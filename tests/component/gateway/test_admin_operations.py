@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from admin_script import ScriptedOperations, admin_ports
-from gateway_script import RawResponse, serving
+from gateway_script import RawResponse, head, serving
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -48,6 +48,15 @@ async def test_a_watch_streams_every_change_and_ends_with_the_operation() -> Non
     assert states == ["running", "succeeded"]
 
 
+async def test_a_watch_that_has_ended_is_a_whole_answer_and_not_one_that_broke_off() -> None:
+    async with serving(admin=admin_ports()) as gateway, gateway.connection() as (reader, writer):
+        host = f"127.0.0.1:{gateway.service.port}"
+        writer.write(head("GET /v1/admin/operations/op-1?watch=1 HTTP/1.1", {"Host": host, "Connection": "close"}))
+        raw = await reader.read()
+    assert b'"state":"succeeded"' in raw
+    assert raw.endswith(b"\r\n0\r\n\r\n"), "the last chunk is missing"
+
+
 async def test_an_operation_is_cancelled_in_the_name_of_whoever_asks() -> None:
     operations = ScriptedOperations()
     async with serving(admin=admin_ports(operations)) as gateway:
@@ -72,6 +81,13 @@ async def test_the_audit_is_read_from_where_one_left_off() -> None:
         found = body_of(await gateway.request("GET", "/v1/admin/audit?after=7&pageSize=10"))
     assert found == {"kind": "AuditList", "items": [], "headSequence": 0, "headHash": ""}
     assert operations.asked == [("audit", 7, 10)]
+
+
+async def test_the_audit_can_be_read_after_nothing() -> None:
+    operations = ScriptedOperations()
+    async with serving(admin=admin_ports(operations)) as gateway:
+        body_of(await gateway.request("GET", "/v1/admin/audit?after=0"))
+    assert operations.asked == [("audit", 0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,20 @@ async def test_a_repeat_with_the_same_key_is_the_same_task() -> None:
     assert [request.request_id for request in stage.operations.asked[:2]] == ["abc-1", "abc-1"]
 
 
+async def test_a_refusal_has_our_own_words_and_not_those_of_a_library() -> None:
+    async with runner_api() as stage:
+        answer = await stage.post("/v1/models/load", {"modelId": "small", "verifiedOpToken": 5})
+    assert (answer.status, answer.error["message"]) == (400, "verifiedOpToken: must be a string or an object")
+
+
+@pytest.mark.parametrize("key", ["-x", ".x", "_x"])
+async def test_a_key_that_the_gateway_takes_is_taken_here_as_well(key: str) -> None:
+    async with runner_api() as stage:
+        assert (await stage.post("/v1/models/load", {"modelId": "small"}, Idempotency_Key=key)).status == 202
+        assert (await stage.post("/v1/models/load", {"modelId": "small", "requestId": key})).status == 202
+    assert [request.request_id for request in stage.operations.asked] == [key, key]
+
+
 async def test_two_different_keys_in_one_request_are_refused() -> None:
     async with runner_api() as stage:
         answer = await stage.post("/v1/models/load", {"modelId": "small", "requestId": "b"}, Idempotency_Key="a")

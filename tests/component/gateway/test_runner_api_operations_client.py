@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.operations_client import OperationsClient as AdminOperationsClient
 from gateway.runner_api.operations_client import OperationsClient
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, new_server, open_channel
 
@@ -135,3 +136,31 @@ async def test_a_registry_that_goes_away_meanwhile_leaves_what_was_last_seen(tmp
     service = ScriptedService(states=[running, WeftError(Reason.SHUTTING_DOWN, "stopping")])
     async with client_of(tmp_path, service) as client:
         assert await client.wait(PENDING, 5.0) == running
+
+
+async def test_a_field_that_the_registry_refuses_has_the_name_of_the_body(tmp_path: Path) -> None:
+    refusal = invalid_field("action.flush_cache.tenant", "must be a word")
+    async with client_of(tmp_path, ScriptedService(refusal)) as client:
+        with pytest.raises(FieldError, match="tenantId: must be a word") as refused:
+            await client.create(pb.CreateOperationRequest())
+    assert refused.value.field == "tenantId"
+
+
+async def test_the_admin_surface_names_the_field_of_its_own_body(tmp_path: Path) -> None:
+    refusals: list[WeftError] = [
+        invalid_field("action.load_model.evict_model", "must be another"),
+        WeftError(Reason.NOT_FOUND, "no runner", metadata={"field": "action.flush_cache.runner"}),
+        invalid_field("page_token", "must be one that an earlier page returned"),
+    ]
+    named = []
+    for number, refusal in enumerate(refusals):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with (
+            client_of(folder, ScriptedService(refusal)),
+            open_channel(f"unix:{folder / 'registry.sock'}") as channel,
+        ):
+            with pytest.raises(WeftError) as refused:
+                await AdminOperationsClient(channel, timeout_seconds=2.0).get("operations/op-1")
+        named.append(refused.value.metadata["field"])
+    assert named == ["evictModel", "runner", "pageToken"]

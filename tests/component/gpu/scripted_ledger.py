@@ -58,8 +58,8 @@ class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
         for detail in script.waits:
             yield pb.AcquireLeaseResponse(waiting=pb.WaitingForMemory(detail=detail))
         if script.hold is not None:
-            context.add_callback(script.hold.set)
-            script.hold.wait(30.0)
+            if context.add_callback(script.hold.set):  # not where the caller has left already
+                script.hold.wait(30.0)
             if not context.is_active():
                 script.left.set()
                 return

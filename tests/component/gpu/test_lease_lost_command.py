@@ -98,7 +98,9 @@ async def test_ctrl_c_while_waiting_leaves_the_line_and_says_nothing_more(stage:
         (("--memory", "8 things"), "--memory: must be an amount"),
         (("--memory", "1GiB", "--devices", "a"), "--devices: must be numbers"),
         (("--memory", "1GiB", "--wait", "soon"), "--wait: must be a time"),
-        (("--memory", "1GiB", "--priority", "urgent"), "priority: must be one of"),
+        (("--memory", "1GiB", "--priority", "urgent"), "--priority: must be one of"),
+        (("--memory", "1GiB", "--max-devices", "99"), "--max-devices: must be 1 to 64"),
+        (("--memory", "1GiB", "--purpose", "x" * 257), "--purpose: must be at most 256 characters"),
     ],
 )
 async def test_wrong_options_are_named(stage: Stage, ledger: Script, options: tuple[str, ...], words: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, session_id
+from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, program, session_id
 
 from registry_svc.ledger.domain import LeaseUse, Renewal
 from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
@@ -327,7 +327,8 @@ class Storm:
             index = self.random.randrange(GPUS)
             self.strangers.add(self.host.spawn((index, book.devices[index].free // 2)))
             # Nobody can be told of memory that is taken before anybody could look.
-            self.stage.ledger._see(self.host.look())
+            clock = self.stage.clock
+            self.stage.ledger._book.see(program(), self.host.look(), clock.monotonic(), clock.utc_now())
 
     def _disk_fails(self) -> None:
         self.stage.memory_store.failing = True

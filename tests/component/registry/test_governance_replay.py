@@ -246,6 +246,16 @@ async def test_callers_hear_the_same_whatever_was_wrong_and_the_log_says_what(tm
     assert not any(part in why for why in whys.values() for part in (used[:40], "mallory"))
 
 
+async def test_a_clock_that_ran_ahead_for_a_moment_brings_no_used_token_back(tmp_path: Path, clock: FakeClock) -> None:
+    token = _makers(clock).signed(load())
+    async with _life(tmp_path, clock) as operations:
+        await operations.create(asked(load(), token, "first"))
+    async with _life(tmp_path, FakeClock(utc=clock.utc_now() + timedelta(days=3))) as operations:
+        await operations.keep_house()
+    async with _life(tmp_path, clock) as operations:
+        assert await _refused(operations, load(), token, "again") == "its nonce was used before"
+
+
 async def test_every_kind_of_operation_is_governed(tmp_path: Path, clock: FakeClock) -> None:
     stage = _makers(clock)
     async with _life(tmp_path, clock) as operations:

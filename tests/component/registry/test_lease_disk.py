@@ -113,6 +113,23 @@ async def test_nothing_is_granted_and_nothing_released_while_the_database_fails(
         assert stage.states() == []
 
 
+async def test_a_wait_is_no_longer_than_it_said_because_the_database_fails() -> None:
+    async with Stage() as stage:
+        lease, process = await stage.loaded(stage.runner(), ROOM)
+        waits = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=10.0)
+        await stage.release(lease)
+        stage.memory_store.failing = True
+        stage.host.end(process)
+        await stage.look()
+        assert stage.states() == ["m1 releasing"], "its end cannot be written, so no step gets any further"
+        await stage.pass_time(9.0)
+        still_waits = waits.error is None
+        assert still_waits
+        await stage.pass_time(2.0)
+        assert waits.error is not None
+        assert waits.error.reason is Reason.SERVICE_UNAVAILABLE
+
+
 async def test_fencing_numbers_are_never_used_again_whatever_is_restarted_or_over() -> None:
     async with Stage() as stage:
         numbers = []

@@ -1,5 +1,6 @@
 """The life of a lease: granted, renewed, given up, orphaned, over."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -281,3 +282,20 @@ async def test_hosts_that_nobody_sees_any_more_make_room_for_others(monkeypatch:
         stage.host.name = "host-b"
         await stage.renew(stage.runner())
         assert [host.host for host in stage.ledger.hosts()] == ["host-b"]
+
+
+async def test_a_renewal_beside_an_orphan_that_lives_on_starts_no_step_of_the_whole_book() -> None:
+    async with Stage(restart_grace_seconds=0.0) as stage:
+        _, process = await stage.loaded(stage.runner(), GIB)
+        await stage.pass_time(31.0)
+        await stage.look()
+        assert stage.states() == ["m1 orphaned"]
+        observer = stage.runner("observer")
+        renewal = Renewal(holder=observer, session_id=session_id(observer), uses=(), sight=stage.host.look([process]))
+        await stage.ledger.renew(renewal)
+        assert not stage.ledger._nudged.is_set(), "hosts with an orphan would keep the registry busy"
+        stage.host.end(process)
+        await stage.ledger.renew(replace(renewal, sight=stage.host.look([process])))
+        assert stage.ledger._nudged.is_set()
+        await stage.settle()
+        assert stage.states() == []

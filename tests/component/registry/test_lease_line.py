@@ -285,3 +285,16 @@ async def test_who_waits_in_an_earlier_life_waits_no_more() -> None:
         assert earlier.error is not None
         assert earlier.error.reason is Reason.CANCELLED
         assert later.error is None
+
+
+async def test_a_wait_ends_though_its_host_was_forgotten_meanwhile() -> None:
+    async with Stage(orphan_keep_seconds=5.0) as stage:
+        stage.host.spawn((0, ROOM))
+        waits = stage.acquire(stage.runner(), GIB, max_wait_seconds=10.0)
+        await stage.pass_time(9.0)
+        assert stage.ledger.hosts() == []
+        still_waits = waits.error is None
+        assert still_waits
+        await stage.pass_time(2.0)
+        assert waits.error is not None
+        assert waits.error.reason is Reason.INSUFFICIENT_MEMORY

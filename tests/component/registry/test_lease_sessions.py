@@ -1,6 +1,7 @@
 """The book of memory beside the registry's own core: one database, and the sessions that runners opened."""
 
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost
@@ -11,7 +12,7 @@ from registry_svc.domain import Capability, Opening, RunnerProfile
 from registry_svc.ledger.config import LedgerConfig
 from registry_svc.ledger.domain import Granted, MemoryRequest
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.sessions import sessions_of
+from registry_svc.ledger.sessions import guests_of, sessions_of
 from registry_svc.policy.ledger import Holder, HolderKind
 from registry_svc.roster import Roster
 from registry_svc.store.lease_sql import SqlLeaseStore
@@ -77,4 +78,20 @@ async def test_a_runner_leases_memory_with_the_session_that_it_opened() -> None:
         assert await ledger.release_earlier_lives(present, again.id) == 1
     finally:
         await ledger.stop(1.0)
+        await core.stop(1.0)
+
+
+async def test_who_joined_over_a_link_is_a_guest_and_nobody_else_is() -> None:
+    store = SqlStore("sqlite+aiosqlite://")
+    core = RegistryCore(store, SystemClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
+    is_guest = guests_of(core)
+    await core.start()
+    try:
+        assert not is_guest("r1")
+        session = await Roster(core).open_session(opening("life-1"))
+        assert not is_guest("r1")
+        joined = opening("life-2", session.id)
+        await Roster(core).open_session(replace(joined, profile=replace(joined.profile, dial_out=True)))
+        assert is_guest("r1")
+    finally:
         await core.stop(1.0)

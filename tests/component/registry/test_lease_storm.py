@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.parametrize("source", [Source.NVML, Source.DECLARED])
 async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: Source) -> None:
-    storm = Storm(seed=1, source=source)
+    storm = Storm(seed=2, source=source)
     await storm.run(CYCLES)
     assert storm.checks > CYCLES
     # It was a storm: everything that can happen did, and the book was of use.
@@ -31,7 +31,7 @@ async def test_a_thousand_cycles_book_nothing_twice_and_leave_nothing(source: So
     assert storm.count["granted"] >= 150, storm.count
 
 
-@pytest.mark.parametrize("seed", range(2, 8))
+@pytest.mark.parametrize("seed", [1, *range(3, 8)])
 async def test_shorter_storms_of_other_seeds(seed: int) -> None:
     await Storm(seed=seed, source=Source.NVML if seed % 2 else Source.DECLARED).run(150)
 

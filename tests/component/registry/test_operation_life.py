@@ -49,6 +49,16 @@ async def test_a_load_tells_its_stages_and_ends_with_what_it_took(stage: Stage) 
     assert await stage.events() == ["accepted", "started", "succeeded"]
 
 
+async def test_while_a_load_waits_for_memory_nobody_guesses_when_it_will_end(stage: Stage) -> None:
+    stage.calls.answer("m1", loaded(100, 30))
+    await stage.end(await stage.create(load()))
+    operation = await stage.create(load(context=64))
+    following = asyncio.create_task(stage.views(operation))
+    stage.calls.answer("m1", said("waiting for memory"), said("loading"), loaded(100, 30))
+    ends = {view.progress.stage: view.progress.ends_at for view in await following if view.progress.stage}
+    assert (ends["waiting for memory"], ends["loading"]) == (None, stage.clock.monotonic() + 30)
+
+
 async def test_states_are_told_in_order_and_end_once(stage: Stage) -> None:
     stage.calls.answer("m1", *(said("loading", number / 100) for number in range(100)), loaded())
     operation = await stage.create(load())
@@ -335,6 +345,19 @@ async def test_a_runner_that_failed_to_flush_is_a_failure_though_another_did(sta
     end = (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation
     assert (end.state, end.reason) == (FAILED, Reason.WORKER_LOST)
     assert end.detail == "1 of 2 caches were not flushed; the first: lost"
+
+
+async def test_a_flush_that_reached_nobody_is_a_failure(stage: Stage) -> None:
+    first = await stage.create(unload("m2"))
+    gone = await stage.create(flush(Scope.SCOPE_MODEL, model="m2"))
+    del stage.directory.models["m2"]
+    await stage.end(first)
+    end = (await stage.end(gone)).operation
+    assert (end.state, end.reason) == (FAILED, Reason.MODEL_NOT_FOUND)
+    stage.directory.lose("r1")
+    stage.directory.lose("r2")
+    end = (await stage.end(await stage.create(flush(Scope.SCOPE_ALL)))).operation
+    assert (end.state, end.reason) == (FAILED, Reason.NO_RUNNER_AVAILABLE)
 
 
 async def test_a_model_that_moved_to_another_runner_is_loaded_where_it_is_now(stage: Stage) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 RUNNER = "laptop"
+HOST = "anns-laptop"
 TOKEN = "wjt_abc_secret"
 LIMIT_SECONDS = 20.0
 POLL_SECONDS = 0.005
@@ -272,7 +273,7 @@ class Laptop:
         async with asyncio.timeout(LIMIT_SECONDS):
             await self.fresh.wait()
         self.fresh.clear()
-        runner = runner_pb2.Runner(name=self.name, incarnation="life-1", address="unix:/secret/place")
+        runner = runner_pb2.Runner(name=self.name, incarnation="life-1", host=HOST, address="unix:/secret/place")
         runner.capability.max_requests = max_requests
         request = runner_session_service_pb2.OpenSessionRequest(runner=runner, session_id=session_id)
         self.session_id = (await self.sessions.OpenSession(request, timeout=LIMIT_SECONDS)).session_id

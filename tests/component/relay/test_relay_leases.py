@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from relay_harness import RUNNER, Laptop, Mesh, running_laptop, running_mesh_side, soon
+from relay_harness import HOST, RUNNER, Laptop, Mesh, running_laptop, running_mesh_side, soon
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
@@ -87,6 +87,11 @@ async def joined(tmp_path: Path) -> AsyncIterator[Joined]:
             noting.go.set()
 
 
+def seen(host: str = HOST) -> lease_pb2.HostSighting:
+    """What a runner says that it sees on a host."""
+    return lease_pb2.HostSighting(host=host, source=lease_pb2.HostSighting.SOURCE_NVML)
+
+
 async def _refusal(call: Any) -> WeftError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await soon(call)
@@ -94,7 +99,7 @@ async def _refusal(call: Any) -> WeftError:
 
 
 async def test_a_wait_for_memory_is_streamed_word_by_word(joined: Joined) -> None:
-    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own(purpose="m", bytes=5)))
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(purpose="m", bytes=5)))
     assert (await soon(call.read())).waiting.detail == "held by qwen"
     joined.noting.go.set()
     assert (await soon(call.read())).granted.lease.lease_id == "l1"
@@ -103,21 +108,21 @@ async def test_a_wait_for_memory_is_streamed_word_by_word(joined: Joined) -> Non
 
 
 async def test_a_wait_that_its_runner_leaves_is_left_at_the_registry_too(joined: Joined) -> None:
-    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own()))
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own()))
     await soon(call.read())
     call.cancel()
     await soon(joined.noting.left.wait())
 
 
 async def test_a_link_that_is_lost_leaves_the_line(joined: Joined) -> None:
-    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own()))
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own()))
     await soon(call.read())
     await joined.laptop.dial_out.stop(0.0)
     await soon(joined.noting.left.wait())
 
 
 async def test_renewals_and_releases_come_through(joined: Joined) -> None:
-    renewed = await soon(joined.book.RenewLeases(pb.RenewLeasesRequest(**joined.own())))
+    renewed = await soon(joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(), **joined.own())))
     assert list(renewed.lost_lease_ids) == ["l0"]
     await soon(joined.book.ReleaseLease(pb.ReleaseLeaseRequest(**joined.own(lease_id="l1", fencing_number=7))))
     greeted = await soon(joined.book.ReleaseEarlierLives(pb.ReleaseEarlierLivesRequest(**joined.own())))
@@ -126,7 +131,7 @@ async def test_renewals_and_releases_come_through(joined: Joined) -> None:
 
 
 async def test_a_refusal_of_the_book_comes_through_with_its_reason(joined: Joined) -> None:
-    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own(purpose="too-much")))
+    call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(purpose="too-much")))
     refused = await _refusal(call.read())
     assert (refused.reason, refused.message) == (Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")
 
@@ -144,8 +149,8 @@ async def test_a_refusal_of_the_book_comes_through_with_its_reason(joined: Joine
 )
 async def test_nobody_holds_leases_of_another_over_his_link(joined: Joined, changes: dict[str, Any]) -> None:
     calls = (
-        joined.book.AcquireLease(pb.AcquireLeaseRequest(**joined.own(**changes))).read(),
-        joined.book.RenewLeases(pb.RenewLeasesRequest(**joined.own(**changes))),
+        joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(**changes))).read(),
+        joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(), **joined.own(**changes))),
         joined.book.ReleaseLease(pb.ReleaseLeaseRequest(**joined.own(**changes))),
         joined.book.ReleaseEarlierLives(pb.ReleaseEarlierLivesRequest(**joined.own(**changes))),
     )
@@ -157,4 +162,17 @@ async def test_nobody_holds_leases_of_another_over_his_link(joined: Joined, chan
 async def test_the_whole_book_is_not_shown_over_a_link(joined: Joined) -> None:
     refused = await _refusal(joined.book.ListHostMemory(pb.ListHostMemoryRequest()))
     assert refused.reason is Reason.UNSUPPORTED_OPERATION
+    assert joined.noting.told == []
+
+
+@pytest.mark.parametrize("host", ["gpu-box", "", HOST.upper()])
+async def test_nobody_says_what_is_on_another_host_over_his_link(joined: Joined, host: str) -> None:
+    calls = (
+        joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(host), **joined.own())).read(),
+        joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(host), **joined.own())),
+    )
+    for call in calls:
+        refused = await _refusal(call)
+        assert refused.reason is Reason.PERMISSION_DENIED
+        assert HOST in refused.message
     assert joined.noting.told == []

@@ -89,6 +89,8 @@ class LeasedWorld:
     environment: dict[str, str]
     greed: float = 1.0
     """How much of what is booked for it an engine takes; more than 1 is a lie of its configuration."""
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By runner: what is different in its configuration."""
     broken: list[str] = field(default_factory=list)
     runners: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     most_held: int = 0
@@ -234,6 +236,7 @@ class LeasedWorld:
             "first_pause_seconds": 1.0,
             "first_term_seconds": 0.3,
             "second_term_seconds": 0.3,
+            **self.changes.get(name, {}),
         }
         return {"runners": [runner], "accelerators": {"poll_interval_seconds": 0.05}, "drain_seconds": 0.1}
 

@@ -1,13 +1,23 @@
 """A runner's leases at a registry that answers, refuses, forgets and goes away."""
 
 import asyncio
+import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from grpc.aio import UnaryStreamCall
 from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
 
 from runner_svc.memory.lease_calls import AWAY
-from runner_svc.memory.lease_keeper import MAX_LINE, NO_REGISTRY, NO_SIGHT, OWN_LINE, LeaseKeeper
+from runner_svc.memory.lease_keeper import (
+    LOOK_FOR_DEVICES_SECONDS,
+    MAX_LINE,
+    NO_REGISTRY,
+    NO_SIGHT,
+    OWN_LINE,
+    LeaseKeeper,
+)
 from runner_svc.memory.memory_port import LeaseGrant
 from weft.gpu.sighting import ProcessId, Source
 from weft.kernel.clock import SystemClock
@@ -179,7 +189,7 @@ async def test_a_wait_has_an_end(away: bool, tmp_path: Path) -> None:
             assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
         else:
             assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
-            assert "held by qwen" in refused.value.message
+            assert refused.value.message == "m got no memory within 60 s: needs 1.0 GiB, held by qwen"
         assert keeper.held_bytes == 0
 
 
@@ -266,3 +276,55 @@ async def test_no_more_than_some_wait_at_the_registry_at_once(tmp_path: Path) ->
         assert len(leases.asked) == MAX_LINE
         leases.go.set()
         assert len({grant.lease_id for grant in await asyncio.gather(*waiting)}) == MAX_LINE + 3
+
+
+@pytest.mark.parametrize(("source", "seconds"), [(Source.NVML, LOOK_FOR_DEVICES_SECONDS), (Source.UNKNOWN, 5.0)])
+async def test_a_host_that_is_known_to_have_no_devices_is_hardly_looked_at(
+    source: Source, seconds: float, tmp_path: Path
+) -> None:
+    host, clock = SeenHost(source=source), FakeClock()
+    async with keeping(tmp_path, host, clock) as (_, leases, _):
+        for looks in range(1, 4):
+            await clock.wait_for_sleepers(1)
+            assert len(host.asked_about) == looks
+            await clock.advance(seconds - 0.5)
+            assert len(host.asked_about) == looks
+            await clock.advance(0.5)
+        assert leases.calls == 0
+
+
+async def test_a_lease_on_devices_that_were_not_there_at_first_is_renewed_like_any_other(tmp_path: Path) -> None:
+    host = SeenHost()
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        await until(lambda: host.asked_about)
+        host.devices = SeenHost(8 * GIB).devices
+        await _granted(keeper, Holder())
+        await until(lambda: len(leases.renewals) > 1)
+
+
+async def test_a_request_that_is_repeated_tells_what_is_seen_by_then(tmp_path: Path) -> None:
+    host = SeenHost(8 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        await until(lambda: leases.renewals)
+        words: list[str] = []
+        leases.failures = [AWAY_NOW]
+        asking = asyncio.create_task(_granted(keeper, Holder(), words))
+        await until(lambda: words == [NO_REGISTRY])
+        host.devices = (replace(host.devices[0], used_bytes=5 * GIB),)
+        await asking
+        assert [request.sighting.devices[0].used_bytes for request in leases.asked] == [0, 5 * GIB]
+
+
+async def test_a_wait_for_memory_leaves_no_call_behind_for_the_garbage_collector(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SeenHost(8 * GIB), SystemClock()) as (keeper, leases, _):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):
+                leases.go.clear()
+                asyncio.get_running_loop().call_later(0.01, leases.go.set)
+                keeper.release(await _granted(keeper, Holder()))
+            calls = [one for one in gc.get_objects() if isinstance(one, UnaryStreamCall)]
+        finally:
+            gc.enable()
+    assert len(calls) <= 1, "the last one may not be quite over"

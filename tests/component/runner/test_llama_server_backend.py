@@ -131,6 +131,16 @@ async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
     assert report.reason is Reason.SERVER_DIED
 
 
+async def test_a_death_while_loading_is_told_with_the_words_of_that_start_and_of_no_earlier_one(tmp_path: Path) -> None:
+    counter, words = tmp_path / "starts", 'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n + 1)) >"$0"; echo "start $n"'
+    config = replace(_config(), command=("/bin/sh", "-c", f"{words}; exit 1", str(counter)))
+    backend = LlamaServerBackend(config)
+    for number in range(2):
+        with pytest.raises(WeftError) as failed:
+            await backend.start()
+        assert failed.value.message == f"the backend died while it loaded (exit code 1): start {number}"
+
+
 async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() -> None:
     heard: list[str] = []
     call = replace(CALL, on_token=lambda: heard.append("token"), on_prefill=lambda: heard.append("prefill"))

@@ -14,7 +14,7 @@ from leased_world import CARD_BYTES, GIB, MODELS, POLL_SECONDS, WAIT_SECONDS, Le
 from weft.kernel.service import stop_tasks
 from weft.testing.fake_nvml import compiler
 
-KILLS = int(os.environ.get("WEFT_TEST_KILLS", "24"))
+KILLS = int(os.environ.get("WEFT_TEST_KILLS", "12"))
 SEED = 7
 PAUSES = (0.0, 0.2, 1.0, 2.5)
 """Seconds: an engine loads for about one."""

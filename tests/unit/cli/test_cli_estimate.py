@@ -45,7 +45,7 @@ def test_a_file_is_estimated_by_its_header_part_by_part() -> None:
     code, output = _run(str(demo_model_path()), "--ctx", "8192", "--slots", "1")
     assert code == 0
     rows = [line.split() for line in output.splitlines()]
-    assert rows[1:4] == [["weights", "92", "MiB"], ["context", "180", "MiB"], ["compute", "121", "MiB"]]
+    assert rows[1:4] == [["weights", "92.1", "MiB"], ["context", "180", "MiB"], ["compute", "121", "MiB"]]
     assert "file's header" in output
     assert "393 MiB" in output
 
@@ -95,3 +95,8 @@ def test_an_unknown_type_of_cache_is_refused() -> None:
     code, output = _run("llama-8b", "--cache-type", "q3")
     assert code == EXIT_USAGE
     assert "--cache-type" in output
+
+
+@pytest.mark.usefixtures("home")
+def test_the_demo_model_is_estimated_as_the_demo_serves_it() -> None:
+    assert _json("smollm2-135m")["source"] == "header"

@@ -1,15 +1,25 @@
 import json
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from gateway.json_guard import field_path, parse, require_strict_json
+from gateway.json_guard import field_path, parse, parse_governed, require_strict_json
 from gateway.schemas import ChatRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+class Governed(BaseModel):
+    """A body with a token in it."""
+
+    model: str
+    token: Any = None
+
 
 JSON_VALUES: st.SearchStrategy[Json] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -73,3 +83,25 @@ def test_a_path_reads_as_a_caller_writes_it_and_leaves_union_tags_out() -> None:
     assert field_path(("messages", 2, "content", "~list", 0, "text")) == "messages[2].content[0].text"
     assert field_path(()) == ""
     assert len(field_path(("metadata", "k" * 10_000))) < 100
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"model": "a", "model": "b"}',
+        b'{"model": "a", "mod\\u0065l": "b"}',
+        b'{"model": "a", "token": {"opToken": {"nonce": "x", "nonce": "y"}}}',
+        b'{"model": "a", "token": [{"a": 1}, {"b": 1, "b": 1}]}',
+    ],
+)
+def test_a_body_that_two_readers_could_read_differently_is_refused(raw: bytes) -> None:
+    parse(Governed, raw, max_depth=8)  # the negative control: elsewhere the last one counts, as in most readers
+    with pytest.raises(WeftError) as refused:
+        parse_governed(Governed, raw, max_depth=8)
+    assert refused.value.reason is Reason.MALFORMED_REQUEST
+    assert "twice" in refused.value.message
+
+
+def test_the_same_name_in_two_objects_is_no_second_reading() -> None:
+    raw = b'{"model": "a", "token": {"model": "a", "list": [{"model": 1}, {"model": 1}]}}'
+    assert parse_governed(Governed, raw, max_depth=8).model == "a"

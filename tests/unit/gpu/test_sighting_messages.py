@@ -94,7 +94,7 @@ def _set(path: str, value: object) -> Spoil:
         (_set("processes[0].process.start_ticks", -1), "sighting.processes[0].process.start_ticks"),
         (_set("processes[0].memory[0].device_index", 1), "sighting.processes[0].memory[0].device_index"),
         (_set("processes[0].memory[0].bytes", -1), "sighting.processes[0].memory[0].bytes"),
-        (lambda message: message.devices.append(message.devices[0]), "sighting.devices"),
+        (lambda message: message.devices.append(message.devices[0]), "sighting.devices[1].index"),
         (lambda message: message.processes.append(message.processes[0]), "sighting.processes[1].process"),
         (
             lambda message: message.processes[0].memory.append(message.processes[0].memory[0]),

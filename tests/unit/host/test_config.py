@@ -83,6 +83,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         "[{name: a, models: [{name: m, path: x}]}, {name: a, models: [{name: n, path: x}]}]",
         "[{name: a, models: [{name: m, path: x}]}, {name: b, models: [{name: m, path: x}]}]",
+        "[{name: a, models: [{name: m, path: x, replicas: 2}]}, {name: b, models: [{name: m-2, path: x}]}]",
+        "[{name: a, models: [{name: m, path: x, replica_max: 3}]}, {name: m-3, models: [{name: n, path: x}]}]",
     ],
 )
 def test_names_used_twice_are_refused_with_the_way_out(tmp_path: Path, runners: str) -> None:

@@ -1,7 +1,9 @@
 """From the configuration file to the gate."""
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -95,3 +97,27 @@ def test_the_examples_of_the_manual_are_configurations(tmp_path: Path, key_file:
         assert isinstance(build_gate(config, FakeClock()), StrictGate)
         modes.append(config.mode)
     assert modes == [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY]
+
+
+def test_a_key_of_safebox_that_may_not_be_looked_at_is_said_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the folder belongs to somebody else: then not even whether the file is there can be asked."""
+    place = tmp_path / "model-api.key"
+    ask = os.stat
+
+    def may_not(path: Any, *rest: Any, **more: Any) -> Any:
+        if Path(path) == place:
+            raise PermissionError(13, "Permission denied")
+        return ask(path, *rest, **more)
+
+    def may_not_open(self: Path, *_: Any, **__: Any) -> Any:
+        raise PermissionError(13, f"Permission denied: {self.name}")
+
+    monkeypatch.setattr(os, "stat", may_not)
+    monkeypatch.setattr(Path, "open", may_not_open)
+    section = _section(mode="shared_key", signers=SIGNERS)
+    with pytest.raises(FieldError) as refused:
+        governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=place)
+    assert "cannot be read" in refused.value.message
+    assert refused.value.field == "registry.governance.key_file"

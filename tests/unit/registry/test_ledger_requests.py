@@ -18,6 +18,7 @@ from registry_svc.ledger.requests import (
 from registry_svc.policy.ledger import Holder, HolderKind
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.gpu.messages import MAX_DEVICE_BYTES
 from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
@@ -137,18 +138,18 @@ BOTH = [
     ("holder.incarnation", set_field("holder.incarnation", "x" * 129)),
     ("session_id", set_field("session_id", "two words")),
     ("sighting.host", set_field("sighting.host", "")),
-    ("sighting.host", set_field("sighting.host", "x" * 256)),
+    ("sighting.host", set_field("sighting.host", "x" * 254)),
     ("sighting.host", set_field("sighting.host", "a\nb")),
     ("sighting.source", set_field("sighting.source", 0)),
     ("sighting.source", set_field("sighting.source", 4)),
     ("sighting.devices", repeat("sighting.devices", 63)),
     ("sighting.devices[1].index", set_field("sighting.devices[1].index", 1)),
     ("sighting.devices[0].index", set_field("sighting.devices[0].index", -1)),
-    ("sighting.devices[0].index", set_field("sighting.devices[0].index", 1_024)),
-    ("sighting.devices[0].id", set_field("sighting.devices[0].id", "x" * 257)),
+    ("sighting.devices[0].index", set_field("sighting.devices[0].index", 64)),
+    ("sighting.devices[0].id", set_field("sighting.devices[0].id", "x" * 129)),
     ("sighting.devices[0].name", set_field("sighting.devices[0].name", "\x1b[31m")),
     ("sighting.devices[0].total_bytes", set_field("sighting.devices[0].total_bytes", 0)),
-    ("sighting.devices[0].total_bytes", set_field("sighting.devices[0].total_bytes", MAX_BYTES + 1)),
+    ("sighting.devices[0].total_bytes", set_field("sighting.devices[0].total_bytes", MAX_DEVICE_BYTES + 1)),
     ("sighting.devices[0].used_bytes", set_field("sighting.devices[0].used_bytes", -1)),
     ("sighting.devices[0].utilization", set_field("sighting.devices[0].utilization", 1.01)),
     ("sighting.devices[0].utilization", set_field("sighting.devices[0].utilization", float("nan"))),
@@ -172,6 +173,7 @@ ACQUIRE = [
     ("device_indexes", repeat("device_indexes", 65)),
     ("device_indexes", repeat("device_indexes", 2)),
     ("device_indexes[0]", lambda request: request.device_indexes.append(-1)),
+    ("device_indexes[0]", lambda request: request.device_indexes.append(64)),
     ("max_devices", set_field("max_devices", -1)),
     ("max_devices", set_field("max_devices", 65)),
     ("priority", set_field("priority", 4)),

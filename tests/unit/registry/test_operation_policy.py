@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry_svc.operations.book import OperationView
+from registry_svc.operations.messages import operation_message
 from registry_svc.policy.operation_order import Unfinished, startable
 from registry_svc.policy.operation_pools import PoolMember, PoolPlan, plan_pool
 from registry_svc.policy.operation_refusals import (
@@ -21,6 +23,7 @@ from registry_svc.policy.operation_times import LAST_LOADS, MAX_MODELS, LoadTime
 from registry_svc.policy.operations import (
     Ending,
     GovernedOperation,
+    OperationProgress,
     OperationState,
     WrongStepError,
     assigned,
@@ -250,3 +253,14 @@ def test_a_clock_that_was_set_back_ends_a_window_of_refusals() -> None:
     window.takes(NOW)
     window.count("why")
     assert window.closed(NOW - timedelta(days=1)) is not None
+
+
+@pytest.mark.parametrize(("ends_at", "told"), [(12.5, 2.5), (10.0, None), (9.0, None), (None, None)])
+def test_an_end_that_should_have_come_by_now_is_unknown_and_not_about_now(
+    ends_at: float | None, told: float | None
+) -> None:
+    view = OperationView(
+        operation=replace(RUNNING, action=b""), progress=OperationProgress(stage="loading", ends_at=ends_at)
+    )
+    message = operation_message(view, 10.0)
+    assert (message.eta.ToNanoseconds() / 1e9 if message.HasField("eta") else None) == told

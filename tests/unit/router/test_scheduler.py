@@ -70,6 +70,15 @@ def test_a_request_that_waits_too_long_is_refused_at_the_limit_and_not_before() 
     assert mesh.waiting == 0
 
 
+@pytest.mark.parametrize(("limit", "words"), [(1.5, "in 1.5 s"), (30.0, "in 30 s")])
+def test_a_refusal_after_a_wait_says_how_long_it_was_and_not_a_rounder_figure(limit: float, words: str) -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=limit)
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    (refused,) = mesh.tick(limit)
+    assert refused.message.endswith(words)  # type: ignore[union-attr]  # it is a rejection, see above
+
+
 def test_a_deadline_that_passes_in_the_queue_ends_the_request() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)

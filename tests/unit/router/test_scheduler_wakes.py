@@ -7,6 +7,7 @@ from router_svc.policy.candidates import Candidate, Fleet, Readiness
 from router_svc.policy.decisions import Decision, Loads, Rejects, Waits, Wakes
 from router_svc.policy.scheduler import Scheduler
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 
 def told(decisions: list[Decision]) -> dict[int, Loads]:
@@ -36,6 +37,11 @@ def test_the_first_request_wakes_and_all_others_share_that_wake() -> None:
     others = [mesh.submit(arrival(key, arrived_at=float(key)), float(key)) for key in range(2, 8)]
     assert [woken(decisions) for decisions in others] == [[]] * 6
     assert told(others[-1])[7].stage == "waking m on a (7 s of at most 60 s)"
+
+
+def test_a_model_is_woken_with_the_priority_of_the_request_that_wants_it() -> None:
+    first = scheduler(asleep()).submit(arrival(1, priority=Priority.HIGH), 0.0)
+    assert first[0] == Wakes(model="m", runner="a", max_wait_seconds=60.0, priority=Priority.HIGH)
 
 
 def test_when_it_is_ready_the_requests_are_dispatched_in_order() -> None:

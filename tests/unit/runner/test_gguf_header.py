@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runner_svc import gguf_header
-from runner_svc.gguf_header import GgufHeader, is_gguf, read_gguf_header
+from runner_svc.gguf_header import MAX_TENSORS, GgufHeader, is_gguf, read_gguf_header
 from runner_svc.gguf_parts import model_parts, read_gguf_model
 from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
@@ -378,3 +378,11 @@ def test_words_longer_than_what_is_read_at_once_are_stepped_over(write: Write) -
     entries = [_strings("tokenizer.ggml.tokens", words), _number("tokenizer.ggml.bos_token_id", 6), SHAPE[0]]
     header = read_gguf_header(write(_file(entries)))
     assert (header.bos_token, header.architecture) == ("last", "gemma3")
+
+
+def test_more_tensors_than_any_model_has_are_refused_and_not_read_for_many_seconds(write: Write) -> None:
+    tensor = _tensor("a", (2**63, 2**63, 2**63, 0), 0, 0)
+    content = _file(tensors=(tensor,) * MAX_TENSORS, data=bytes(64))
+    assert read_gguf_header(write(content)).tensor_count == MAX_TENSORS
+    one_more = content[:8] + (MAX_TENSORS + 1).to_bytes(8, "little") + content[16:]
+    assert f"more than {MAX_TENSORS} tensors" in _refusal(write(one_more)).message

@@ -199,7 +199,7 @@ async def test_a_budget_that_is_too_small_says_what_would_fit() -> None:
         with pytest.raises(WeftError) as refused:
             await stage.instance.load(LoadWish(memory_budget_bytes=GIB))
         assert refused.value.reason is Reason.INSUFFICIENT_MEMORY
-        assert refused.value.message == "m needs 2.0 GiB and may take 1.0 GiB; a context of 1024 tokens fits"
+        assert refused.value.message == "m needs 2 GiB and may take 1 GiB; a context of 1024 tokens fits"
         assert stage.instance.phase is Phase.HIBERNATING
         await stage.instance.load(LoadWish(memory_budget_bytes=2 * GIB))
 
@@ -319,3 +319,72 @@ async def test_a_lease_that_is_lost_while_the_model_falls_asleep_is_waited_for_b
         assert await outcome(unload) is None
         assert (stage.backend.stops, stage.recipes.done, book.held) == (1, [], {})
         assert await request is not None
+
+
+async def test_a_load_that_comes_while_its_like_falls_asleep_is_loaded_with_its_own_options() -> None:
+    longer = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096}))
+    async with living(step_account(StepBook()), drain_seconds=60.0) as stage:
+        await stage.instance.load(longer)
+        request = await stage.request()
+        unload = asyncio.create_task(stage.instance.unload())
+        await stage.settle()
+        assert (stage.instance.phase, stage.instance.plan) == (Phase.STOPPING, longer.plan)
+        load = asyncio.create_task(stage.instance.load(longer))
+        await stage.settle()
+        request.cancel()
+        await stage.settle()
+        assert [await outcome(unload), await outcome(load)] == [None, None]
+        assert stage.instance.plan == longer.plan
+        last = stage.backend.orders[-1]
+        assert last is not None
+        assert last.parameters == {"context_tokens": 4096}, "the caller was told that it is loaded so"
+
+
+async def test_of_a_model_that_takes_too_much_as_configured_a_smaller_load_is_tried_at_once() -> None:
+    smaller = LoadWish(plan=LoadPlan(parameters={"context_tokens": 1024}))
+    async with living(step_account(StepBook()), start_asleep=True) as stage:
+        stage.backend.load_error = WeftError(Reason.OUT_OF_MEMORY, "exit code 1")
+        for _ in range(2):
+            failed = asyncio.create_task(stage.instance.load())
+            assert await outcome(failed) is not None
+            assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1), "the same again is not tried"
+        stage.backend.load_error = None
+        assert await stage.instance.load(smaller) is False
+        assert (stage.instance.phase, stage.instance.plan) == (Phase.READY, smaller.plan)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["at-first", "after-a-crash"])
+async def test_options_that_fail_keep_nobody_from_the_model_as_it_is_configured(dies: bool) -> None:
+    other, book = LoadWish(plan=LoadPlan(parameters={"context_tokens": 4096})), StepBook()
+    cannot_be = WeftError(Reason.INVALID_ARGUMENT, "cannot be")
+    async with living(step_account(book)) as stage:
+        if dies:
+            await stage.instance.load(other)
+            stage.backend.load_error = cannot_be
+            stage.backend.deaths.put_nowait("signal SIGKILL")
+            await stage.settle()
+        else:
+            stage.backend.load_error = cannot_be
+            assert await outcome(asyncio.create_task(stage.instance.load(other))) is not None
+        assert (stage.state, stage.instance.plan) == ((Phase.HIBERNATING, "cannot be"), LoadPlan())
+        assert book.held == {}
+        stage.backend.load_error = None
+        await stage.instance.wake()
+        assert stage.state == (Phase.READY, "")
+
+
+async def test_memory_is_asked_for_with_the_priority_of_the_request_that_waits_and_not_of_an_earlier_one() -> None:
+    book = StepBook()
+    async with living(step_account(book), start_asleep=True) as stage:
+        for priority in (Priority.HIGH, Priority.LOW, Priority.HIGH):
+            await stage.instance.wake(priority)
+            await stage.instance.unload()
+        book.go.clear()
+        wakes = [asyncio.create_task(stage.instance.wake(priority)) for priority in (Priority.LOW, Priority.NORMAL)]
+        await stage.settle()
+        book.go.set()
+        await asyncio.gather(*wakes)
+        await stage.instance.unload()
+        await stage.instance.load()
+    asked = [wish.priority for wish in book.wishes]
+    assert asked == [Priority.HIGH, Priority.LOW, Priority.HIGH, Priority.NORMAL, Priority.NORMAL]

@@ -8,7 +8,8 @@ from instance_stage import Stage, living
 from step_book import GIB, StepBook, step_account
 
 from runner_svc.config import RunnerConfig
-from runner_svc.policy.load_plan import LoadPlan, LoadWish
+from runner_svc.load_watch import LOOK_SECONDS, follow_load
+from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
 from runner_svc.report import RunnerReport
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -96,3 +97,24 @@ async def test_the_options_of_a_load_are_described() -> None:
         assert (options.keep_alive.seconds, options.pin, _state(stage).pinned) == (60, True, True)
         assert described.cache.hit_count == 1
         assert described.cache_isolation == pb.CACHE_ISOLATION_NONE
+
+
+async def test_what_a_load_waits_for_is_told_without_saying_twice_that_it_waits() -> None:
+    book, told = StepBook(), list[pb.LoadResponse]()
+    async with living(step_account(book), start_asleep=True) as stage:
+
+        async def follow() -> None:
+            async for response in follow_load(stage.instance, STAY_LOADED, stage.clock, str):
+                told.append(response)
+
+        book.go.clear()
+        following = asyncio.create_task(follow())
+        for _ in range(2):
+            await stage.settle()
+            await stage.clock.advance(LOOK_SECONDS)
+        await stage.settle()
+        book.go.set()
+        await stage.settle()
+        await following
+    words = {response.progress.stage: response.progress.detail for response in told[:-1]}
+    assert words["waiting for memory"] == "needs 2.0 GiB on host-a, held by qwen"

@@ -156,6 +156,16 @@ def test_memory_that_was_not_had_is_no_death_and_the_next_call_tries_afresh(reas
         assert step(state, on.WakeAsked(), 1.0, OURS).command is Command.WAKE
 
 
+@pytest.mark.parametrize("reason", [Reason.INVALID_ARGUMENT, Reason.OUT_OF_MEMORY, Reason.TEMPLATE_FAILED])
+def test_options_of_one_load_that_fail_say_nothing_about_the_model_as_it_is_configured(reason: Reason) -> None:
+    woken = (*LOADING, on.SleepAsked(), on.WakeAsked())
+    for begin, event in ((LOADING, on.LoadFailed), (woken, on.WakeFailed)):
+        assert _after(*begin, event(reason, "no")).phase is Phase.FAILED
+        state = _after(*begin, event(reason, "no", otherwise=True))
+        assert (state.doing, state.phase, state.detail) == (Command.REST, Phase.HIBERNATING, "no")
+        assert (state.history.total, state.resume_at) == (0, None)
+
+
 def test_what_a_load_waits_for_is_told_and_nothing_else_changes() -> None:
     for before in (_after(*LOADING), _after(*LOADING, on.SleepAsked(), on.WakeAsked())):
         transition = step(before, on.Waits("needs 9 GiB"), 1.0, OURS)

@@ -20,6 +20,7 @@ from runner_svc.backends.llama_server_arguments import (
 )
 from runner_svc.backends.llama_server_props import ServerProps, parse_props
 from runner_svc.backends.port import DeviceShare, LoadOrder
+from runner_svc.backends.xllamacpp_server import parse_arguments as parse_launcher_arguments
 from runner_svc.engines.llama_cpp_engine import CACHE_TYPES, EngineOptions, _load_settings
 from runner_svc.engines.llama_cpp_host import parse_arguments as parse_host_arguments
 from runner_svc.policy.load_parameters import check_parameters
@@ -186,20 +187,25 @@ def test_values_out_of_their_range_are_refused_by_name(parameters: dict[str, Any
     assert refused.value.field == f"parameters.{next(iter(parameters))}"
 
 
+def test_a_refused_number_is_answered_with_limits_that_can_be_written_so() -> None:
+    with pytest.raises(FieldError, match=r"must be from 16 to 16777216$"):
+        check_parameters({"context_tokens": 15}, load_parameters(SERVER))
+
+
 def test_quantized_values_need_flash_attention() -> None:
     with pytest.raises(FieldError, match="cache_type_v"):
-        check_together(LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "off"}))
-    check_together(LoadOrder(parameters={"cache_type_v": "q8_0"}))
-    check_together(LoadOrder(parameters={"cache_type_k": "q8_0", "flash_attention": "off"}))
+        check_together({"cache_type_v": "q8_0", "flash_attention": "off"}, "parameters")
+    check_together({"cache_type_v": "q8_0"}, "parameters")
+    check_together({"cache_type_k": "q8_0", "flash_attention": "off"}, "parameters")
     with pytest.raises(FieldError, match="cache_type_v"):
-        check_together_in_process(LoadOrder(parameters={"cache_type_v": "q8_0"}))
-    check_together_in_process(LoadOrder(parameters={"cache_type_v": "q8_0", "flash_attention": "on"}))
+        check_together_in_process({"cache_type_v": "q8_0"}, "parameters")
+    check_together_in_process({"cache_type_v": "q8_0", "flash_attention": "on"}, "parameters")
 
 
 def test_a_step_of_computing_is_no_larger_than_a_batch() -> None:
     with pytest.raises(FieldError, match="ubatch_tokens"):
-        check_together(LoadOrder(parameters={"batch_tokens": 128, "ubatch_tokens": 256}))
-    check_together(LoadOrder(parameters={"ubatch_tokens": 256}))
+        check_together({"batch_tokens": 128, "ubatch_tokens": 256}, "parameters")
+    check_together({"ubatch_tokens": 256}, "parameters")
 
 
 def test_the_host_program_hands_what_is_set_to_the_library() -> None:
@@ -273,3 +279,20 @@ async def test_a_server_that_runs_already_takes_no_orders(order: LoadOrder, fiel
     with pytest.raises(FieldError) as refused:
         await backend.start(order)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "value"),
+    [
+        ("-ngl 0", "n_gpu_layers", 0),
+        ("--gpu-layers 0", "n_gpu_layers", 0),
+        ("-fa off", "flash_attn", "off"),
+        ("-ctk q8_0", "cache_type_k", "q8_0"),
+        ("-ctv q8_0", "cache_type_v", "q8_0"),
+        ("-b 64", "batch_size", 64),
+        ("-ub 32", "ubatch_size", 32),
+    ],
+)
+def test_the_launcher_knows_the_short_flags_of_llama_server_too(argument: str, name: str, value: Any) -> None:
+    assert configured_parameters(argument.split()), "the estimate reads it"
+    assert getattr(parse_launcher_arguments(["--model", "m.gguf", *argument.split()]), name) == value

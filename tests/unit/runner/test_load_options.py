@@ -7,6 +7,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from instance_stage import StepBackend
 
+from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.load_messages import options_message, wish_from
 from runner_svc.policy.load_parameters import LoadParameter
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
@@ -90,3 +92,19 @@ def test_an_option_that_cannot_be_is_named(options: LoadOptions, field: str) -> 
 def test_a_refused_variant_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(FieldError, match=r"there is: Q4_K_M, q8_0"):
         _wish(LoadOptions(quantization="q2_k"))
+
+
+@pytest.mark.parametrize("make", [LlamaServerBackend, LlamaCppPythonBackend])
+def test_options_that_do_not_go_together_are_refused_before_anything_is_unloaded_for_them(make: Any) -> None:
+    config = {
+        LlamaServerBackend: LlamaServerConfig(command=("llama-server",), model_path=Path("m.gguf"), alias="m"),
+        LlamaCppPythonBackend: LlamaCppPythonConfig(model_path=Path("m.gguf")),
+    }[make]
+    together = {"cache_type_v": LoadValue(word="q8_0"), "flash_attention": LoadValue(word="off")}
+    for options, field in (
+        (LoadOptions(parameters=together), "options.parameters.cache_type_v"),
+        (LoadOptions(parameters={"batch_tokens": LoadValue(integer=0)}), "options.parameters.batch_tokens"),
+    ):
+        with pytest.raises(FieldError) as refused:
+            wish_from(options, make(config), {})
+        assert refused.value.field == field

@@ -31,9 +31,7 @@ from runner_svc.policy.memory_estimate import (
     context_bytes,
     estimate_memory,
     estimate_shape,
-    in_units,
     largest_context,
-    shortage,
 )
 from runner_svc.policy.size_by_name import MAX_NAME_CHARS, names_gguf, weights_from_name
 from weft.host.demo import demo_model_path
@@ -112,11 +110,7 @@ def test_layers_that_stay_off_the_devices_take_nothing_there() -> None:
     all_layers = estimate_shape(SMOLLM2, ONE_SLOT)
     none = estimate_shape(SMOLLM2, replace(ONE_SLOT, gpu_layers=0))
     half = estimate_shape(SMOLLM2, replace(ONE_SLOT, gpu_layers=15))
-    assert {part.name: part.bytes for part in none.parts} == {
-        "weights": 0,
-        "context": 0,
-        "compute": compute_bytes(SMOLLM2, ONE_SLOT),
-    }
+    assert {part.name: part.bytes for part in none.parts} == {"weights": 0, "context": 0, "compute": 0}
     assert none.bytes < half.bytes < all_layers.bytes
     assert estimate_shape(SMOLLM2, replace(ONE_SLOT, gpu_layers=999)) == all_layers
 
@@ -160,22 +154,6 @@ def test_more_of_anything_never_takes_less(settings: MemorySettings) -> None:
         {"flash_attention": False},
     ):
         assert estimate_shape(SMOLLM2, replace(settings, **more)).bytes >= usual
-
-
-def test_a_shortage_says_what_would_fit() -> None:
-    estimate = estimate_shape(SMOLLM2, ONE_SLOT)
-    words = shortage(estimate, SMOLLM2, ONE_SLOT, 300 * MEBIBYTE)
-    fits = largest_context(SMOLLM2, ONE_SLOT, 300 * MEBIBYTE)
-    assert words == f"needs 393 MiB with 8192 tokens, and there are 300 MiB; {fits} tokens fit"
-    assert 3000 < fits < 8192
-    assert shortage(estimate, SMOLLM2, ONE_SLOT, MEBIBYTE).endswith("it does not fit with any context")
-    several = replace(ONE_SLOT, slots=4)
-    assert "in each of 4 slots" in shortage(estimate, None, several, MEBIBYTE)
-
-
-@pytest.mark.parametrize(("size", "words"), [(5_476_083_302, "5.1 GiB"), (MEBIBYTE, "1 MiB"), (0, "0 MiB")])
-def test_sizes_are_told_in_units_for_people(size: int, words: str) -> None:
-    assert in_units(size) == words
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from runner_svc.backends.attached_server import AttachedServer, AttachedServerCo
 from runner_svc.config import RunnerConfig
 from runner_svc.report import RunnerReport
 from weft.api.registry.v1 import model_pb2
+from weft.host.config import AcceleratorSection
 from weft.host.home import WeftHome
 from weft.host.runner import runner_config
 from weft.host.runner_sections import RunnerSection
@@ -74,6 +75,18 @@ def test_what_weft_starts_itself_it_can_always_start_again(tmp_path: Path) -> No
     wake = _manifest(_supervised(load_stall_seconds=240.0), tmp_path).wake
     assert wake.by_runner
     assert wake.max_wait.seconds == 240
+
+
+@pytest.mark.parametrize(("memory_wait", "told"), [(30.0, 270), (3600.0, 3600)])
+def test_routers_wait_longer_for_a_model_than_its_runner_does_for_its_memory(
+    memory_wait: float, told: int, tmp_path: Path
+) -> None:
+    section = _supervised(load_stall_seconds=240.0, memory_wait_seconds=memory_wait)
+    booked = _report(_config(section, tmp_path, accelerators=AcceleratorSection()))
+    assert booked.manifests()[0].wake.max_wait.seconds == told
+    with_recipe = _supervised(model={"wake": HTTP_WAKE}, memory_wait_seconds=memory_wait)
+    as_set = _report(_config(with_recipe, tmp_path, accelerators=AcceleratorSection()))
+    assert as_set.manifests()[0].wake.max_wait.seconds == 60
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,18 @@ class WakeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
+    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
+    """The priority of the request that waits for it: models of a higher one do not give way. Unspecified: normal."""
     def __init__(
         self,
         *,
         model: builtins.str = ...,
+        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "priority", b"priority"]) -> None: ...
 
 global___WakeRequest = WakeRequest
 

@@ -1,0 +1,49 @@
+"""Calls on the registry, and what went wrong with them in the words of whoever asked over HTTP."""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import grpc
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+
+class RegistryCalls:
+    """One caller's calls. Every failure is a WeftError, with fields as that caller has written them."""
+
+    def __init__(self, callers_field: Callable[[str], str], *, timeout_seconds: float) -> None:
+        """`callers_field` translates a field of a message to the registry; a question may take `timeout_seconds`."""
+        self._callers_field = callers_field
+        self._timeout_seconds = timeout_seconds
+
+    async def ask(self, method: Any, request: Any) -> Any:
+        """The answer. Raises SERVICE_UNAVAILABLE when the registry is away, DEADLINE_EXCEEDED when it is slow."""
+        try:
+            return await method(request, timeout=self._timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    async def follow(self, call: Any) -> AsyncGenerator[Any]:
+        """What a stream brings, to its end. The call ends with the iterator. Raises as `ask`."""
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        finally:
+            call.cancel()
+
+    def _error(self, error: grpc.aio.AioRpcError) -> WeftError:
+        found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+        if found.reason is Reason.SERVICE_UNAVAILABLE:
+            return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
+        if found.reason is Reason.DEADLINE_EXCEEDED:
+            return WeftError(found.reason, f"the registry did not answer within {self._timeout_seconds:g} seconds")
+        if isinstance(found, FieldError):
+            why = found.message.removeprefix(f"{found.field}: ")
+            return FieldError(self._callers_field(found.field), why, found.reason)
+        if "field" in found.metadata:
+            found.metadata["field"] = self._callers_field(found.metadata["field"])
+        return found

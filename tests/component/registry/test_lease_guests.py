@@ -1,0 +1,80 @@
+"""Runners that joined over a link say what they like: where somebody else is at home, their word ends nothing."""
+
+from dataclasses import replace
+
+from lease_stage import GIB, SimulatedHost, Stage, session_id
+
+from registry_svc.ledger.book import DEVICES_KEPT_SECONDS
+from registry_svc.ledger.domain import Renewal
+from registry_svc.policy.ledger import Holder
+from weft.gpu.sighting import DeviceSight, HostSight, ProcessSight
+
+
+def _guest(stage: Stage, name: str = "guest") -> Holder:
+    stage.guests.add(name)
+    return stage.runner(name)
+
+
+def _lie(stage: Stage) -> HostSight:
+    """All processes are gone, nothing is in use, and there is far more memory than there is."""
+    seen = stage.host.look(stage.host.held)
+    device = DeviceSight(index=0, id="GPU-0", name="lie", total_bytes=512 * GIB, used_bytes=0)
+    gone = tuple(ProcessSight(process=each.process, alive=False) for each in seen.processes)
+    return replace(seen, devices=(device,), processes=gone)
+
+
+async def _tell(stage: Stage, holder: Holder, sight: HostSight) -> None:
+    await stage.ledger.renew(Renewal(holder=holder, session_id=session_id(holder), uses=(), sight=sight))
+    await stage.settle()
+
+
+async def test_the_lies_of_a_joined_runner_end_no_lease_of_another_and_free_no_memory() -> None:
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        resident, guest = stage.runner("resident"), _guest(stage)
+        lease, _ = await stage.loaded(resident, 20 * GIB)
+        await stage.release(lease)
+        waiting = stage.acquire(stage.runner("next"), 20 * GIB)
+        for _ in range(3):
+            await _tell(stage, guest, _lie(stage))
+            await stage.pass_time(1.0)
+        assert stage.states() == ["m1 releasing"]
+        assert waiting.granted is None
+        # The memory of a runner that is dead and silent is not given away on such a word either.
+        await stage.pass_time(DEVICES_KEPT_SECONDS + 1)
+        await _tell(stage, guest, _lie(stage))
+        await stage.pass_time(1.0)
+        assert stage.states() == ["m1 releasing"]
+
+
+async def test_the_word_of_a_runner_that_is_at_home_there_is_taken() -> None:
+    """The control: what a guest may not end, others do."""
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        lease, process = await stage.loaded(stage.runner("resident"), 20 * GIB)
+        await stage.release(lease)
+        stage.host.end(process)
+        await stage.look()
+        await stage.pass_time(1.0)
+        assert stage.states() == []
+
+
+async def test_on_a_host_of_their_own_the_word_of_joined_runners_is_all_there_is() -> None:
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        guest = _guest(stage)
+        lease, process = await stage.loaded(guest, 20 * GIB)
+        await stage.release(lease)
+        stage.host.end(process)
+        await stage.pass_time(1.0)
+        await _tell(stage, guest, stage.host.look([process]))
+        await stage.pass_time(1.0)
+        assert stage.states() == []
+        assert (await stage.lease(_guest(stage, "other"), 20 * GIB)).grant.holder.name == "other"
+
+
+async def test_a_joined_runner_beside_others_gets_leases_by_what_they_see() -> None:
+    async with Stage(SimulatedHost((24 * GIB,))) as stage:
+        resident, guest = stage.runner("resident"), _guest(stage)
+        await stage.loaded(resident, 10 * GIB)
+        assert (await stage.lease(guest, 10 * GIB)).grant.holder == guest
+        refused = stage.acquire(guest, 10 * GIB, sight=_lie(stage))
+        await stage.settle()
+        assert refused.granted is None

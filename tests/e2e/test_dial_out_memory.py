@@ -1,0 +1,119 @@
+"""A joined laptop with memory to book: its leases are in the mesh's book, and its models give way to each other."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from join_process import make_token, relay_facts, running_join
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft.api.runner.v1 import permit_pb2, runner_service_pb2_grpc
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.address import metadata_of
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+
+SECONDS = 30.0
+MODELS = ("first", "second")
+
+
+def _section(name: str, models: tuple[str, ...]) -> dict[str, Any]:
+    section = fake_runner(name)
+    section["models"] = [
+        {"name": model, "path": __file__, "memory_mb": 2000, "publish": True, "start_asleep": True} for model in models
+    ]
+    return section
+
+
+@asynccontextmanager
+async def _joined(tmp_path: Path, memory_mb: int, *runners: dict[str, Any]) -> AsyncIterator[MeshProcess]:
+    """A mesh with these runners of its own that a laptop with two models has joined."""
+    (tmp_path / "laptop").mkdir()
+    memory = {"declared": [{"name": "budget", "memory_mb": memory_mb}]}
+    laptop = write_config(tmp_path / "laptop", _section("laptop", MODELS), accelerators=memory)
+    config = write_config(tmp_path, *runners, relay={"listen": "127.0.0.1:0"}, accelerators=memory)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        token, url = (await make_token(mesh.home))["token"], relay_facts(mesh.home)["url"]
+        with running_join(tmp_path / "laptop" / "home", url, token, "--config", str(laptop)) as joined:
+            await joined.until("joined as laptop")
+            yield mesh
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[MeshProcess]:
+    """A mesh without runners of its own; the laptop has room for one of its models."""
+    async with _joined(tmp_path, 3000) as mesh:
+        yield mesh
+
+
+async def _answers(mesh: MeshProcess, model: str) -> bool:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+        await response.read()
+        return response.status == 200
+
+
+async def _leases(mesh: MeshProcess) -> list[dict[str, Any]]:
+    async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/admin/gpu-memory") as response:
+        return [lease for host in (await response.json())["hosts"] for lease in host["leases"]]
+
+
+async def test_models_of_a_joined_laptop_give_way_to_each_other(mesh: MeshProcess) -> None:
+    for model in (*MODELS, *MODELS):
+        await eventually(partial(_answers, mesh, model), SECONDS, f"{model} does not answer")
+        assert [(lease["purpose"], lease["state"]) for lease in await _leases(mesh)] == [(model, "held")]
+
+
+async def test_a_model_of_a_joined_laptop_is_loaded_and_unloaded_by_the_registry(mesh: MeshProcess) -> None:
+    for command, left in ((("load", "first"), ["first"]), (("unload", "first"), [])):
+        code, out, error = await run_weft(*command, "--watch", home=mesh.home)
+        assert code == 0, out + error
+
+        async def is_so(left: list[str] = left) -> bool:
+            return [lease["purpose"] for lease in await _leases(mesh)] == left
+
+        await eventually(is_so, SECONDS, f"after {command} the leases are not {left}")
+
+
+async def test_a_joined_runner_beside_others_on_one_host_shares_their_book(tmp_path: Path) -> None:
+    async with _joined(tmp_path, 5000, _section("box", ("third",))) as mesh:
+        for model in ("third", "first"):
+            await eventually(partial(_answers, mesh, model), SECONDS, f"{model} does not answer")
+        assert sorted(lease["purpose"] for lease in await _leases(mesh)) == ["first", "third"]
+        await eventually(partial(_answers, mesh, "second"), SECONDS, "second does not answer")
+        assert len(await _leases(mesh)) == 2
+        code, out, error = await run_weft("unload", "second", "--watch", home=mesh.home)
+        assert code == 0, out + error
+
+        async def is_back() -> bool:
+            return "second" not in [lease["purpose"] for lease in await _leases(mesh)]
+
+        await eventually(is_back, SECONDS, "memory that a guest gave up is not seen back")
+
+
+async def test_over_the_relay_nothing_is_done_either_without_the_registrys_permit(mesh: MeshProcess) -> None:
+    await eventually(partial(_answers, mesh, "first"), SECONDS, "first does not answer")
+    (runner,) = await mesh.runners()
+    forged = permit_pb2.OperationPermit(claims=b"x", mac=b"y" * 32)
+    metadata = metadata_of(runner.address)
+    async with open_channel(runner.address) as channel:
+        control: Any = runner_service_pb2_grpc.RunnerServiceStub(channel)
+        for permit in (None, forged):
+            calls: tuple[Any, ...] = (
+                control.Unload(pb.UnloadRequest(model="first", permit=permit), metadata=metadata),
+                control.YieldMemory(pb.YieldMemoryRequest(model="first", permit=permit), metadata=metadata),
+                control.FlushCache(
+                    pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_ALL, permit=permit), metadata=metadata
+                ),
+                control.Load(pb.LoadRequest(model="second", permit=permit), metadata=metadata).read(),
+            )
+            for call in calls:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call
+                assert error_from_call(refused.value, Reason.INTERNAL).reason is Reason.PERMIT_INVALID
+    assert [lease["purpose"] for lease in await _leases(mesh)] == ["first"]

@@ -1,0 +1,36 @@
+"""Fields of calls about operations have the names that callers wrote."""
+
+import pytest
+
+from gateway.runner_api.operations_client import callers_field
+from weft.cli.load_settings import option_of
+from weft.resources.operation_fields import operation_field
+
+
+@pytest.mark.parametrize(
+    ("theirs", "document", "body", "option"),
+    [
+        ("action.load_model.model", "name", "modelId", "MODEL"),
+        ("action.unload_model.model", "name", "modelId", "MODEL"),
+        ("action.load_model.evict_model", "evictModel", "evictModel", "--evict"),
+        ("action.load_model.replicas", "replicas", "replicas", "--replicas"),
+        ("action.load_model.options.quantization", "quantization", "quantization", "--quantization"),
+        ("action.load_model.options.keep_alive", "keepAlive", "keepAlive", "--keep-alive"),
+        ("action.load_model.options.memory_budget_bytes", "memoryBudgetMb", "gpuMemoryBudgetMB", "--budget"),
+        ("action.load_model.options.parameters", "parameters", "parameters", "--set"),
+        ("action.load_model.options.parameters.a_b", "parameters.a_b", "parameters.a_b", "--set a_b"),
+        ("action.flush_cache.model", "model", "modelId", "--model"),
+        ("action.flush_cache.tenant", "tenant", "tenantId", "--tenant"),
+        ("action.flush_cache.tag", "tag", "tag", "--tag"),
+        ("request_id", "Idempotency-Key", "Idempotency-Key", "--request-id"),
+        ("authorization", "authorization", "verifiedOpToken", "--token"),
+        ("page_token", "pageToken", "pageToken", "pageToken"),
+        ("action", "action", "action", "action"),
+    ],
+)
+def test_a_field_that_the_registry_refuses_has_the_name_that_its_caller_wrote(
+    theirs: str, document: str, body: str, option: str
+) -> None:
+    assert operation_field(theirs) == document
+    assert callers_field(theirs) == body
+    assert option_of(operation_field(theirs)) == option
