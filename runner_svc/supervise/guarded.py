@@ -154,6 +154,10 @@ class GuardedEngine(asyncio.Protocol):
             with suppress(OSError):
                 os.write(self._transport.get_extra_info("socket").fileno(), KILL_ALL)
 
+    def note_unheard(self) -> None:
+        """The connection was not made after all: uvloop tells nothing of its end, even where it told of its begin."""
+        self._transport = None
+
     def give_up(self) -> None:
         """After a start that failed or was cancelled."""
         if not self._refused and not self._closed.is_set():
@@ -271,7 +275,11 @@ async def start_guarded(system: System, start: EngineStart) -> GuardedEngine:
         finally:
             theirs.close()
         engine = GuardedEngine(system, start, guardian)
-        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
+        except BaseException:
+            engine.note_unheard()
+            raise
         await engine.until_started(command)
     except BaseException as error:
         if engine is not None:

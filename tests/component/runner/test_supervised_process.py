@@ -12,6 +12,7 @@ from uuid import uuid4
 import msgspec
 import psutil
 import pytest
+import uvloop
 from own_children import own_children
 from supervisor_process import (
     FAMILY,
@@ -323,6 +324,24 @@ def test_systems_agree_about_a_process() -> None:
         for system in systems:
             assert until(lambda: system.started_at(family.engine.pid) is None, 2.0)  # noqa: B023 - called at once
             assert not system.kill_if(family.engine.pid, lambda: True)
+
+
+def test_a_start_that_is_cancelled_while_the_guardian_connects_ends_on_uvloop_too() -> None:
+    """It closes such a connection without telling of its end, though it told of its begin: a stop waited for ever."""
+
+    async def cancelled_after(yields: int) -> None:
+        process = _supervisor()
+        starting = asyncio.create_task(process.start(["sleep", "100"], env=ENVIRONMENT))
+        for _ in range(yields):
+            await asyncio.sleep(0)
+        starting.cancel()
+        async with asyncio.timeout(10.0):
+            await asyncio.wait({starting})
+        await process.stop()
+
+    for yields in range(24):
+        uvloop.run(cancelled_after(yields))
+    assert not own_children()
 
 
 async def test_a_start_that_is_cancelled_in_the_moment_it_succeeds_is_cancelled(
