@@ -121,7 +121,12 @@ def test_a_model_that_was_to_be_loaded_and_got_no_memory_is_told_with_the_reason
 async def test_keep_alive_of_a_request_unloads_its_model_when_it_is_over(tmp_path: Path) -> None:
     with running_mesh(tmp_path / "home", "--config", str(two_models(tmp_path))) as mesh:
         assert (await ask(mesh, "first", keep_alive="1h"))[0] == 200
-        assert (await processes(mesh))["first"]["until"].startswith("for ")
+
+        async def is_told() -> bool:
+            row = (await processes(mesh))["first"]
+            return row["unloadAt"] is not None and row["until"] in ("for 59m", "for 1h")
+
+        await eventually(is_told, 10.0, "nobody is told how long it stays")
         assert (await ask(mesh, "first", keep_alive=0))[0] == 200
 
         async def is_unloaded() -> bool:
