@@ -154,8 +154,8 @@ class RunningRunner:
         await self.control.Wake(runner_service_pb2.WakeRequest(model=model))
 
     async def permit(self, action: Action, model: str = "m") -> permit_pb2.OperationPermit:
-        """A permit as the registry signs it."""
-        await self.until_opened(1)
+        """A permit as the registry signs it, once the runner has the session's key: it has when it reports."""
+        await self._until(lambda: bool(self.registry.beats))
         target = PermitTarget(runner="r1", incarnation=self.registry.opened[-1].runner.incarnation, key=TICKET_KEY)
         return make_permit(target, action, model=model, operation_id="op-1", now=time.time())
 
