@@ -9,6 +9,8 @@ INSTALL := bash requirements/install.sh $(BIN)/python
 ARGS ?=
 # Test files that run side by side: most of them wait for processes. One at a time: make test WORKERS=0
 WORKERS ?= 2
+# Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
@@ -23,10 +25,10 @@ demo: $(VENV)/.up ## start a mesh, stream one chat through it, stop it; the exit
 	@$(BIN)/weft demo $(ARGS)
 
 test: $(VENV)/.dev ## run every test, the real model included
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
-	@$(BIN)/python -m pytest -m runtimes $(ARGS)
+	@$(PYTEST) -m runtimes $(ARGS)
 
 check: lint types imports protos-lint verify ## run every static check
 

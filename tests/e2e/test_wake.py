@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,20 @@ async def _until(address: str, wanted: "model_pb2.Model.Status.ValueType", secon
     await eventually(reached, seconds, f"the model does not become {model_pb2.Model.Status.Name(wanted)}")
 
 
+async def _until_asleep_again(address: str, sleeps: Callable[[], Any]) -> None:
+    """Once `sleeps` is true and the registry says so too.
+
+    The registry alone is no witness: a router believes a runner that says that its model is awake, so a request may be
+    answered before the registry has heard that the model had woken at all.
+    """
+    await eventually(sleeps, 10.0, "it stays awake")
+    await _until(address, model_pb2.Model.STATUS_HIBERNATING)
+
+
+async def _has_no_process(mesh: MeshProcess) -> bool:
+    return (await mesh.describe("box")).process_id == 0
+
+
 async def test_the_first_request_wakes_a_sleeping_model_and_is_told_that_it_waits_for_that(
     tmp_path: Path, server: SleepyServer
 ) -> None:
@@ -106,7 +120,7 @@ async def test_an_idle_model_goes_back_to_sleep_and_wakes_again(tmp_path: Path, 
     with _sleepy_mesh(tmp_path, server, sleep=sleep) as mesh:
         async with aiohttp.ClientSession() as http:
             assert (await _ask(http, mesh.url))[0] == 200
-            await _until(mesh.grpc, model_pb2.Model.STATUS_HIBERNATING)
+            await _until_asleep_again(mesh.grpc, lambda: server.sleeps)
             assert server.sleeps == 1
             assert (await _ask(http, mesh.url))[0] == 200
         assert server.wakes == 2
@@ -123,7 +137,7 @@ async def test_a_model_that_weft_runs_itself_is_unloaded_when_idle_and_loaded_by
         async with aiohttp.ClientSession() as http:
             assert (await _ask(http, mesh.url))[0] == 200
             assert (await mesh.describe("box")).process_id > 0
-            await _until(mesh.grpc, model_pb2.Model.STATUS_HIBERNATING)
+            await _until_asleep_again(mesh.grpc, lambda: _has_no_process(mesh))
             assert (await mesh.describe("box")).process_id == 0
             assert (await _ask(http, mesh.url))[0] == 200
 
@@ -143,7 +157,7 @@ async def test_a_real_model_is_loaded_by_a_request_put_to_sleep_when_idle_and_lo
                 assert status == 200
                 assert 0 < answer["usage"]["completion_tokens"] <= 5
                 processes.add((await mesh.describe("box")).process_id)
-                await _until(mesh.grpc, model_pb2.Model.STATUS_HIBERNATING)
+                await _until_asleep_again(mesh.grpc, lambda: _has_no_process(mesh))
         assert len(processes - {0}) == 2
 
 
@@ -254,7 +268,7 @@ async def test_while_the_registry_is_away_models_wake_and_sleep_and_no_request_f
         async with aiohttp.ClientSession() as http:
             await eventually(lambda: _answers(http, mesh.url), 20.0, "the mesh does not answer")
             registry = f"unix:{tmp_path / 'home' / 'run' / 'registry.sock'}"
-            await _until(registry, model_pb2.Model.STATUS_HIBERNATING)
+            await _until_asleep_again(registry, lambda: log.read_text().count("went to sleep") == 1)
             mesh.end("registry", signal.SIGKILL)
             assert (await _ask(http, mesh.url))[0] == 200, "told to sleep, and asleep"
             await eventually(lambda: log.read_text().count("went to sleep") == 2, 10.0, "it stays awake")

@@ -2,12 +2,28 @@
 
 import asyncio
 import heapq
+from collections.abc import Sized
 from datetime import UTC, datetime, timedelta
 
 _START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
 # How often control is handed to the event loop after a wake-up, at most. Enough for a task to pass through a few locks
 # and queues and to fall asleep again; a task that waits for real I/O needs `sleepers` instead.
 _SETTLE_ROUNDS = 50
+
+
+async def let_all_run(rounds: int = _SETTLE_ROUNDS) -> None:
+    """Hand control to the event loop until nobody can go on without real I/O, at most so many times."""
+    ready = _ready_to_run()
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+        if not ready:
+            return
+
+
+def _ready_to_run() -> Sized:
+    """What the event loop runs next, as it is at any moment; of a loop that does not tell: something."""
+    ready: Sized = getattr(asyncio.get_running_loop(), "_ready", (None,))
+    return ready
 
 
 class FakeClock:
@@ -79,8 +95,8 @@ class FakeClock:
         self._monotonic = monotonic
 
     async def _settle(self) -> None:
-        naps = self._naps
+        naps, ready = self._naps, _ready_to_run()
         for _ in range(_SETTLE_ROUNDS):
             await asyncio.sleep(0)
-            if self._naps > naps:
+            if self._naps > naps or not ready:
                 return

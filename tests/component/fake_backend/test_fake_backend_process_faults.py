@@ -59,7 +59,7 @@ async def test_the_process_may_exit_before_it_listens() -> None:
 
 
 async def test_the_process_may_die_while_it_loads() -> None:
-    async with fake(exit_at_start=7, load_seconds=0.3) as client:
+    async with fake(exit_at_start=7, load_seconds=1.5) as client:  # long enough to be asked on a busy machine
         assert (await client.get("/health")).status == 503
         assert await client.backend.wait_exit() == 7
 

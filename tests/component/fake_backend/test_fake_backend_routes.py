@@ -11,7 +11,7 @@ from weft.testing.fake_backend.process import run_fake_backend
 
 
 async def test_health_is_503_until_the_model_is_loaded() -> None:
-    async with fake(load_seconds=0.5) as client:
+    async with fake(load_seconds=1.5) as client:  # long enough to be asked twice on a busy machine
         loading = await client.get("/health")
         refused = await client.chat()
 

@@ -17,7 +17,7 @@ from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, S
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.testing.fake_clock import FakeClock
+from weft.testing.fake_clock import FakeClock, let_all_run
 
 GIB = 1024**3
 MARGIN = GIB // 2
@@ -304,8 +304,7 @@ class Stage:
             await self.settle()
 
     async def settle(self) -> None:
-        for _ in range(40):
-            await asyncio.sleep(0)
+        await let_all_run()
 
     def leases(self) -> list[Lease]:
         return list(self.ledger._book)

@@ -18,7 +18,8 @@ from weft.kernel.reasons import Reason
 OPERATIONS = 40
 MAX_PAUSE_SECONDS = 0.02
 LONG_PAUSE_SECONDS = 0.5
-PATIENCE_SECONDS = 0.4
+PATIENCE_SECONDS = 0.2
+"""An operation that goes on for longer is taken for one that is stuck; what it does takes half of it at most."""
 MODELS = ("m1", "m2", "m3")
 
 

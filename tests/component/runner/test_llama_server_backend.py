@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import new_traceparent
 from weft.testing.fake_backend.process import FakeControl, fake_backend_command
 
@@ -151,12 +152,18 @@ async def test_tokens_and_prefill_are_told_and_comments_and_preambles_are_not() 
         "stall_after_tokens": 2,
     }
     async with _running(**switches) as backend:
-        stream = backend.generate(_chat("long " * 500), call)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.8):
-                async for _ in stream:
+
+        async def read() -> None:
+            async with aclosing(backend.generate(_chat("long " * 500), call)) as frames:
+                async for _ in frames:
                     pass
-        await stream.aclose()
+
+        reading = asyncio.create_task(read())
+        async with asyncio.timeout(10.0):
+            while "token" not in heard:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        await stop_tasks([reading])
     tokens = heard[heard.index("token") :]
     assert heard[:2] == ["prefill"] * 2
     assert tokens in (["token"], ["token"] * 2), "comments came for half a second after them"

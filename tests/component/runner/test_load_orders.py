@@ -21,6 +21,7 @@ from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.fake_backend.process import fake_backend_command
+from weft.testing.free_port import free_ports
 
 GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 # Says that the port is somebody else's and ends, as llama.cpp's server does, for as many starts as the file has bytes;
@@ -65,18 +66,8 @@ def _start_ticks(pid: int) -> int:
 
 
 def _free_ports(count: int) -> PortRange:
-    for first in range(43_000, 60_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for place, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + place))
-        except OSError:
-            continue
-        finally:
-            for one in sockets:
-                one.close()
-        return PortRange(first=first, last=first + count - 1)
-    raise AssertionError("no free ports")
+    first = free_ports(count)
+    return PortRange(first=first, last=first + count - 1)
 
 
 async def test_an_engine_sees_the_devices_of_its_shares_and_no_other() -> None:

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import astuple
 
 import pytest
@@ -26,6 +27,15 @@ LOOKS = 15
 LOOK_PAUSE_SECONDS = IDLE_CONNECTION_SECONDS / 10
 """All looks together take longer than a connection is kept for the next request."""
 MAX_POOL_THREADS = 32
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_new() -> Iterator[None]:
+    """The collector is asked again and again: what the tests before have left in memory is none of its business."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 async def _least() -> Leftovers:

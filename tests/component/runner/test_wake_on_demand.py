@@ -12,7 +12,7 @@ import psutil
 import pytest
 from aiohttp import web
 from own_children import own_children
-from runner_harness import OtherServer, RunningRunner, events_of, free_port, refusal, running_runner
+from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
 from test_run_recipe import controller
 
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
@@ -28,6 +28,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.fake_backend.process import FakeControl, fake_backend_command
 from weft.testing.fake_backend.state import FakeState
+from weft.testing.free_port import free_port
 from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe
 
 KEY = "sk-upstream-0123456789"

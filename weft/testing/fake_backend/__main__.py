@@ -6,6 +6,10 @@ import sys
 from collections.abc import Sequence
 
 import uvloop
+
+# It verifies nobody; aiohttp, when it is imported, reads the trust store all the same: a sixth of the time of a start.
+os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
+
 from aiohttp import web
 
 from weft.testing.fake_backend.arguments import ServerSettings, parse_command_line
