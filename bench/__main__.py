@@ -16,6 +16,8 @@ from bench.install import InstallError, ensure_installed
 from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
+from bench.overload import measure_overload
+from bench.placements import measure_placements
 from bench.real import measure_cold_start, measure_real
 from bench.registry import measure_outage, measure_registry
 from bench.report import Report, markdown, write
@@ -24,7 +26,11 @@ from bench.supervision import measure_supervision
 from bench.swap import measure_swap
 
 ROOT = Path(__file__).resolve().parent.parent
-ORDER = tuple(value for value in vars(measures).values() if isinstance(value, Measure))
+ORDER = (
+    *(value for value in vars(measures).values() if isinstance(value, Measure)),
+    *measures.PLACEMENT_BY_RUNNERS.values(),
+    *measures.PLACEMENT_BY_QUEUED.values(),
+)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -114,6 +120,10 @@ def _measure(options: Options, contender: Contender, book: Book, folder: Path, s
         measure_supervision(options, book, folder / "supervision")
     if contender.name == WEFT.name and options.wants("swap"):
         measure_swap(options, book, folder / "swap")
+    if contender.name == WEFT.name and options.wants("overload"):
+        measure_overload(options, book, folder / "overload")
+    if contender.name == WEFT.name and options.wants("placements"):
+        measure_placements(options, book, folder / "placements")
 
 
 def main() -> None:

@@ -87,3 +87,17 @@ SWAP_BY_HAND = Measure("the same by hand: unload the other, load it, ask", "s", 
 SWAP_EXTRA = Measure("swap: what it lasts beyond that", "s", None, 2)
 LEASE = Measure("a lease on free memory, by a program, p50", "ms", None, 1)
 COMMIT = Measure("a plain durable commit of one row, p50", "ms", None, 2)
+PEAK_GOODPUT = Measure("overload: answers per second at what the pool can do", "1/s")
+OVERLOAD_GOODPUT = Measure("overload: answers per second at five times as much, beside that", "", Goal(0.9, False), 3)
+REFUSAL_P99 = Measure("overload: until a refusal is there, p99", "ms", Goal(50))
+REFUSAL_ADVICE = Measure("overload: refusals without a Retry-After of 1 to 60 s", "", Goal(0), 0)
+OVERLOAD_MEMORY = Measure("overload: growth of the host process's memory", "%", Goal(10))
+AMPLIFICATION = Measure("total outage: requests that reach an engine, per request", "", Goal(1.2), 3)
+PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", Goal(20_000, False), 0)
+PLACEMENT_CPU = Measure("one placement of these", "us")
+PLACEMENT_BY_RUNNERS = {
+    runners: Measure(f"one placement, {runners:,} runners, 10,000 queued", "us") for runners in (10, 100, 10_000)
+}
+PLACEMENT_BY_QUEUED = {
+    queued: Measure(f"one placement, 1,000 runners, {queued:,} queued", "us") for queued in (10, 100, 1_000, 100_000)
+}

@@ -24,7 +24,9 @@ from gateway.routes.embeddings import add_embeddings
 from gateway.routes.events import add_events
 from gateway.routes.health import add_health
 from gateway.routes.models import add_models
+from gateway.routes.requests import add_requests
 from gateway.routes.resources import add_resources
+from gateway.routes.settings import add_settings
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -52,11 +54,13 @@ def create_app(
     )
     app = bare_app("weft gateway", parts)
     add_openai(app, parts)
-    for add_routes in (add_resources, add_declarations, add_events, add_health):
+    for add_routes in (add_resources, add_declarations, add_settings, add_events, add_health):
         add_routes(app, parts)
     if ports.admin is not None:
         add_admin_models(app, parts, ports.admin)
         add_admin_operations(app, parts, ports.admin)
+    if ports.requests is not None:
+        add_requests(app, ports.requests)
     publish_schemas(app)
     return app
 

@@ -60,7 +60,7 @@ class EdgeMiddleware:
         if facts.status:
             # An answer is under way and cannot be replaced. Ending it early aborts the connection: no tidy EOF.
             raise error
-        body = envelope(error)
+        body = envelope(error, facts.request_id)
         await sender(
             {"type": "http.response.start", "status": http_status(error), "headers": error_headers(error, body)}
         )

@@ -1,6 +1,8 @@
 """Errors as HTTP: one envelope for every answer that is not 2xx, and the headers that tell a client whether to retry.
 
-{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}, "request_id": ...}
+
+Refusals for lack of room hold figures besides; see FIGURES.
 
 WeftError
 ├── EdgeError          HTTP has a finer status than the reason (408, 431), or asks for a header (405)
@@ -28,6 +30,20 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _NOT_FOR_CALLERS = frozenset({Reason.INTERNAL, Reason.UNSPECIFIED})
 _INTERNAL_MESSAGE = "an internal error; the gateway's log has the details under this request id"
 
+FIGURES: Mapping[str, str] = {
+    "queueDepth": "queueDepth",
+    "maxDepth": "maxDepth",
+    "avgWaitMs": "avgWaitMs",
+    "limit": "limit",
+    "remaining": "remaining",
+    "resetAt": "resetAt",
+    "estimate_seconds": "estimateSeconds",
+}
+"""What may stand beside the words of a refusal, by its name in the error's metadata: whole numbers, but for seconds."""
+_WITH_FIGURES = frozenset(
+    {Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.RATE_LIMIT_EXCEEDED, Reason.DEADLINE_UNREACHABLE}
+)
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -50,7 +66,7 @@ class DetailedError(WeftError):
         reason: Reason,
         message: str,
         *,
-        details: Mapping[str, str | int | None] | None = None,
+        details: Mapping[str, str | int | float | None] | None = None,  # an int stays one
         code: str = "",
         retry_after_seconds: float | None = None,
     ) -> None:
@@ -81,8 +97,28 @@ def http_status(error: WeftError) -> int:
     return error.http_status if isinstance(error, EdgeError) else error.traits.http_status
 
 
-def envelope(error: WeftError) -> bytes:
-    """The body of an error, as JSON."""
+def figures_of(error: WeftError) -> dict[str, float]:
+    """The figures of a refusal for lack of room, whichever service it comes from; what is no number is left out."""
+    if error.reason not in _WITH_FIGURES:
+        return {}
+    found: dict[str, float] = {}
+    for name, told in FIGURES.items():
+        number = _number(error.metadata.get(name, ""))
+        if number is not None:
+            found[told] = number if told.endswith("Seconds") else int(number)
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def envelope(error: WeftError, request_id: str = "") -> bytes:
+    """The body of an error, as JSON; `request_id`: that of the request, where it is known."""
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
     fields: dict[str, object] = {
@@ -90,11 +126,12 @@ def envelope(error: WeftError) -> bytes:
         "type": _TYPES.get(status, default_type),
         "param": error.metadata.get("field"),
         "code": error.reason.name.lower(),
+        **figures_of(error),
     }
     if isinstance(error, DetailedError):
         fields["code"] = error.code or fields["code"]
         fields |= error.details
-    return _encode({"error": fields})
+    return _encode({"error": fields} | ({"request_id": request_id} if request_id else {}))
 
 
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:

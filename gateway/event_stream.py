@@ -86,4 +86,4 @@ async def _fail(error: WeftError, writer: SseWriter, facts: RequestFacts) -> Non
     if not writer.is_committed:
         raise error
     facts.error = error
-    await writer.finish(b"data: " + envelope(error) + b"\n\n")
+    await writer.finish(b"data: " + envelope(error, facts.request_id) + b"\n\n")

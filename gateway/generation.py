@@ -1,38 +1,78 @@
 """From a translated request to its answer, streamed or whole: what chat and text completions share."""
 
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.facts import facts_of
 from gateway.parts import InferenceParts
+from gateway.ports import Generation
 from gateway.stream import StreamedAnswer
 from gateway.translate.answer import AnswerBuilder
 from gateway.translate.sse import StreamEncoder, receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
-from weft.dispatch.frames import GenerationPayload
+from weft.api.common.v1 import event_pb2, receipt_pb2, warning_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 
 
-def streamed(
-    parts: InferenceParts, scope: Scope, context: RequestContext, payload: GenerationPayload, encoder: StreamEncoder
-) -> Response:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A translated request and where it came from."""
+
+    parts: InferenceParts
+    scope: Scope
+    context: RequestContext
+    payload: GenerationPayload
+    warnings: Sequence[warning_pb2.Warning] = ()
+    """What its caller should know beside the answer, whoever answers."""
+
+    def begin(self) -> Generation:
+        """Have it done. Nothing happens until the frames are read."""
+        facts_of(self.scope).was_dispatched = True
+        generation = self.parts.dispatcher.generate(self.context, self.payload)
+        return WarnedGeneration(generation, self.warnings) if self.warnings else generation
+
+
+class WarnedGeneration:
+    """A generation with warnings of the edge's own beside those of its runner."""
+
+    def __init__(self, generation: Generation, warnings: Sequence[warning_pb2.Warning]) -> None:
+        self._generation = generation
+        self._events = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """See Generation.receipt."""
+        return self._generation.receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """See Generation.frames. Each attempt has the warnings: what an earlier one said does not count."""
+        async with aclosing(self._generation.frames()) as frames:
+            async for frame in frames:
+                yield self._with_warnings(frame)
+
+    def _with_warnings(self, frame: Frame) -> Frame:
+        for place, event in enumerate(frame, start=1):
+            if event.HasField("started"):
+                return [*frame[:place], *self._events, *frame[place:]]
+        return frame
+
+
+def streamed(work: Work, encoder: StreamEncoder) -> Response:
     """The answer as server-sent events."""
-    facts_of(scope).was_dispatched = True
-    generation = parts.dispatcher.generate(context, payload)
-    return StreamedAnswer(parts, generation, encoder, cut_off_seconds=cut_off_seconds(parts, context))
+    return StreamedAnswer(work.parts, work.begin(), encoder, cut_off_seconds=cut_off_seconds(work.parts, work.context))
 
 
-def whole(
-    parts: InferenceParts, scope: Scope, context: RequestContext, payload: GenerationPayload, answer: AnswerBuilder
-) -> Response:
+def whole(work: Work, answer: AnswerBuilder) -> Response:
     """The answer in one piece."""
-    facts = facts_of(scope)
+    parts, facts = work.parts, facts_of(work.scope)
 
     async def produce() -> JsonAnswer:
-        facts.was_dispatched = True
-        generation = parts.dispatcher.generate(context, payload)
+        generation = work.begin()
         async with aclosing(generation.frames()) as frames:
             async for frame in frames:
                 answer.add(frame)
@@ -44,7 +84,7 @@ def whole(
             told.append((b"x-weft-warnings", b"%d" % len(answer.warnings)))
         return JsonAnswer(body, told)
 
-    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, context))
+    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(parts, work.context))
 
 
 def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:

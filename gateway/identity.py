@@ -9,14 +9,16 @@ from starlette.types import Scope
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.facts import facts_of
+from gateway.schemas.base import HandledRequest
 from weft.dispatch.agents import require_model_name
-from weft.dispatch.handling import cache_tag
+from weft.dispatch.handling import cache_tag, require_session
 from weft.dispatch.journey import RequestContext
 from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
     DEFAULT_TENANT,
+    MAX_CLIENT_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
     is_token,
@@ -28,6 +30,7 @@ from weft.kernel.telemetry import TRACEPARENT, traceparent_of
 
 _PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
 _CACHE_MODES = {b"auto": CacheMode.AUTO, b"prefix": CacheMode.PREFIX, b"none": CacheMode.NONE}
+_SESSION_HEADERS = {b"x-session-id": "X-Session-Id", b"x-session-affinity": "X-Session-Affinity"}
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_TIMEOUT_CHARS = 16
 
@@ -105,47 +108,62 @@ def _is_own(name: str | None, config: GatewayConfig) -> bool:
 
 
 def request_context(
-    scope: Scope,
-    config: GatewayConfig,
-    *,
-    model: str,
-    operation: Operation,
-    allow_remote: bool | None,
-    keep_alive: object = None,
+    scope: Scope, config: GatewayConfig, asked: HandledRequest, *, model: str, operation: Operation
 ) -> RequestContext:
-    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong.
-
-    `keep_alive` is the field of that name, as it was sent; None: there is none.
-    """
+    """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
     headers = headers_of(scope)
+    priority = _priority(headers, asked)
     return RequestContext(
         request_id=facts_of(scope).request_id,
-        tenant=_tenant(headers),
+        tenant=tenant_of(headers),
         model=require_model_name(model, "model"),
         operation=operation,
         traceparent=_traceparent(headers),
-        priority=_priority(headers),
-        allow_remote=bool(allow_remote),
+        priority=Priority.NORMAL if priority is None else priority,
+        names_priority=priority is not None,
+        allow_remote=bool(asked.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
-        handling=_handling(headers, keep_alive),
+        handling=_handling(headers, asked.keep_alive),
+        client_id=_client_id(headers, asked),
+        session=_session(headers, asked),
     )
 
 
-def _tenant(headers: Headers) -> str:
+def tenant_of(headers: Headers) -> str:
+    """Who it is for. Raises INVALID_ARGUMENT naming the header."""
     given = headers.get(b"x-tenant-id")
     if given is None:
         return DEFAULT_TENANT
     return require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
 
 
-def _priority(headers: Headers) -> Priority:
+def _priority(headers: Headers, asked: HandledRequest) -> Priority | None:
+    """The band that header or field name; None: neither does."""
     given = headers.get(b"x-priority")
     if given is None:
-        return Priority.NORMAL
+        return None if asked.x_priority is None else _PRIORITIES[asked.x_priority.encode()]
     priority = _PRIORITIES.get(given)
     if priority is None:
         raise invalid_field("X-Priority", "must be 'high', 'normal' or 'low'")
     return priority
+
+
+def _client_id(headers: Headers, asked: HandledRequest) -> str:
+    given = headers.get(b"x-client-id")
+    if given is not None:
+        return require_token(given.decode("latin-1"), "X-Client-Id", MAX_CLIENT_CHARS)
+    if not asked.x_client_id:
+        return ""
+    return require_token(asked.x_client_id, "x_client_id", MAX_CLIENT_CHARS)
+
+
+def _session(headers: Headers, asked: HandledRequest) -> str:
+    for header, name in _SESSION_HEADERS.items():
+        given = headers.get(header)
+        if given:
+            return require_session(given.decode("latin-1"), name)
+    key = asked.prompt_cache_key
+    return require_session(key, "prompt_cache_key") if isinstance(key, str) else ""
 
 
 def _handling(headers: Headers, keep_alive: object) -> Handling:

@@ -14,12 +14,15 @@ from gateway.schemas.resources import (
     ApplyAnswer,
     ApplyRequest,
     EventList,
+    MeshConfig,
     ModelList,
     PoolList,
     PoolMembersAnswer,
+    RouteList,
     RunnerList,
 )
 from weft.resources.operation_documents import AuditList, OperationList
+from weft.resources.request_documents import ClientList, RequestList
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _PUBLISHED: tuple[type[BaseModel], ...] = (
@@ -33,7 +36,9 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     AgentList,
     RunnerList,
     PoolList,
+    RouteList,
     EventList,
+    MeshConfig,
     AdminModelList,
     GpuMemoryAnswer,
     LoadBody,
@@ -41,6 +46,8 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     FlushBody,
     OperationList,
     AuditList,
+    RequestList,
+    ClientList,
 )
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -55,7 +62,8 @@ _ERROR_SCHEMA: dict[str, Any] = {
                 "param": {"type": ["string", "null"]},
                 "code": {"type": "string"},
             },
-        }
+        },
+        "request_id": {"type": "string"},
     },
 }
 

@@ -12,6 +12,7 @@ from gateway.identity import request_context
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher
 from gateway.rate_limits import TenantRateLimits
+from gateway.schemas.base import HandledRequest
 from gateway.translate.pieces import AnswerIdentity
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.journey import RequestContext
@@ -44,10 +45,9 @@ class InferenceParts:
         scope: Scope,
         *,
         surface: str,
+        asked: HandledRequest,
         model: str,
         operation: Operation,
-        allow_remote: bool | None,
-        keep_alive: object = None,
     ) -> RequestContext:
         """The request for the dispatcher, noted in its facts and counted for its tenant.
 
@@ -56,9 +56,7 @@ class InferenceParts:
         facts = facts_of(scope)
         facts.surface = surface
         facts.model = self.metrics.model_label(model, self.fleet.view)
-        context = request_context(
-            scope, self.config, model=model, operation=operation, allow_remote=allow_remote, keep_alive=keep_alive
-        )
+        context = request_context(scope, self.config, asked, model=model, operation=operation)
         if self.rate_limits is not None:
             self._count(self.rate_limits, context.tenant, facts.model)
         return context

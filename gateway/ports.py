@@ -12,6 +12,7 @@ from weft.api.common.v1 import embedding_pb2, receipt_pb2
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
+from weft.dispatch.requests import RequestSource
 from weft.resources.documents import Document, EventDocument, ModelDocument
 from weft.resources.kinds import ResourceKind
 
@@ -97,6 +98,14 @@ class AppliedResource:
     after: Document | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """What operators set for the whole mesh."""
+
+    allow_cloud_fallback: bool
+    """Whether routes may fall back to models off the premises."""
+
+
 class RegistryPort(Protocol):
     """Who keeps the resources; see `gateway.registry_client.RegistryClient`.
 
@@ -132,6 +141,14 @@ class RegistryPort(Protocol):
         """Remove a resource."""
         ...
 
+    async def settings(self) -> MeshSettings:
+        """What is set for the whole mesh."""
+        ...
+
+    async def update_settings(self, settings: MeshSettings) -> MeshSettings:
+        """Set it; returns what is set once it is kept."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPorts:
@@ -142,3 +159,5 @@ class GatewayPorts:
     registry: RegistryPort
     admin: AdminPorts | None = None
     """None: there is no admin surface."""
+    requests: RequestSource | None = None
+    """Who remembers requests; None: there is nothing to ask."""

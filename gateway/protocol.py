@@ -163,10 +163,11 @@ class EdgeProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         self._server_config.on_refused(http_status(error))
-        body = envelope(error)
+        request_id = new_id("req")
+        body = envelope(error, request_id)
         headers = [
             *error_headers(error, body),
-            (b"x-request-id", new_id("req").encode("ascii")),
+            (b"x-request-id", request_id.encode("ascii")),
             (b"connection", b"close"),
         ]
         head = b"".join(b"%b: %b\r\n" % header for header in headers)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import grpc
 
-from gateway.ports import AppliedResource, EventFilter, PoolMembers, ResourcePage
+from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
 from gateway.registry_calls import RegistryCalls
 from weft.api.registry.v1 import (
     declaration_service_pb2,
@@ -15,6 +15,9 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
+    settings_pb2,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetSource
 from weft.kernel.errors import WeftError
@@ -30,6 +33,7 @@ from weft.resources.messages import (
     kind_number,
     model_document,
     pool_document,
+    route_document,
     runner_document,
     to_declaration,
 )
@@ -48,6 +52,7 @@ class RegistryClient:
         # Typed as synchronous by the generated code, whatever the channel.
         self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
         self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
+        self._settings: Any = settings_service_pb2_grpc.SettingsServiceStub(registry)
         self._fleet = fleet
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
@@ -74,6 +79,11 @@ class RegistryClient:
             case ResourceKind.POOL:
                 found = await self._calls.ask(self._resources.ListPools, registry_service_pb2.ListPoolsRequest(**page))
                 documents = [pool_document(pool) for pool in found.pools]
+            case ResourceKind.ROUTE:
+                found = await self._calls.ask(
+                    self._resources.ListRoutes, registry_service_pb2.ListRoutesRequest(**page)
+                )
+                documents = [route_document(route) for route in found.routes]
         return ResourcePage(documents=documents, next_page_token=found.next_page_token)
 
     async def get(self, kind: ResourceKind, name: str) -> Document:
@@ -93,6 +103,9 @@ class RegistryClient:
             case ResourceKind.POOL:
                 found = await self._calls.ask(self._resources.GetPool, registry_service_pb2.GetPoolRequest(name=name))
                 return pool_document(found.pool)
+            case ResourceKind.ROUTE:
+                found = await self._calls.ask(self._resources.GetRoute, registry_service_pb2.GetRouteRequest(name=name))
+                return route_document(found.route)
 
     async def members(self, model: str) -> PoolMembers:
         """See RegistryPort.members."""
@@ -133,6 +146,16 @@ class RegistryClient:
         request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name)
         await self._calls.ask(self._declarations.Delete, request)
 
+    async def settings(self) -> MeshSettings:
+        """See RegistryPort.settings."""
+        request = settings_service_pb2.GetSettingsRequest()
+        return _settings((await self._calls.ask(self._settings.GetSettings, request)).settings)
+
+    async def update_settings(self, settings: MeshSettings) -> MeshSettings:
+        """See RegistryPort.update_settings."""
+        request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=settings.allow_cloud_fallback)
+        return _settings((await self._calls.ask(self._settings.UpdateSettings, request)).settings)
+
     def _model(self, model: model_pb2.Model) -> ModelDocument:
         return model_document(model, self._runner_of(model))
 
@@ -161,6 +184,10 @@ class RegistryClient:
             status=runner_pb2.Runner.STATUS_ACTIVE,
             capability=runner_pb2.Capability(instances=[state]),
         )
+
+
+def _settings(settings: settings_pb2.MeshSettings) -> MeshSettings:
+    return MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback)
 
 
 def _event_filter(events: EventFilter) -> dict[str, Any]:

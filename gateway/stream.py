@@ -107,7 +107,7 @@ class StreamedAnswer(Response):
         if not writer.is_committed:
             raise error
         facts.error = error
-        await writer.finish(self._encoder.failure(error))
+        await writer.finish(self._encoder.failure(error, facts.request_id))
 
     def _dismiss_guards(self) -> None:
         for guard in self._guards:

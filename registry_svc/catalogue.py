@@ -4,8 +4,9 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from registry_svc.changes import Revised, Snapshot
 from registry_svc.core import RegistryCore
-from registry_svc.domain import Agent, Event, Kind, Model, Pool, Revised, Runner, Snapshot
+from registry_svc.domain import Agent, Event, Kind, Model, Pool, Route, Runner
 from registry_svc.watch import Watcher
 
 T = TypeVar("T")
@@ -33,6 +34,11 @@ class Catalogue:
         self._core.require_open()
         return self._core.mesh.agent(name)
 
+    def route(self, name: str) -> Route | None:
+        """The route of this name."""
+        self._core.require_open()
+        return self._core.mesh.routes.get(name)
+
     def pool(self, name: str) -> Pool | None:
         """The pool of this name."""
         self._core.require_open()
@@ -58,6 +64,11 @@ class Catalogue:
         """At most `limit` agents whose names come after `name`, in order."""
         self._core.require_open()
         return _page(self._core.mesh.agent_names(), self.agent, name, limit)
+
+    def routes_after(self, name: str, limit: int) -> list[Route]:
+        """At most `limit` routes whose names come after `name`, in order."""
+        self._core.require_open()
+        return _page(self._core.mesh.routes.names(), self.route, name, limit)
 
     def pools_after(self, name: str, limit: int) -> list[Pool]:
         """At most `limit` pools whose names come after `name`, in order."""

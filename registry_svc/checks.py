@@ -58,10 +58,10 @@ def require_at_most(items: Sequence[object], field: str, limit: int) -> None:
         raise invalid_field(field, f"at most {limit}, has {len(items)}")
 
 
-def require_unique(names: Sequence[str], field: str, member: str) -> None:
-    """Refuse a name that appears twice."""
+def require_unique(names: Sequence[str], field: str, member: str = "") -> None:
+    """Refuse a name that appears twice; it is the `member` of an item, or, where that is empty, the item itself."""
     seen: set[str] = set()
     for index, name in enumerate(names):
         if name in seen:
-            raise invalid_field(f"{field}[{index}].{member}", "must not appear twice")
+            raise invalid_field(f"{field}[{index}]{member and '.' + member}", "must not appear twice")
         seen.add(name)

@@ -49,8 +49,10 @@ class RegistryConfig:
     """How many models may be known at once, declared or published."""
     max_agents: int = 10_000
     """How many agents may be known at once, declared or published."""
+    max_routes: int = 1_000
+    """How many routes may be declared at once."""
     max_manifest_bytes: int = 32 * 1024 * 1024
-    """How much all models and agents may take together: a snapshot of the mesh must fit into one gRPC message."""
+    """How much all models, agents and routes may take: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024
     """How much the words of all capability reports may take together; reports beyond it are kept without words."""
     max_declarations: int = 1_000
@@ -59,6 +61,8 @@ class RegistryConfig:
     """How many events are remembered."""
     max_join_tokens: int = 1_000
     """How many join tokens may exist at once, expired ones not counted."""
+    allow_cloud_fallback: bool = True
+    """What the mesh's setting of this name begins with on a new database; then only operators change it."""
 
     ledger: LedgerConfig = field(default_factory=LedgerConfig)
     """The book of accelerator memory."""
@@ -70,7 +74,7 @@ class RegistryConfig:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
-            if not isinstance(value, (int, float)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue
             if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
                 raise invalid_field(name, "must be a number greater than zero")

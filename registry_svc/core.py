@@ -6,8 +6,9 @@ from typing import TypeVar
 
 import structlog
 
+from registry_svc.changes import Change, Revised, Snapshot
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import Change, Happening, JoinToken, Revised, Snapshot
+from registry_svc.domain import Happening, JoinToken, MeshSettings
 from registry_svc.events import EventLog
 from registry_svc.members import Member
 from registry_svc.mesh import Mesh
@@ -35,6 +36,7 @@ class RegistryCore:
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}
+        self.settings = MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
         self.writer = SingleWriter()
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
         self.watchers = Broadcaster[Revised](config.watch_buffer_responses)
@@ -47,10 +49,13 @@ class RegistryCore:
         await self.store.open()
         try:
             stored = await self.store.load()
-            self.mesh.declare(stored.models, stored.agents)
+            self.mesh.declare(stored.models, stored.agents, stored.routes)
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
             self.join_tokens = {token.id: token for token in stored.join_tokens}
+            if stored.settings is None:
+                await self.store.save_settings(self.settings)
+            self.settings = stored.settings or self.settings
         except BaseException:
             self.mesh = Mesh()
             await self.store.close()
@@ -99,7 +104,9 @@ class RegistryCore:
             self._revision,
             tuple(member.runner() for member in mesh),
             tuple(model for name in mesh.model_names() if (model := mesh.model(name)) is not None),
+            self.settings,
             tuple(agent for name in mesh.agent_names() if (agent := mesh.agent(name)) is not None),
+            tuple(route for name in mesh.routes.names() if (route := mesh.routes.get(name)) is not None),
         )
         return snapshot, self.watchers.subscribe()
 

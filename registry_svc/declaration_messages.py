@@ -1,7 +1,13 @@
 """What operators are told, from the domain to the wire."""
 
-from registry_svc.domain import AgentManifest, JoinToken
-from registry_svc.messages import agent_manifest_message, kind_message, manifest_message, timestamp
+from registry_svc.domain import AgentManifest, JoinToken, RouteManifest
+from registry_svc.messages import (
+    agent_manifest_message,
+    kind_message,
+    manifest_message,
+    route_manifest_message,
+    timestamp,
+)
 from registry_svc.wanted import Applied, Declaration, ModelDeclaration, PoolDeclaration, RunnerDeclaration
 from weft.api.registry.v1 import declaration_service_pb2, join_token_service_pb2
 
@@ -26,6 +32,8 @@ def declaration_message(declaration: Declaration) -> declaration_service_pb2.Dec
             message.model.runner = runner
         case AgentManifest():
             message.agent.CopyFrom(agent_manifest_message(declaration))
+        case RouteManifest():
+            message.route.CopyFrom(route_manifest_message(declaration))
         case RunnerDeclaration(name=name):
             message.runner.name = name
         case PoolDeclaration(name=name, members=members):

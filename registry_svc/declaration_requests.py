@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from registry_svc.checks import require_at_most, require_text, require_unique
 from registry_svc.config import RegistryConfig
-from registry_svc.manifests import to_agent, to_manifest
+from registry_svc.manifests import to_agent, to_manifest, to_route
 from registry_svc.wanted import Batch, Declaration, ModelDeclaration, PoolDeclaration, RunnerDeclaration
 from weft.api.registry.v1 import declaration_service_pb2, join_token_service_pb2
 from weft.kernel.errors import FieldError, invalid_field
@@ -43,12 +43,14 @@ def _declaration(declaration: declaration_service_pb2.Declaration, field: str, c
             return _model(declaration.model, f"{field}.model")
         case "agent":
             return to_agent(declaration.agent, f"{field}.agent")
+        case "route":
+            return to_route(declaration.route, f"{field}.route")
         case "runner":
             return RunnerDeclaration(name=require_name(declaration.runner.name, f"{field}.runner.name"))
         case "pool":
             return _pool(declaration.pool, f"{field}.pool", config)
         case _:
-            raise invalid_field(field, "must be a model, an agent, a runner or a pool")
+            raise invalid_field(field, "must be a model, an agent, a runner, a pool or a route")
 
 
 def _model(model: declaration_service_pb2.ModelDeclaration, field: str) -> ModelDeclaration:

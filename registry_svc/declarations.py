@@ -6,12 +6,21 @@ from datetime import datetime
 import structlog
 
 from registry_svc.core import RegistryCore
-from registry_svc.domain import AgentManifest, DeclaredAgent, DeclaredModel, EventReason, Happening, Kind
+from registry_svc.domain import (
+    AgentManifest,
+    DeclaredAgent,
+    DeclaredModel,
+    DeclaredRoute,
+    EventReason,
+    Happening,
+    Kind,
+    RouteManifest,
+)
 from registry_svc.policy.chronicle import of_rows
-from registry_svc.policy.declaring import decide_agent, decide_model, in_use
+from registry_svc.policy.declaring import decide_agent, decide_model, decide_route, in_use
 from registry_svc.policy.limits import require_room
 from registry_svc.policy.namespace import require_free
-from registry_svc.policy.targets import require_target
+from registry_svc.policy.targets import require_candidates, require_target
 from registry_svc.wanted import Applied, Batch, ModelDeclaration, Outcome, PoolDeclaration, RunnerDeclaration
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -32,6 +41,7 @@ class _Plan:
     results: list[Applied] = field(default_factory=list)
     models: list[DeclaredModel] = field(default_factory=list)
     agents: list[DeclaredAgent] = field(default_factory=list)
+    routes: list[DeclaredRoute] = field(default_factory=list)
 
 
 class Declarations:
@@ -50,12 +60,13 @@ class Declarations:
 
     async def _apply(self, batch: Batch) -> list[Applied]:
         plan = self._planned(batch)
-        if batch.dry_run or not (plan.models or plan.agents):
+        counts = {"models": len(plan.models), "agents": len(plan.agents), "routes": len(plan.routes)}
+        if batch.dry_run or not any(counts.values()):
             return plan.results
-        await self._core.store.save_declarations(plan.models, plan.agents)
-        changes = self._core.mesh.declare(plan.models, plan.agents)
+        await self._core.store.save_declarations(plan.models, plan.agents, plan.routes)
+        changes = self._core.mesh.declare(plan.models, plan.agents, plan.routes)
         self._core.publish(changes, _events_of(plan))
-        log.info("declarations applied", models=len(plan.models), agents=len(plan.agents), adopt=batch.adopt)
+        log.info("declarations applied", **counts, adopt=batch.adopt)
         return plan.results
 
     def _planned(self, batch: Batch) -> _Plan:
@@ -72,6 +83,8 @@ class Declarations:
                         self._plan_model(plan, declaration)
                     case AgentManifest():
                         self._plan_agent(plan, declaration)
+                    case RouteManifest():
+                        self._plan_route(plan, declaration)
                     case RunnerDeclaration():
                         self._plan_runner(plan, declaration)
                     case PoolDeclaration():
@@ -124,6 +137,18 @@ class Declarations:
         before = None if view is None else view.manifest
         plan.results.append(Applied(kind=Kind.AGENT, name=name, outcome=outcome, before=before, after=given))
 
+    def _plan_route(self, plan: _Plan, given: RouteManifest) -> None:
+        mesh, name = self._core.mesh, given.name
+        require_free([mesh.claim(Kind.ROUTE, name, besides=frozenset(plan.arriving))])
+        require_candidates(name, mesh.routes.candidates(given), arriving=plan.arriving)
+        earlier = mesh.routes.get(name)
+        before = None if earlier is None else earlier.manifest
+        outcome = decide_route(given, before)
+        if outcome is not Outcome.UNCHANGED:
+            created_at = plan.now if earlier is None else earlier.created_at
+            plan.routes.append(DeclaredRoute(manifest=given, created_at=created_at))
+        plan.results.append(Applied(kind=Kind.ROUTE, name=name, outcome=outcome, before=before, after=given))
+
     def _plan_runner(self, plan: _Plan, given: RunnerDeclaration) -> None:
         if self._core.mesh.of_runner(given.name) is None:
             raise WeftError(
@@ -152,10 +177,15 @@ class Declarations:
         new = [result.kind for result in plan.results if result.outcome is Outcome.CREATED]
         require_room("models", len(mesh.pools), new.count(Kind.MODEL), config.max_models)
         require_room("agents", len(mesh.targets), new.count(Kind.AGENT), config.max_agents)
+        require_room("routes", len(mesh.routes), new.count(Kind.ROUTE), config.max_routes)
         growth = mesh.sizes.growth_bytes(
-            [*(each.manifest for each in plan.models), *(each.manifest for each in plan.agents)]
+            [
+                *(each.manifest for each in plan.models),
+                *(each.manifest for each in plan.agents),
+                *(each.manifest for each in plan.routes),
+            ]
         )
-        require_room("bytes of models and agents", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
+        require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
 
     async def _delete(self, kind: Kind, name: str) -> None:
         match kind:
@@ -165,6 +195,8 @@ class Declarations:
                 await self._delete_agent(name)
             case Kind.RUNNER:
                 await self._delete_runner(name)
+            case Kind.ROUTE:
+                await self._delete_route(name)
             case Kind.POOL:
                 raise invalid_field("kind", "a pool follows from its models; delete those instead")
         log.info("deleted", kind=kind.value, name=name)
@@ -172,8 +204,9 @@ class Declarations:
     async def _delete_model(self, name: str) -> None:
         if self._core.mesh.model(name) is None:
             raise _not_found(Kind.MODEL, name)
-        if agents := self._pointing_at({name}):
-            raise in_use(Kind.MODEL, name, agents)
+        agents, routes = self._pointing_at({name}), self._core.mesh.routes.broken_by({name})
+        if agents or routes:
+            raise in_use(Kind.MODEL, name, agents, routes)
         await self._core.store.delete_names([name], [])
         self._core.publish(self._core.mesh.drop(models=[name]), _deleted([(Kind.MODEL, name)]))
 
@@ -183,6 +216,12 @@ class Declarations:
         await self._core.store.delete_names([], [name])
         self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(Kind.AGENT, name)]))
 
+    async def _delete_route(self, name: str) -> None:
+        if name not in self._core.mesh.routes:
+            raise _not_found(Kind.ROUTE, name)
+        await self._core.store.delete_names([], [], [name])
+        self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(Kind.ROUTE, name)]))
+
     async def _delete_runner(self, name: str) -> None:
         mesh = self._core.mesh
         member = mesh.of_runner(name)
@@ -190,9 +229,10 @@ class Declarations:
             raise _not_found(Kind.RUNNER, name)
         rows = [row for row in member.rows() if not mesh.is_declared(*row)]
         own_agents = {agent for kind, agent in rows if kind is Kind.AGENT}
-        agents = self._pointing_at({model for kind, model in rows if kind is Kind.MODEL}) - own_agents
-        if agents:
-            raise in_use(Kind.RUNNER, name, agents)
+        leaving = {model for kind, model in rows if kind is Kind.MODEL}
+        agents, routes = self._pointing_at(leaving) - own_agents, mesh.routes.broken_by(leaving)
+        if agents or routes:
+            raise in_use(Kind.RUNNER, name, agents, routes)
         await self._core.store.delete_sessions([member.session.id])
         self._core.publish(mesh.forget([member]), _deleted(rows))
 

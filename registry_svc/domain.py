@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import Enum, IntEnum
 
 from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakePlan
 
 
@@ -33,10 +33,11 @@ class Kind(Enum):
     AGENT = "agent"
     RUNNER = "runner"
     POOL = "pool"
+    ROUTE = "route"
 
 
 class Status(Enum):
-    """Whether a model or an agent can answer."""
+    """Whether a model, an agent or a route can answer."""
 
     ACTIVE = "active"
     INACTIVE = "inactive"
@@ -70,6 +71,8 @@ class Manifest:
     remote: bool
     wake: WakePlan | None = None
     """Who can wake it when it sleeps; None: it never sleeps."""
+    skills: tuple[Skill, ...] = ()
+    """What it can do beyond text, in the order of their numbers; empty: unknown."""
 
     @property
     def pool(self) -> str:
@@ -94,6 +97,22 @@ class AgentManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouteManifest:
+    """A ladder of models for one kind of task."""
+
+    name: str
+    description: str
+    candidates: tuple[str, ...]
+    """Models or pools, by name, best first; the first is the primary."""
+    budget_seconds: float | None
+    """How long an answer may take from its arrival to its end; None: as long as the request's own deadline."""
+    keep_alive_seconds: float | None
+    """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
+    pin_primary: bool
+    """Whether the primary is waited for as long as it is there at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredModel:
     """A public model: what an operator declared."""
 
@@ -109,6 +128,24 @@ class DeclaredAgent:
 
     manifest: AgentManifest
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredRoute:
+    """A route: what an operator declared."""
+
+    manifest: RouteManifest
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """What operators set for the whole mesh while it runs."""
+
+    allow_cloud_fallback: bool
+    """Whether a route may fall back to a model that sends bytes off the premises."""
+    revision: int
+    """Counts up with every change, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +197,8 @@ class Instance:
     """Whether it is never evicted for another model."""
     load_eta_seconds: float | None = None
     """None: unknown, or it does not load."""
+    usual_load_seconds: float | None = None
+    """How long a load from nothing takes; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +209,8 @@ class Capability:
     draining: bool = False
     max_requests: int = 0
     """Requests it works on at once over all its models; 0: as many as its slots."""
+    tool_names: tuple[str, ...] = ()
+    """Tools of the mesh that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +312,16 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A route as the mesh sees it."""
+
+    manifest: RouteManifest
+    status: Status
+    """The best that one of its candidates has."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """The models that answer for one name."""
 
@@ -284,69 +335,6 @@ class Pool:
     def active_count(self) -> int:
         """How many members are active."""
         return sum(model.status is Status.ACTIVE for model in self.members)
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerChanged:
-    """A runner appeared, or is different now."""
-
-    runner: Runner
-
-
-@dataclass(frozen=True, slots=True)
-class ModelChanged:
-    """A model appeared, or is different now."""
-
-    model: Model
-
-
-@dataclass(frozen=True, slots=True)
-class AgentChanged:
-    """An agent appeared, or is different now."""
-
-    agent: Agent
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerDeleted:
-    """The runner of this name is gone."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDeleted:
-    """The model of this name is gone."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentDeleted:
-    """The agent of this name is gone."""
-
-    name: str
-
-
-Change = RunnerChanged | ModelChanged | AgentChanged | RunnerDeleted | ModelDeleted | AgentDeleted
-
-
-@dataclass(frozen=True, slots=True)
-class Revised:
-    """One change, and the revision it made."""
-
-    revision: int
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything there is at one revision."""
-
-    revision: int
-    runners: tuple[Runner, ...]
-    models: tuple[Model, ...]
-    agents: tuple[Agent, ...] = ()
 
 
 class EventReason(IntEnum):
@@ -369,9 +357,10 @@ class EventReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """What happened to one resource, not yet told."""
+    """What happened to one resource, or to the mesh itself, not yet told."""
 
-    kind: Kind
+    kind: Kind | None
+    """None: the mesh itself; then `name` is what of it, such as "settings"."""
     name: str
     reason: EventReason
     message: str

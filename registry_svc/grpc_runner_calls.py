@@ -85,7 +85,7 @@ class GrpcRunnerCalls:
                 model=request.model,
                 permit=self._permit(member, Action.YIELD, model=request.model, operation_id=""),
                 lease_id=request.lease_id,
-                priority=request.priority.value,  # type: ignore[arg-type]  # same numbers
+                priority=request.priority.wire,  # type: ignore[arg-type]  # same numbers
                 wanted_by=request.wanted_by,
             )
             stub, metadata = await self._reach(member)

@@ -14,7 +14,7 @@ from weft.kernel.names import require_name
 MAX_DETAIL_CHARS = 4096
 MAX_SOURCE_CHARS = 32
 MAX_DEVICES = 64
-MAX_ETA_SECONDS = 86_400.0
+MAX_LOAD_SECONDS = 86_400.0
 
 
 def instance_of(state: runner_pb2.InstanceState, field: str) -> Instance:
@@ -35,7 +35,10 @@ def instance_of(state: runner_pb2.InstanceState, field: str) -> Instance:
         memory=_memory_of(state.memory, f"{field}.memory") if state.HasField("memory") else None,
         unload_at=_moment_of(state.unload_time, f"{field}.unload_time") if state.HasField("unload_time") else None,
         pinned=state.pinned,
-        load_eta_seconds=_eta_of(state.load_eta, f"{field}.load_eta") if state.HasField("load_eta") else None,
+        load_eta_seconds=_seconds_of(state.load_eta, f"{field}.load_eta") if state.HasField("load_eta") else None,
+        usual_load_seconds=_seconds_of(state.usual_load, f"{field}.usual_load")
+        if state.HasField("usual_load")
+        else None,
     )
 
 
@@ -66,6 +69,8 @@ def instance_message(instance: Instance) -> runner_pb2.InstanceState:
         message.unload_time.FromDatetime(instance.unload_at)
     if instance.load_eta_seconds is not None:
         message.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))
+    if instance.usual_load_seconds is not None:
+        message.usual_load.FromNanoseconds(int(instance.usual_load_seconds * 1e9))
     return message
 
 
@@ -88,8 +93,8 @@ def _moment_of(moment: timestamp_pb2.Timestamp, field: str) -> datetime:
         raise invalid_field(field, "must be a moment between the years 1 and 9999") from None
 
 
-def _eta_of(duration: duration_pb2.Duration, field: str) -> float:
+def _seconds_of(duration: duration_pb2.Duration, field: str) -> float:
     seconds = duration.seconds + duration.nanos / 1e9
-    if not 0.0 <= seconds <= MAX_ETA_SECONDS:
-        raise invalid_field(field, f"must be from 0 to {MAX_ETA_SECONDS:g} s")
+    if not 0.0 <= seconds <= MAX_LOAD_SECONDS:
+        raise invalid_field(field, f"must be from 0 to {MAX_LOAD_SECONDS:g} s")
     return seconds

@@ -50,13 +50,13 @@ class Member:
     def __post_init__(self) -> None:
         self.share = share_of(self.profile.name)
         self.sleeping = _sleeping(self.capability)
-        self.detail_bytes = detail_bytes(self.capability.instances)
+        self.detail_bytes = detail_bytes(self.capability)
 
     def report(self, capability: Capability) -> None:
         """Take in what the runner says of itself. Called by the mesh, which counts."""
         self.capability = capability
         self.sleeping = _sleeping(capability)
-        self.detail_bytes = detail_bytes(capability.instances)
+        self.detail_bytes = detail_bytes(capability)
         self.reported = True
 
     def revive(self, now: float, now_utc: datetime) -> None:

@@ -5,25 +5,32 @@ Plain bookkeeping: no awaiting, no clock, no storage. Roster and declarations de
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from registry_svc.domain import (
-    Agent,
+from registry_svc.changes import (
     AgentChanged,
     AgentDeleted,
-    AgentManifest,
-    AgentPublication,
-    Capability,
     Change,
-    DeclaredAgent,
-    DeclaredModel,
-    Kind,
-    Model,
     ModelChanged,
     ModelDeleted,
-    Pool,
-    Publication,
+    RouteChanged,
+    RouteDeleted,
     RunnerChanged,
     RunnerDeleted,
 )
+from registry_svc.domain import (
+    Agent,
+    AgentManifest,
+    AgentPublication,
+    Capability,
+    DeclaredAgent,
+    DeclaredModel,
+    DeclaredRoute,
+    Kind,
+    Model,
+    Pool,
+    Publication,
+    Route,
+)
+from registry_svc.ladders import RouteIndex
 from registry_svc.members import Member
 from registry_svc.policy.namespace import Claim, Owner
 from registry_svc.policy.overlay import may_serve, public_agent, public_model, virtual_agent, virtual_model
@@ -45,6 +52,7 @@ class Mesh:
         self._declared_agents: dict[str, DeclaredAgent] = {}
         self.pools = PoolIndex()
         self.targets = TargetIndex(self.pools)
+        self.routes = RouteIndex(self.pools)
         self.sizes = ManifestSizes()
         self.detail_bytes = 0
         """How much the words of all reports take."""
@@ -146,7 +154,9 @@ class Mesh:
             owners.append(Owner(kind=Kind.AGENT, name=name))
         if name in self._by_agent:
             owners.append(_owner(Kind.AGENT, name, self._by_agent[name]))
-        if kind in {Kind.AGENT, Kind.RUNNER}:
+        if name in self.routes:
+            owners.append(Owner(kind=Kind.ROUTE, name=name))
+        if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE}:
             owners += self._pool_owners(name, besides)
         return Claim(kind=kind, name=name, owners=tuple(owners))
 
@@ -211,22 +221,32 @@ class Mesh:
         """What changed now that `member` reported anew and the models `crossed` fell asleep or woke up."""
         return self._retold([member], dict.fromkeys(crossed), {}, ())
 
-    def declare(self, models: Iterable[DeclaredModel], agents: Iterable[DeclaredAgent]) -> list[Change]:
+    def declare(
+        self,
+        models: Iterable[DeclaredModel] = (),
+        agents: Iterable[DeclaredAgent] = (),
+        routes: Iterable[DeclaredRoute] = (),
+    ) -> list[Change]:
         """Put declarations in place of earlier ones of their names; returns what changed."""
+        new_routes = {declared.manifest.name: declared for declared in routes}
+        for route in new_routes.values():
+            self.routes.put(route)
         new_models = {declared.manifest.name: declared for declared in models}
         new_agents = {declared.manifest.name: declared for declared in agents}
         self._declared_models |= new_models
         self._declared_agents |= new_agents
-        return self._retold([], dict.fromkeys(new_models), dict.fromkeys(new_agents), ())
+        return self._retold([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
 
-    def drop(self, models: Sequence[str] = (), agents: Sequence[str] = ()) -> list[Change]:
-        """Remove models and agents, declared and published; returns what changed."""
+    def drop(self, models: Sequence[str] = (), agents: Sequence[str] = (), routes: Sequence[str] = ()) -> list[Change]:
+        """Remove models and agents, declared and published, and routes; returns what changed."""
+        for name in routes:
+            self.routes.drop(name)
         for name in models:
             self._declared_models.pop(name, None)
         for name in agents:
             self._declared_agents.pop(name, None)
         self._withdraw(models, agents)
-        return self._retold([], dict.fromkeys(models), dict.fromkeys(agents), ())
+        return self._retold([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
 
     def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
         for name in models:
@@ -258,18 +278,23 @@ class Mesh:
         models: Mapping[str, None],
         agents: Mapping[str, None],
         gone_runners: Iterable[str],
+        routes: Iterable[str] = (),
     ) -> list[Change]:
-        """All changes of one step: agents go before models before runners, and come after both."""
+        """All changes of one step: agents and routes go before models before runners, and come after both."""
+        concerned = self._routes_over(models)
         gone_models, new_models, touched_pools = self._replaced_models(models)
         gone_agents, new_agents = self._replaced_agents(agents)
         stirred = self.targets.stirred(models, touched_pools)
         new_agents += [agent for name in stirred - agents.keys() if (agent := self._turned(name)) is not None]
+        gone_routes, new_routes = self._replaced_routes(routes, concerned | self._routes_over(models))
         return [
+            *(RouteDeleted(name) for name in gone_routes),
             *(AgentDeleted(name) for name in gone_agents),
             *(ModelDeleted(name) for name in gone_models),
             *(RunnerDeleted(name) for name in gone_runners),
             *_with_their_models(members, new_models),
             *(AgentChanged(agent) for agent in new_agents),
+            *(RouteChanged(route) for route in new_routes),
         ]
 
     def _replaced_models(self, names: Iterable[str]) -> tuple[list[str], dict[str, Model], set[str]]:
@@ -281,7 +306,7 @@ class Mesh:
             if model is None:
                 gone.append(name)
                 touched_pools |= self.pools.drop(name)
-                self.sizes.drop(name, is_agent=False)
+                self.sizes.drop(Kind.MODEL, name)
             else:
                 new[name] = model
                 touched_pools |= self.pools.put(model.manifest, model.status)
@@ -296,12 +321,38 @@ class Mesh:
             if agent is None:
                 gone.append(name)
                 self.targets.drop(name)
-                self.sizes.drop(name, is_agent=True)
+                self.sizes.drop(Kind.AGENT, name)
             else:
                 new.append(agent)
                 self.targets.put(agent.manifest, agent.status)
                 self.sizes.put(agent.manifest)
         return gone, new
+
+    def _routes_over(self, models: Iterable[str]) -> set[str]:
+        """The routes that name one of these models, or the pool that one is in."""
+        if not self.routes:
+            return set()
+        pools = (pool for model in models if (pool := self.pools.pool_of(model)) is not None)
+        return self.routes.naming([*models, *pools])
+
+    def _replaced_routes(self, names: Iterable[str], stirred: Iterable[str]) -> tuple[list[str], list[Route]]:
+        """The routes `names` as they are now, and those of `stirred` that have another status than was told last."""
+        gone: list[str] = []
+        new: dict[str, Route] = {}
+        for name in names:
+            route = self.routes.get(name)
+            if route is None:
+                gone.append(name)
+                self.sizes.drop(Kind.ROUTE, name)
+            else:
+                new[name] = route
+                self.routes.note_told(route)
+                self.sizes.put(route.manifest)
+        for name in stirred:
+            route = self.routes.get(name)
+            if route is not None and self.routes.note_told(route):
+                new[name] = route
+        return gone, list(new.values())
 
     def _turned(self, name: str) -> Agent | None:
         """An agent, if its status is another one than was told last."""

@@ -9,25 +9,33 @@ from typing import TypeVar
 from google.protobuf import duration_pb2, json_format, timestamp_pb2
 
 from registry_svc.behaviour_messages import behaviour_message
+from registry_svc.changes import (
+    AgentChanged,
+    AgentDeleted,
+    ModelChanged,
+    ModelDeleted,
+    Revised,
+    RouteChanged,
+    RouteDeleted,
+    RunnerChanged,
+    RunnerDeleted,
+    SettingsChanged,
+    Snapshot,
+)
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
     Agent,
-    AgentChanged,
-    AgentDeleted,
     AgentManifest,
     Event,
     Kind,
     Manifest,
+    MeshSettings,
     Model,
-    ModelChanged,
-    ModelDeleted,
     Pool,
-    Revised,
+    Route,
+    RouteManifest,
     Runner,
-    RunnerChanged,
-    RunnerDeleted,
     Session,
-    Snapshot,
     Status,
 )
 from registry_svc.instances import instance_message
@@ -38,8 +46,10 @@ from weft.api.registry.v1 import (
     pool_pb2,
     registry_service_pb2,
     resource_kind_pb2,
+    route_pb2,
     runner_pb2,
     runner_session_service_pb2,
+    settings_pb2,
 )
 from weft.wake.messages import plan_message
 
@@ -54,6 +64,7 @@ _KINDS = {
     Kind.AGENT: resource_kind_pb2.RESOURCE_KIND_AGENT,
     Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
     Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
+    Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
 }
 _MODEL_STATUSES = {
     Status.ACTIVE: model_pb2.Model.STATUS_ACTIVE,
@@ -64,6 +75,11 @@ _AGENT_STATUSES = {
     Status.ACTIVE: agent_pb2.Agent.STATUS_ACTIVE,
     Status.INACTIVE: agent_pb2.Agent.STATUS_INACTIVE,
     Status.HIBERNATING: agent_pb2.Agent.STATUS_HIBERNATING,
+}
+_ROUTE_STATUSES = {
+    Status.ACTIVE: route_pb2.Route.STATUS_ACTIVE,
+    Status.INACTIVE: route_pb2.Route.STATUS_INACTIVE,
+    Status.HIBERNATING: route_pb2.Route.STATUS_HIBERNATING,
 }
 
 
@@ -92,6 +108,7 @@ def runner_message(runner: Runner) -> runner_pb2.Runner:
             instances=[instance_message(instance) for instance in capability.instances],
             draining=capability.draining,
             max_requests=capability.max_requests,
+            tool_names=capability.tool_names,
         ),
         last_heartbeat_time=timestamp(runner.last_heartbeat_at),
         inactive_time=timestamp(runner.inactive_since),
@@ -126,6 +143,20 @@ def agent_message(agent: Agent) -> agent_pb2.Agent:
     )
 
 
+def route_message(route: Route) -> route_pb2.Route:
+    """A route."""
+    return route_pb2.Route(
+        manifest=route_manifest_message(route.manifest),
+        status=_ROUTE_STATUSES[route.status],
+        create_time=timestamp(route.created_at),
+    )
+
+
+def settings_message(settings: MeshSettings) -> settings_pb2.MeshSettings:
+    """What is set for the mesh."""
+    return settings_pb2.MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback, revision=settings.revision)
+
+
 def pool_message(pool: Pool) -> pool_pb2.Pool:
     """A pool with its members."""
     return pool_pb2.Pool(
@@ -143,7 +174,7 @@ def event_message(event: Event) -> event_pb2.Event:
     return event_pb2.Event(
         sequence=event.sequence,
         time=timestamp(event.at),
-        kind=_KINDS[happening.kind],
+        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if happening.kind is None else _KINDS[happening.kind],
         name=happening.name,
         reason=event_pb2.EventReason.ValueType(happening.reason.value),
         message=happening.message,
@@ -162,6 +193,8 @@ async def snapshot_message(snapshot: Snapshot, *, with_keys: bool) -> registry_s
             runners=await _converted(snapshot.runners, watched),
             models=await _converted(snapshot.models, model_message),
             agents=await _converted(snapshot.agents, agent_message),
+            routes=await _converted(snapshot.routes, route_message),
+            settings=settings_message(snapshot.settings),
         ),
     )
 
@@ -175,12 +208,18 @@ def change_message(revised: Revised, *, with_keys: bool) -> registry_service_pb2
             change = registry_service_pb2.Change(model=model_message(model))
         case AgentChanged(agent):
             change = registry_service_pb2.Change(agent=agent_message(agent))
+        case RouteChanged(route):
+            change = registry_service_pb2.Change(route=route_message(route))
+        case SettingsChanged(settings):
+            change = registry_service_pb2.Change(settings=settings_message(settings))
         case RunnerDeleted(name):
             change = registry_service_pb2.Change(deleted_runner=name)
         case ModelDeleted(name):
             change = registry_service_pb2.Change(deleted_model=name)
         case AgentDeleted(name):
             change = registry_service_pb2.Change(deleted_agent=name)
+        case RouteDeleted(name):
+            change = registry_service_pb2.Change(deleted_route=name)
     return registry_service_pb2.WatchResponse(revision=revised.revision, change=change)
 
 
@@ -213,6 +252,7 @@ def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
         digest=manifest.digest,
         remote=manifest.remote,
         wake=None if manifest.wake is None else plan_message(manifest.wake),
+        skills=[model_pb2.ModelSkill.ValueType(skill.value) for skill in manifest.skills],
     )
 
 
@@ -234,6 +274,18 @@ def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
     return message
 
 
+def route_manifest_message(manifest: RouteManifest) -> route_pb2.RouteManifest:
+    """What is said of a route."""
+    return route_pb2.RouteManifest(
+        name=manifest.name,
+        description=manifest.description,
+        candidates=manifest.candidates,
+        budget=None if manifest.budget_seconds is None else _duration(manifest.budget_seconds),
+        keep_alive=None if manifest.keep_alive_seconds is None else _duration(manifest.keep_alive_seconds),
+        pin_primary=manifest.pin_primary,
+    )
+
+
 def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
     """A moment; None stays None."""
     if moment is None:
@@ -245,5 +297,5 @@ def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
 
 def _duration(seconds: float) -> duration_pb2.Duration:
     duration = duration_pb2.Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
+    duration.FromNanoseconds(round(seconds * 1e9))
     return duration

@@ -25,6 +25,7 @@ from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, req
 MAX_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
 MAX_HOST_CHARS = 255
+MAX_TOOL_NAMES = 1_024
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
@@ -33,6 +34,7 @@ _KINDS = {
     resource_kind_pb2.RESOURCE_KIND_AGENT: Kind.AGENT,
     resource_kind_pb2.RESOURCE_KIND_RUNNER: Kind.RUNNER,
     resource_kind_pb2.RESOURCE_KIND_POOL: Kind.POOL,
+    resource_kind_pb2.RESOURCE_KIND_ROUTE: Kind.ROUTE,
 }
 
 
@@ -109,7 +111,7 @@ def to_kind(kind: resource_kind_pb2.ResourceKind.ValueType, field: str) -> Kind:
     """A kind of resource; raises INVALID_ARGUMENT naming the field when it is none."""
     found = _KINDS.get(kind)
     if found is None:
-        raise invalid_field(field, "must be model, agent, runner or pool")
+        raise invalid_field(field, "must be model, agent, runner, pool or route")
     return found
 
 
@@ -158,6 +160,13 @@ def _require_one_namespace(runner: str, models: Sequence[Manifest], agents: Sequ
             raise invalid_field(f"agents[{index}].name", "must not be the name of the runner, of a model or of a pool")
 
 
+def _tool_names(names: Sequence[str], field: str) -> tuple[str, ...]:
+    require_at_most(names, field, MAX_TOOL_NAMES)
+    checked = tuple(require_name(name, f"{field}[{i}]") for i, name in enumerate(names))
+    require_unique(checked, field)
+    return checked
+
+
 def _capability(capability: runner_pb2.Capability, field: str, config: RegistryConfig) -> Capability:
     require_at_most(capability.instances, f"{field}.instances", config.max_models_per_session)
     instances = tuple(instance_of(state, f"{field}.instances[{i}]") for i, state in enumerate(capability.instances))
@@ -166,4 +175,5 @@ def _capability(capability: runner_pb2.Capability, field: str, config: RegistryC
         instances=instances,
         draining=capability.draining,
         max_requests=require_count(capability.max_requests, f"{field}.max_requests"),
+        tool_names=_tool_names(capability.tool_names, f"{field}.tool_names"),
     )

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import structlog
 
+from registry_svc.changes import RunnerChanged
 from registry_svc.core import RegistryCore
 from registry_svc.domain import (
     AgentManifest,
@@ -18,7 +19,6 @@ from registry_svc.domain import (
     Manifest,
     Opening,
     Publication,
-    RunnerChanged,
     Session,
     Standing,
 )
@@ -119,7 +119,7 @@ class Roster:
         require_room("models", len(mesh.pools), new_models, config.max_models)
         require_room("agents", len(mesh.targets), new_agents, config.max_agents)
         growth = mesh.sizes.growth_bytes([*opening.models, *opening.agents])
-        require_room("bytes of models and agents", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
+        require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
 
     def _require_targets(self, opening: Opening, leaving: list[Member]) -> None:
         mesh = self._core.mesh

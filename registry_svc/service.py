@@ -20,6 +20,8 @@ from registry_svc.servicers.join_tokens import JoinTokenServicer
 from registry_svc.servicers.leases import LeaseServicer
 from registry_svc.servicers.registry import RegistryServicer
 from registry_svc.servicers.runner_sessions import RunnerSessionServicer
+from registry_svc.servicers.settings import SettingsServicer
+from registry_svc.settings import SettingsDesk
 from registry_svc.store.lease_sql import SqlLeaseStore
 from registry_svc.store.sql import SqlStore
 from registry_svc.store.transactions import Transactions
@@ -37,6 +39,8 @@ from weft.api.registry.v1 import (
     registry_service_pb2_grpc,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
 )
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.rpc import ChannelPool
@@ -50,6 +54,7 @@ _SERVICE_NAMES = tuple(
         join_token_service_pb2,
         lease_service_pb2,
         operation_service_pb2,
+        settings_service_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
@@ -88,6 +93,7 @@ class RegistryService:
             DeclarationServicer(Declarations(core), core.config), server
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(JoinTokens(core)), server)
+        settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsDesk(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger), server)
         self._operations.register(server)
 

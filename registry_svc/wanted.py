@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from registry_svc.domain import AgentManifest, Kind, Manifest
+from registry_svc.domain import AgentManifest, Kind, Manifest, RouteManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class PoolDeclaration:
     """Empty: whoever they are."""
 
 
-Declaration = ModelDeclaration | AgentManifest | RunnerDeclaration | PoolDeclaration
+Declaration = ModelDeclaration | AgentManifest | RouteManifest | RunnerDeclaration | PoolDeclaration
 
 
 class Outcome(IntEnum):

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from router_svc.client_registry import ClientsConfig
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from router_svc.rate_limits import RateLimitConfig
+from router_svc.request_log import RequestLogLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
 
 
@@ -26,6 +30,10 @@ class RouterConfig:
     registry_address: str
     """gRPC target of the registry."""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    settings: Settings = field(default_factory=Settings)
+    clients: ClientsConfig = field(default_factory=ClientsConfig)
+    rate_limits: RateLimitConfig = field(default_factory=RateLimitConfig)
+    request_log: RequestLogLimits = field(default_factory=RequestLogLimits)
     ticket_lifetime_seconds: float = TICKET_LIFETIME_SECONDS
     default_timeout_seconds: float = 600.0
     """Deadline of a public gRPC call that came without one."""

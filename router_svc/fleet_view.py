@@ -46,8 +46,23 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         runner_wakes=model.wake is not None and model.wake.by_runner,
         max_wake_seconds=wake_plan(model).max_wait_seconds,
         load_progress=instance.load_progress if instance is not None else None,
+        load_eta_seconds=instance.load_eta_seconds if instance is not None else None,
+        usual_load_seconds=instance.usual_load_seconds if instance is not None else None,
         detail=detail,
+        host=runner.host if runner is not None else "",
+        memory_bytes=_memory_bytes(instance),
+        pinned=instance is not None and instance.pinned,
+        skills=model.skills,
+        tools=runner.tool_names if runner is not None else frozenset(),
+        context_tokens=(instance.context_tokens if instance is not None else 0) or model.context_tokens,
     )
+
+
+def _memory_bytes(instance: InstanceView | None) -> int:
+    """What its lease says while it has one, else what a load would take."""
+    if instance is None or instance.memory is None:
+        return 0
+    return instance.memory.leased_bytes or instance.memory.estimated_bytes
 
 
 def view_of_runner(view: FleetView, runner: str) -> FleetView:

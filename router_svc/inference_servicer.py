@@ -13,7 +13,7 @@ from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.handling import handling_of, priority_of
+from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
 from weft.dispatch.journey import RequestContext
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
@@ -98,9 +98,12 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             operation=operation,
             traceparent=traceparent_of(metadata),
             priority=priority_of(request.options),
+            names_priority=request.options.priority != 0,
             allow_remote=request.options.allow_remote,
             timeout_seconds=context.time_remaining() or self._default_timeout_seconds,
             handling=handling_of(request.options),
+            client_id=client_of(request.options),
+            session=session_of(request.options),
         )
 
 

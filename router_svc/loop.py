@@ -2,27 +2,41 @@
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import structlog
 
-from router_svc.fleet_view import candidates_of
-from router_svc.policy.candidates import Candidate, Fleet
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, RequestDecision, Waits, Wakes
+from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.mailbox import Mailbox
+from router_svc.mesh_diff import MeshDiff
+from router_svc.policy.arrival import Arrival, Needs, context_class
+from router_svc.policy.decisions import (
+    Decision,
+    Loads,
+    Placed,
+    Rejects,
+    RequestDecision,
+    Served,
+    Waits,
+    WakeFailure,
+    Wakes,
+)
+from router_svc.policy.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.queue import Arrival
+from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
-from weft.api.runner.v1 import ticket_pb2
+from router_svc.policy.settings import Settings
+from router_svc.rate_limits import RateLimitConfig
+from router_svc.request_log import RequestLog, RequestLogLimits
+from router_svc.ticket_office import TicketOffice
+from weft.api.common.v1 import receipt_pb2
 from weft.dispatch import port
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import trace_id_of
 
@@ -30,37 +44,13 @@ log = structlog.get_logger("weft.router")
 
 TICK_SECONDS = 0.25
 """How often waiting requests are looked at for timeouts. There is no timer while nobody waits."""
-
+VIEW_INTERVAL_SECONDS = 0.02
+"""News of a large mesh that comes faster than this is taken together: with so many models somebody always has some."""
+LARGE_MESH_MODELS = 256
+"""Comparing two views of this many takes some 50 us."""
 
 _ABOUT_MODEL = frozenset({Reason.MODEL_NOT_FOUND, Reason.UNSUPPORTED_OPERATION})
 """Refusals that another value in the request's `model` field would cure."""
-
-
-class Mailbox:
-    """The decisions for one placed request, in order. At most one caller waits on it."""
-
-    def __init__(self, request: port.PlacementRequest) -> None:
-        self.request = request
-        self._decisions: deque[port.Decision | WeftError] = deque()
-        self._arrived: asyncio.Future[None] | None = None
-
-    def put(self, decision: port.Decision | WeftError) -> None:
-        """Deliver a decision. A word about waiting replaces an older one that nobody has read yet."""
-        if self._decisions and isinstance(self._decisions[-1], (port.WaitingInQueue, port.LoadingModel)):
-            self._decisions.pop()
-        self._decisions.append(decision)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
-    async def get(self) -> port.Decision:
-        """The next decision; raises the WeftError of a rejection."""
-        while not self._decisions:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        decision = self._decisions.popleft()
-        if isinstance(decision, WeftError):
-            raise decision
-        return decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +75,55 @@ class WakeStarter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """What one router remembers of requests and of who sends them."""
+
+    requests: RequestLog
+    clients: ClientRegistry
+
+    @staticmethod
+    def empty(
+        clock: Clock,
+        *,
+        clients: ClientsConfig | None = None,
+        rate_limits: RateLimitConfig | None = None,
+        request_log: RequestLogLimits | None = None,
+    ) -> "Books":
+        """Those of a router that has just started."""
+        registry = ClientRegistry(clients or ClientsConfig(), rate_limits or RateLimitConfig(), clock)
+        return Books(requests=RequestLog(request_log), clients=registry)
+
+
+def _nobody_listens() -> None:
+    """Nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """Whom the loop works with."""
+
+    waker: WakeStarter
+    tickets: TicketOffice
+    books: Books
+    on_waiting: Callable[[], None] = _nobody_listens
+    """Told again and again while requests wait: what they wait for should be looked at more often."""
+
+
 class SchedulingLoop:
     """Runs one Scheduler on one event loop. All methods are called from that loop, so there are no locks."""
 
-    def __init__(
-        self, limits: SchedulerLimits, clock: Clock, waker: WakeStarter, *, ticket_lifetime_seconds: float
-    ) -> None:
-        self._scheduler = Scheduler(limits)
-        self._waker = waker
+    def __init__(self, limits: SchedulerLimits, settings: Settings, clock: Clock, parts: LoopParts) -> None:
+        self._scheduler = Scheduler(limits, settings)
+        self._settings = settings
         self._clock = clock
-        self._ticket_lifetime_seconds = ticket_lifetime_seconds
-        self._view: FleetView | None = None
+        self._parts = parts
+        self._mesh = MeshDiff()
+        self._newest: FleetView | None = None
         self._mailboxes: dict[int, Mailbox] = {}
         self._keys = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
+        self._view_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -115,131 +140,189 @@ class SchedulingLoop:
         """How much is asked of each pool, in order of their names."""
         return [
             port.PoolQueue(
-                pool=length.pool, waiting=length.waiting, max_waiting=length.max_waiting, running=length.running
+                pool=length.pool,
+                waiting=length.waiting,
+                max_waiting=length.max_waiting,
+                running=length.running,
+                average_wait_seconds=length.average_wait_seconds,
             )
             for length in self._scheduler.queues()
         ]
 
     def update_view(self, view: FleetView) -> None:
         """The registry told something new."""
-        self._view = view
-        self._deliver(self._scheduler.update_fleet(Fleet.of(candidates_of(view)), self._clock.monotonic()))
+        self._newest = view
+        if self._view_timer is not None:
+            return
+        self._take_view()
+        if len(view.models) >= LARGE_MESH_MODELS:
+            self._view_timer = asyncio.get_running_loop().call_later(VIEW_INTERVAL_SECONDS, self._take_later_view)
+
+    def update_memory(self, hosts: Mapping[str, HostMemory]) -> None:
+        """The registry's book of memory says something new."""
+        self._apply(MeshChange(hosts=hosts))
 
     def submit(self, request: port.PlacementRequest) -> tuple[int, Mailbox]:
-        """A request arrived; its decisions come to the mailbox. Raises SERVICE_UNAVAILABLE before the first view."""
+        """A request arrived; its decisions come to the mailbox.
+
+        Raises SERVICE_UNAVAILABLE before the first view, RATE_LIMIT_EXCEEDED for a tenant or a client that asks too
+        often.
+        """
         if self._closed:
             raise WeftError(Reason.SHUTTING_DOWN, "the router is stopping")
-        if self._view is None:
+        if self._newest is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
-        now = self._clock.monotonic()
-        key = next(self._keys)
-        mailbox = self._mailboxes[key] = Mailbox(request)
-        arrival = Arrival(
-            key=key,
-            target=request.model,
-            operation=request.operation,
-            priority=request.priority,
-            allow_remote=request.allow_remote,
-            arrived_at=now - request.age_seconds,
-            deadline_at=None if request.seconds_left is None else now + request.seconds_left,
-            attempts_used=request.attempts_used,
-        )
-        self._deliver(self._scheduler.submit(arrival, now))
+        key, now = next(self._keys), self._clock.monotonic()
+        request = self._parts.books.clients.resolve(request)
+        self._note_arrival(key, request, now)
+        permission = self._settings.tenant(request.tenant)
+        mailbox = Mailbox(request, permission.permits_remote(asked=request.allow_remote))
+        self._mailboxes[key] = mailbox
+        self._deliver(self._scheduler.submit(arrival_of(key, request, now, allow_remote=mailbox.allow_remote), now))
         return key, mailbox
 
     def report_first_content(self, key: int) -> None:
         """See Placement.report_first_content."""
-        self._scheduler.report_first_content(key)
+        self._scheduler.report_first_content(key, self._clock.monotonic())
 
     def report_failed(self, key: int, attempt: int, reason: Reason) -> None:
         """See Placement.report_attempt_failed."""
-        self._deliver(self._scheduler.report_failed(key, attempt, reason, self._clock.monotonic()))
+        now = self._clock.monotonic()
+        self._parts.books.requests.note_retry(key, attempt, reason, now)
+        self._deliver(self._scheduler.report_failed(key, attempt, reason, now))
 
-    def finish(self, key: int) -> None:
+    def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """The request is over, however; idempotent."""
-        if self._mailboxes.pop(key, None) is not None:
-            self._deliver(self._scheduler.finish(key, self._clock.monotonic()))
+        if self._mailboxes.pop(key, None) is None:
+            return
+        now = self._clock.monotonic()
+        self._parts.books.requests.note_end(key, now, reason, receipt)
+        self._parts.books.clients.note_end(key, receipt)
+        self._deliver(self._scheduler.finish(key, now, _served(receipt)))
 
     def wake_finished(self, model: str, end: WakeEnd) -> None:
         """A wake ended."""
         if not self._closed:
-            said = end.error.message if end.error is not None else None
-            now = self._clock.monotonic()
-            self._deliver(self._scheduler.wake_finished(model, said, now, by_word=end.by_word))
+            error, now = end.error, self._clock.monotonic()
+            failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
+            self._deliver(self._scheduler.wake_finished(model, failure, now, by_word=end.by_word))
 
     def close(self) -> None:
         """Refuse everybody who waits, and everybody who comes."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._view_timer):
+            if timer is not None:
+                timer.cancel()
         for mailbox in self._mailboxes.values():
             mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
 
-    def _deliver(self, decisions: Iterable[Decision]) -> None:
+    def _note_arrival(self, key: int, request: port.PlacementRequest, now: float) -> None:
+        """Remember it, and count it for whoever sends it; one that is too much is remembered as refused."""
+        books = self._parts.books
+        books.requests.note_arrival(key, request, now, self._clock.utc_now())
+        try:
+            books.clients.admit(key, request)
+        except WeftError as error:
+            books.requests.note_refusal(key, error, now)
+            raise
+
+    def _take_view(self) -> None:
+        assert self._newest is not None, "a view has arrived"
+        self._apply(self._mesh.changes_to(self._newest))
+
+    def _take_later_view(self) -> None:
+        self._view_timer = None
+        if not self._closed and self._newest is not self._mesh.view:
+            assert self._newest is not None, "a view has arrived"
+            self.update_view(self._newest)
+
+    def _apply(self, change: MeshChange) -> None:
+        if change != MeshChange():
+            self._deliver(self._scheduler.apply(change, self._clock.monotonic()))
+
+    def _deliver(self, decisions: Sequence[Decision]) -> None:
+        self._parts.books.requests.note_decisions(decisions, self._clock.monotonic())
         for decision in decisions:
             if isinstance(decision, Wakes):
                 self._begin_wake(decision)
             elif (mailbox := self._mailboxes.get(decision.key)) is not None:
-                mailbox.put(self._word(decision, mailbox.request))
+                mailbox.put(self._word(decision, mailbox))
         if self._timer is None and self._scheduler.waiting and not self._closed:
+            self._parts.on_waiting()
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     def _begin_wake(self, wakes: Wakes) -> None:
         if not self._closed:
-            self._waker.begin(wakes, partial(self.wake_finished, wakes.model))
+            self._parts.waker.begin(wakes, partial(self.wake_finished, wakes.model))
 
     def _tick(self) -> None:
         self._timer = None
         self._deliver(self._scheduler.tick(self._clock.monotonic()))
 
-    def _word(self, decision: RequestDecision, request: port.PlacementRequest) -> port.Decision | WeftError:
+    def _word(self, decision: RequestDecision, mailbox: Mailbox) -> port.Decision | WeftError:
         match decision:
             case Placed():
-                return self._grant(decision.candidate, decision.attempt, request)
+                return self._parts.tickets.grant(decision, mailbox, self._mesh.view)
             case Waits():
-                return port.WaitingInQueue(position=decision.position, reason=decision.reason)
+                return port.WaitingInQueue(
+                    position=decision.position, reason=decision.reason, eta_seconds=decision.eta_seconds
+                )
             case Loads():
                 return port.LoadingModel(
                     stage=decision.stage, progress=decision.progress, eta_seconds=decision.eta_seconds
                 )
             case Rejects():
-                log.info(
-                    "rejected",
-                    request_id=request.request_id,
-                    trace_id=trace_id_of(request.traceparent) if request.traceparent else None,
-                    model=request.model,
-                    reason=decision.reason.name.lower(),
-                )
-                return WeftError(
-                    decision.reason,
-                    decision.message,
-                    metadata={"model": request.model} | ({"field": "model"} if decision.reason in _ABOUT_MODEL else {}),
-                    retry_after_seconds=decision.retry_after_seconds,
-                )
+                self._parts.books.clients.note_rejected(decision.key, decision.reason)
+                return _rejection(decision, mailbox.request)
 
-    def _grant(self, candidate: Candidate, attempt: int, request: port.PlacementRequest) -> port.Grant:
-        assert self._view is not None, "a grant before the first view"
-        runner = self._view.runners[candidate.runner]
-        claims = ticket_pb2.TicketClaims(
-            ticket_id=new_id("tkt"),
-            request_id=request.request_id,
-            tenant=request.tenant,
-            model=candidate.model,
-            runner=candidate.runner,
-            runner_incarnation=candidate.incarnation,
-            attempt=attempt,
-            allow_remote=request.allow_remote,
-        )
-        expires = self._clock.utc_now().timestamp() + self._ticket_lifetime_seconds
-        claims.expire_time.FromNanoseconds(int(expires * 1e9))
-        signed = claims.SerializeToString()
-        return port.Grant(
-            claims=signed,
-            mac=sign(signed, runner.ticket_key),
-            runner=candidate.runner,
-            runner_incarnation=candidate.incarnation,
-            address=runner.address,
-            host=runner.host,
-            model=candidate.model,
-            attempt=attempt,
-        )
+
+def arrival_of(key: int, request: port.PlacementRequest, now: float, *, allow_remote: bool) -> Arrival:
+    """The request as the scheduler sees it; `allow_remote` is the permit of request and tenant."""
+    return Arrival(
+        key=key,
+        target=request.model,
+        needs=Needs(
+            operation=request.operation,
+            allow_remote=allow_remote,
+            skills=request.skills,
+            tools=request.tools,
+            context_tokens=context_class(request.prompt_tokens),
+        ),
+        tenant=request.tenant,
+        priority=request.priority,
+        arrived_at=now - request.age_seconds,
+        deadline_at=None if request.seconds_left is None else now + request.seconds_left,
+        attempts_used=request.attempts_used,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        affinity_key=request.affinity_key,
+        prefix_digests=request.prefix_digests,
+    )
+
+
+def _served(receipt: receipt_pb2.Receipt | None) -> Served | None:
+    if receipt is None or not receipt.HasField("usage"):
+        return None
+    usage = receipt.usage
+    return Served(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_prompt_tokens,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+def _rejection(decision: Rejects, request: port.PlacementRequest) -> WeftError:
+    log.info(
+        "rejected",
+        request_id=request.request_id,
+        trace_id=trace_id_of(request.traceparent) if request.traceparent else None,
+        model=request.model,
+        reason=decision.reason.name.lower(),
+    )
+    about = {"model": request.model} | ({"field": "model"} if decision.reason in _ABOUT_MODEL else {})
+    return WeftError(
+        decision.reason,
+        decision.message,
+        metadata=about | dict(decision.metadata),
+        retry_after_seconds=decision.retry_after_seconds,
+    )

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from router_svc.loop import Mailbox, SchedulingLoop
+from router_svc.loop import SchedulingLoop
+from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.port import Decision, PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from router_svc.mailbox import Mailbox
 
 
 class LocalPlacement:
@@ -39,7 +43,8 @@ class LocalPlace:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish()
+        if self._key is not None:
+            self._loop.finish(self._key, Reason.CANCELLED)
 
     async def next_decision(self) -> Decision:
         """See Placement.next_decision."""
@@ -57,10 +62,7 @@ class LocalPlace:
         if self._key is not None:
             self._loop.report_failed(self._key, attempt, reason)
 
-    async def report_finished(self, reason: Reason) -> None:  # noqa: ARG002 - the port's signature
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """See Placement.report_finished."""
-        self._finish()
-
-    def _finish(self) -> None:
         if self._key is not None:
-            self._loop.finish(self._key)
+            self._loop.finish(self._key, reason, receipt)

@@ -1,21 +1,35 @@
 """PlacementService: the placement port for dispatchers in other processes. Translation only."""
 
 import asyncio
-from typing import assert_never
+from typing import TypedDict, assert_never
 
 import grpc
 
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.dispatch.agents import require_target
+from weft.dispatch.description import MAX_PREFIX_CHUNKS
 from weft.dispatch.dispatcher import waiting_event
-from weft.dispatch.port import Decision, Grant, LoadingModel, Placement, PlacementRequest, RouterPort, WaitingInQueue
+from weft.dispatch.port import (
+    Decision,
+    Grant,
+    LoadingModel,
+    Placement,
+    PlacementRequest,
+    PoolQueue,
+    RouterPort,
+    WaitingInQueue,
+)
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
+from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
+
+MAX_NEEDED_TOOLS = 128
+MAX_AFFINITY_KEY_BYTES = 64
 
 PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 
@@ -50,16 +64,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     ) -> pb.ListQueuesResponse:
         """See PlacementService.ListQueues."""
         async with answering(context):
-            queues = [
-                pb.PoolQueue(
-                    pool=queue.pool,
-                    waiting_count=queue.waiting,
-                    max_waiting=queue.max_waiting,
-                    running_count=queue.running,
-                )
-                for queue in await self._placement.queues()
-            ]
-            return pb.ListQueuesResponse(queues=queues)
+            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
         raise AssertionError("abort has raised")
 
     async def _listen(self, context: PlaceContext, place: Placement) -> None:
@@ -72,7 +77,9 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                     failed = request.attempt_failed
                     await place.report_attempt_failed(failed.attempt, _reason(failed.reason))
                 case "finished":
-                    await place.report_finished(_reason(request.finished.reason))
+                    finished = request.finished
+                    receipt = finished.receipt if finished.HasField("receipt") else None
+                    await place.report_finished(_reason(finished.reason), receipt)
                     return
                 case _:
                     raise invalid_field("kind", "only reports may follow `open`")
@@ -85,21 +92,57 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:
     if message.operation not in {operation.value for operation in Operation}:
         raise invalid_field("open.operation", "must be chat, completion or embedding")
-    if message.priority not in {0, *(priority.value for priority in Priority)}:
-        raise invalid_field("open.priority", "must be high, normal or low")
+    priority = Priority.from_wire(message.priority)
+    if priority is None:
+        raise invalid_field("open.priority", "must be high, normal, low or system")
     if message.attempts_used < 0 or message.age.ToNanoseconds() < 0:
         raise invalid_field("open", "age and attempts_used must not be negative")
     return PlacementRequest(
         request_id=require_token(message.request_id, "open.request_id", MAX_REQUEST_ID_CHARS),
         tenant=require_token(message.tenant, "open.tenant", MAX_TENANT_CHARS),
-        model=require_name(message.model, "open.model"),
+        model=require_target(message.model, "open.model"),
         operation=Operation(message.operation),
-        priority=Priority(message.priority or Priority.NORMAL),
+        priority=priority,
+        names_priority=message.priority != 0,
         allow_remote=message.allow_remote,
         age_seconds=message.age.ToNanoseconds() / 1e9,
         seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
         attempts_used=message.attempts_used,
         traceparent=traceparent,
+        **_described(message),
+    )
+
+
+class _Described(TypedDict):
+    prompt_tokens: int
+    max_output_tokens: int | None
+    skills: frozenset[Skill]
+    tools: frozenset[str]
+    affinity_key: bytes
+    prefix_digests: tuple[int, ...]
+    client_id: str
+
+
+def _described(message: pb.PlaceOpen) -> _Described:
+    """What the request is said to be like. Raises INVALID_ARGUMENT naming the field that cannot be."""
+    if message.prompt_tokens < 0 or message.max_output_tokens < 0:
+        raise invalid_field("open", "prompt_tokens and max_output_tokens must not be negative")
+    if len(message.needed_tools) > MAX_NEEDED_TOOLS:
+        raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
+    if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
+        raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
+    if len(message.prefix_digests) > MAX_PREFIX_CHUNKS:
+        raise invalid_field("open.prefix_digests", f"has more than {MAX_PREFIX_CHUNKS} entries")
+    known_skills = {skill.value for skill in Skill}
+    return _Described(
+        prompt_tokens=message.prompt_tokens,
+        max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
+        # A skill that this router does not know is one that it knows no model to have: all are asked for it.
+        skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
+        tools=frozenset(message.needed_tools),
+        affinity_key=message.affinity_key,
+        prefix_digests=tuple(message.prefix_digests),
+        client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
     )
 
 
@@ -121,6 +164,8 @@ def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
             )
             granted.ticket.claims = decision.claims
             granted.ticket.mac = decision.mac
+            if decision.keep_alive_seconds is not None:
+                granted.keep_alive.FromNanoseconds(int(decision.keep_alive_seconds * 1e9))
             return pb.PlaceResponse(granted=granted)
         case WaitingInQueue():
             return pb.PlaceResponse(queued=waiting_event(decision).queued)
@@ -128,6 +173,15 @@ def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
             return pb.PlaceResponse(loading=waiting_event(decision).loading)
         case _:
             assert_never(decision)
+
+
+def _queue_to_proto(queue: PoolQueue) -> pb.PoolQueue:
+    message = pb.PoolQueue(
+        pool=queue.pool, waiting_count=queue.waiting, max_waiting=queue.max_waiting, running_count=queue.running
+    )
+    if queue.average_wait_seconds is not None:
+        message.average_wait.FromNanoseconds(int(queue.average_wait_seconds * 1e9))
+    return message
 
 
 def _reason(number: int) -> Reason:

@@ -7,20 +7,26 @@ import grpc
 from router_svc.config import RouterConfig
 from router_svc.fleet_view import view_of_runner
 from router_svc.inference_servicer import InferenceServicer
-from router_svc.loop import SchedulingLoop
+from router_svc.loop import Books, LoopParts, SchedulingLoop
+from router_svc.memory_watch import MemoryWatch
 from router_svc.placement import LocalPlacement
 from router_svc.placement_servicer import PlacementServicer
 from router_svc.relay import Relay
+from router_svc.request_servicer import LocalRequests, RequestServicer
+from router_svc.ticket_office import TicketOffice
 from router_svc.waker import Waker
 from weft.api.router.v1 import (
     inference_service_pb2,
     inference_service_pb2_grpc,
     placement_service_pb2,
     placement_service_pb2_grpc,
+    request_service_pb2,
+    request_service_pb2_grpc,
 )
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView, FleetWatcher
 from weft.dispatch.port import RouterPort
+from weft.dispatch.requests import RequestSource
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.wake.run import run_recipe
@@ -40,10 +46,23 @@ class RouterService:
         self._channels = ChannelPool()
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
+        books = Books.empty(
+            clock, clients=config.clients, rate_limits=config.rate_limits, request_log=config.request_log
+        )
         self._loop = SchedulingLoop(
-            config.limits, clock, self._waker, ticket_lifetime_seconds=config.ticket_lifetime_seconds
+            config.limits,
+            config.settings,
+            clock,
+            LoopParts(
+                waker=self._waker,
+                tickets=TicketOffice(clock, lifetime_seconds=config.ticket_lifetime_seconds),
+                books=books,
+                on_waiting=self._hurry_memory,
+            ),
         )
         self._placement = LocalPlacement(self._loop)
+        self._requests = LocalRequests(books.requests, books.clients, clock)
+        self._memory: MemoryWatch | None = None
         self._relay = None if config.relay is None else Relay(config.relay, clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
@@ -53,6 +72,11 @@ class RouterService:
     def placement(self) -> RouterPort:
         """The placement port for dispatchers in this very process."""
         return self._placement
+
+    @property
+    def requests(self) -> RequestSource:
+        """What it remembers of requests and clients, for readers in this very process."""
+        return self._requests
 
     @property
     def view(self) -> FleetView:
@@ -75,6 +99,7 @@ class RouterService:
         return (
             inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
             placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name,
+            request_service_pb2.DESCRIPTOR.services_by_name["RequestService"].full_name,
         )
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -84,6 +109,7 @@ class RouterService:
             InferenceServicer(dispatcher, self._config.default_timeout_seconds), server
         )
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self._placement), server)
+        request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)
         if self._relay is not None:
             server.add_generic_rpc_handlers((self._relay.services(),))
 
@@ -95,11 +121,16 @@ class RouterService:
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)
         self._fleet.subscribe(self._update_view)
         await self._fleet.start()
+        self._memory = MemoryWatch(self._registry, self._clock, self._loop.update_memory)
+        await self._memory.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router
         """See Service.stop. Requests that wait are told, and placed again by their dispatchers elsewhere."""
         self._loop.close()
         await self._waker.stop()
+        if self._memory is not None:
+            await self._memory.stop()
+            self._memory = None
         if self._fleet is not None:
             await self._fleet.stop()
             self._fleet = None
@@ -109,6 +140,10 @@ class RouterService:
             await self._registry.close(grace=None)
             self._registry = None
         await self._channels.close()
+
+    def _hurry_memory(self) -> None:
+        if self._memory is not None:
+            self._memory.hurry()
 
     def _update_view(self, view: FleetView) -> None:
         only = self._config.only_runner

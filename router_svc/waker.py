@@ -188,7 +188,7 @@ class Waker:
             await stub.Wake(
                 runner_service_pb2.WakeRequest(
                     model=attempt.model,
-                    priority=attempt.priority.value,  # type: ignore[arg-type]  # same numbers
+                    priority=attempt.priority.wire,  # type: ignore[arg-type]  # same numbers
                 ),
                 timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
                 metadata=metadata_of(runner.address),
@@ -254,4 +254,6 @@ def _not_in_time(seconds: float) -> WeftError:
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:
-    return WeftError(Reason.WAKE_FAILED, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)
+    """Why it did not come up. That there is no memory for it now is told apart: it may well be there later."""
+    reason = error.reason if error.reason is Reason.INSUFFICIENT_MEMORY else Reason.WAKE_FAILED
+    return WeftError(reason, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)

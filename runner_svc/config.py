@@ -15,7 +15,7 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.config import ToolSourceConfig
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import Recipe
 
 
@@ -42,6 +42,8 @@ class ServedModel:
     """Further files of the same model that may be loaded, by quantization."""
     vision_input: bool = False
     """Whether it takes images."""
+    skills: frozenset[Skill] = frozenset()
+    """What the mesh is told that it can do beyond text; empty: unknown."""
     target_inflight: int | None = None
     """Requests that it works on at once; None: as many as its slots."""
     forecast: MemoryForecast = field(default_factory=NoForecast)

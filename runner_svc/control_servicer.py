@@ -68,7 +68,7 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
     ) -> pb.WakeResponse:
         """See RunnerService.Wake."""
         async with answering(context):
-            await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL))
+            await self._instance(request.model).wake(_priority_of(request.priority or Priority.NORMAL.wire))
             return pb.WakeResponse()
         raise AssertionError("abort has raised")
 
@@ -181,9 +181,10 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
 
 def _priority_of(number: int) -> Priority:
-    if number not in {priority.value for priority in Priority}:
+    band = Priority.from_wire(number)
+    if band is None or not number:
         raise invalid_field("priority", "must be high, normal or low")
-    return Priority(number)
+    return band
 
 
 def _require_line_count(field: str, count: int) -> None:

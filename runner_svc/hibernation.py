@@ -36,6 +36,8 @@ class HibernationSettings:
 
     attached: bool = False
     """The backend is a server that weft did not start and cannot end."""
+    requests_fail_alone: bool = False
+    """A request that cannot reach the server says nothing about the others, nor whether the server is there."""
     start_asleep: bool = False
     """It is loaded with the first request."""
     recipe: Recipe | None = None

@@ -62,6 +62,7 @@ class Instance:
         self.records = RequestRecords(config.model, clock)
         self.memory = ModelMemory(config.model, backend, self.records, account or MemoryAccount())
         self.memory.pinned = config.hibernation.pinned
+        self._on_change = on_change
         self._life = InstanceLife(config, backend, self.records, self.memory, clock, on_change, run_recipe)
         self._life.loader.on_slots = self._note_slots
         self._turn = asyncio.Lock()
@@ -134,6 +135,11 @@ class Instance:
     def load_eta_seconds(self) -> float | None:
         """How long loading will still take, from earlier loads; None: unknown, or it does not load."""
         return self._life.loader.eta_seconds if self.phase is Phase.LOADING else None
+
+    @property
+    def usual_load_seconds(self) -> float | None:
+        """How long a load takes as earlier ones did, the wait for memory not included; None: there was none."""
+        return self._life.loader.usual_seconds
 
     @property
     def load_seconds(self) -> float:
@@ -228,8 +234,9 @@ class Instance:
 
         `priority` is that of the request that waits for it: models of a higher one do not give way.
 
-        Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash, and when it is unloaded before;
-        SHUTTING_DOWN when the runner is stopping.
+        Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash, when it is unloaded before, and
+        when it never fits; INSUFFICIENT_MEMORY when there was no memory for it in time; SHUTTING_DOWN when the runner
+        is stopping.
         """
         self._require_running()
         if self.phase is Phase.READY:
@@ -238,7 +245,7 @@ class Instance:
         try:
             await self._awaited(awake)
         except WeftError as error:
-            if error.reason is Reason.INSUFFICIENT_MEMORY:
+            if error.reason is Reason.INSUFFICIENT_MEMORY and not self.memory.may_come_later:
                 raise WeftError(Reason.WAKE_FAILED, error.message, metadata=error.metadata) from None
             raise
 
@@ -259,15 +266,21 @@ class Instance:
             was_loaded = self.phase is Phase.READY
             awake = None if was_loaded else self._ask_awake(by_load=True, priority=Priority.NORMAL)
             self._life.loader.plan = wish.plan
-            self.memory.pinned = wish.pin or self._config.hibernation.pinned
+            self._pin(wish.pin or self._config.hibernation.pinned)
         if awake is not None:
             await self._awaited(awake, ends_with_last=True)
         # Not before: several may load at once, and one that gives up must not undo what another has done. An unload
         # that was asked for meanwhile has the last word.
         if self.phase is Phase.READY:
-            self.memory.pinned = wish.pin or self._config.hibernation.pinned
+            self._pin(wish.pin or self._config.hibernation.pinned)
             self._life.note_loaded_for(wish.keep_alive_seconds)
         return was_loaded
+
+    def _pin(self, pinned: bool) -> None:
+        """Routers hear of it at once: they would have it give way otherwise."""
+        if pinned != self.memory.pinned:
+            self.memory.pinned = pinned
+            self._on_change()
 
     def _must_rest_before(self, plan: LoadPlan) -> bool:
         doing = self._life.state.doing

@@ -133,8 +133,8 @@ class InstanceLife:
 
     def note_failure(self, error: WeftError, start: int) -> None:
         """A request of the backend's start number `start` failed so. Some failures ask for a restart."""
-        is_present = start == self.loader.starts and self._fault is None
-        if is_present and needs_restart(error.reason, attached=self._rules.attached):
+        is_heard = self._fault is None and not self._hibernation.requests_fail_alone
+        if is_heard and start == self.loader.starts and needs_restart(error.reason, attached=self._rules.attached):
             self._fault = error
             self._nudged.set()
 

@@ -79,6 +79,11 @@ class Loader:
             return None
         return max(0.0, median(self._times) - (self._clock.monotonic() - self._engine_began))
 
+    @property
+    def usual_seconds(self) -> float | None:
+        """How long the engine usually takes, the wait for memory not included; None: it was not loaded yet."""
+        return median(self._times) if self._times else None
+
     async def start(self, on_waiting: OnWaiting) -> None:
         """Return once the backend takes requests. Raises as Backend.start and MemoryBook.acquire, and LEASE_LOST."""
         self._began, self.waits = self._clock.monotonic(), True

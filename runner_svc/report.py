@@ -14,6 +14,9 @@ from weft.api.runner.v1 import runner_service_pb2
 from weft.wake.messages import plan_message
 from weft.wake.recipes import MAX_WAIT_SECONDS, WakePlan
 
+MAX_TOLD_TOOLS = 1_024
+"""Tools that the mesh is told of, the first by name; requests for others come only by chance."""
+
 
 class RunnerReport:
     """Builds the messages from the live instances."""
@@ -24,8 +27,13 @@ class RunnerReport:
         incarnation: str,
         instances: Sequence[Instance],
         cache_figures: Callable[[str], runner_service_pb2.CacheFigures | None] = lambda _: None,
+        tool_names: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
-        """`cache_figures`: what the prefix cache of a model did, by its name; None: nothing is known."""
+        """`cache_figures`: what the prefix cache of a model did, by its name; None: nothing is known.
+
+        `tool_names`: the tools that can be called now.
+        """
+        self._tool_names = tool_names
         self._config = config
         self._cache_figures = cache_figures
         self._incarnation = incarnation
@@ -38,6 +46,7 @@ class RunnerReport:
             instances=[self._instance_state(instance) for instance in self._instances],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,
+            tool_names=self._tool_names()[:MAX_TOLD_TOOLS],
         )
 
     def runner(self) -> runner_pb2.Runner:
@@ -88,6 +97,7 @@ class RunnerReport:
             unload_time=description.timestamp(instance.unload_at),
             pinned=instance.memory.pinned,
             load_eta=description.duration(instance.load_eta_seconds),
+            usual_load=description.duration(instance.usual_load_seconds),
         )
 
 
@@ -111,6 +121,7 @@ def _manifest(model: ServedModel, memory_wait_seconds: float) -> model_pb2.Model
         operations=[operation.value for operation in sorted(model.operations)],  # type: ignore[misc]  # same numbers
         context_tokens=model.context_tokens,
         remote=model.remote,
+        skills=[skill.value for skill in sorted(model.skills)],  # type: ignore[misc]  # same numbers
     )
     hibernation = model.hibernation
     if hibernation.can_wake or model.wake_by_mesh is not None:

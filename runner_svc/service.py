@@ -69,7 +69,9 @@ class RunnerService:
         self._caches = CacheDesk.over(self._instances.values(), config.session_file.parent)
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
-        self._report = RunnerReport(config, incarnation, list(self._instances.values()), self._caches.figures)
+        self._report = RunnerReport(
+            config, incarnation, list(self._instances.values()), self._caches.figures, self._tools.names
+        )
         self._control = RunnerServicer(
             self._report, self._instances, permits=self._permits, cache=self._caches, clock=self._mesh_clock
         )

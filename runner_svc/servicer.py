@@ -1,5 +1,6 @@
 """gRPC translation for the runner's data plane: ticket in, frames out."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing, contextmanager
@@ -25,7 +26,7 @@ from weft.api.runner.v1 import (
     serve_options_pb2,
 )
 from weft.dispatch.frames import Frame
-from weft.dispatch.handling import handling_of, priority_of
+from weft.dispatch.handling import granted_priority_of, handling_of
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
@@ -78,7 +79,7 @@ class WorkDesk:
         """
         handling = handling_of(options)
         held = instance.admit(
-            permit.request_id, keep_alive_seconds=handling.keep_alive_seconds, priority=priority_of(options)
+            permit.request_id, keep_alive_seconds=handling.keep_alive_seconds, priority=granted_priority_of(options)
         )
         with held as work:
             work.cache = self.caches.of_request(permit.model, permit.tenant, handling)
@@ -216,4 +217,6 @@ def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
 
 def _call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any]) -> CallInfo:
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
-    return CallInfo(request_id=permit.request_id, traceparent=traceparent_of(metadata))
+    left = context.time_remaining()
+    answer_by = None if left is None else asyncio.get_running_loop().time() + left
+    return CallInfo(request_id=permit.request_id, traceparent=traceparent_of(metadata), answer_by=answer_by)

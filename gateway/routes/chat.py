@@ -3,7 +3,7 @@
 from fastapi import FastAPI, Request, Response
 
 from gateway.body import read_json_body
-from gateway.generation import streamed, whole
+from gateway.generation import Work, streamed, whole
 from gateway.json_guard import parse
 from gateway.openapi import json_body
 from gateway.parts import InferenceParts
@@ -11,6 +11,7 @@ from gateway.schemas import ChatRequest
 from gateway.translate import chat
 from gateway.translate.chat_answer import ChatAnswer
 from gateway.translate.chat_stream import ChatStream
+from gateway.translate.extra import unknown_extensions
 from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
@@ -24,15 +25,9 @@ def add_chat(app: FastAPI, parts: InferenceParts) -> None:
         scope = request.scope
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(ChatRequest, raw, max_depth=limits.max_json_depth)
-        context = parts.context(
-            scope,
-            surface="chat",
-            model=asked.model,
-            operation=Operation.CHAT,
-            allow_remote=asked.allow_remote,
-            keep_alive=asked.keep_alive,
-        )
+        context = parts.context(scope, surface="chat", asked=asked, model=asked.model, operation=Operation.CHAT)
         payload = chat.to_payload(asked, limits)
+        warnings = unknown_extensions(asked.model_extra or {})
         identity = parts.identity("chatcmpl", asked.model)
         count = payload.choice_count or 1
         if asked.stream:
@@ -43,9 +38,9 @@ def add_chat(app: FastAPI, parts: InferenceParts) -> None:
                 include_usage=wants_usage(asked),
                 include_events=wants_events(asked),
             )
-            return streamed(parts, scope, context, payload, encoder)
+            return streamed(Work(parts, scope, context, payload, warnings), encoder)
         answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs)
-        return whole(parts, scope, context, payload, answer)
+        return whole(Work(parts, scope, context, payload, warnings), answer)
 
     app.add_api_route(
         "/v1/chat/completions",

@@ -3,7 +3,7 @@
 from fastapi import FastAPI, Request, Response
 
 from gateway.body import read_json_body
-from gateway.generation import streamed, whole
+from gateway.generation import Work, streamed, whole
 from gateway.json_guard import parse
 from gateway.openapi import json_body
 from gateway.parts import InferenceParts
@@ -11,6 +11,7 @@ from gateway.schemas import CompletionRequest
 from gateway.translate import completions
 from gateway.translate.completion_answer import CompletionAnswer
 from gateway.translate.completion_stream import CompletionStream
+from gateway.translate.extra import unknown_extensions
 from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
@@ -25,14 +26,10 @@ def add_completions(app: FastAPI, parts: InferenceParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(CompletionRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(
-            scope,
-            surface="completions",
-            model=asked.model,
-            operation=Operation.COMPLETION,
-            allow_remote=asked.allow_remote,
-            keep_alive=asked.keep_alive,
+            scope, surface="completions", asked=asked, model=asked.model, operation=Operation.COMPLETION
         )
         payload = completions.to_payload(asked, limits)
+        warnings = unknown_extensions(asked.model_extra or {})
         identity = parts.identity("cmpl", asked.model)
         count, logprobs = completions.choice_count(payload), asked.logprobs is not None
         if asked.stream:
@@ -43,9 +40,9 @@ def add_completions(app: FastAPI, parts: InferenceParts) -> None:
                 include_usage=wants_usage(asked),
                 include_events=wants_events(asked),
             )
-            return streamed(parts, scope, context, payload, encoder)
+            return streamed(Work(parts, scope, context, payload, warnings), encoder)
         answer = CompletionAnswer(identity, choice_count=count, logprobs=logprobs)
-        return whole(parts, scope, context, payload, answer)
+        return whole(Work(parts, scope, context, payload, warnings), answer)
 
     app.add_api_route(
         "/v1/completions",

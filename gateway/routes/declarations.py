@@ -1,4 +1,4 @@
-"""POST /api/v1/apply, and PUT of one model or agent."""
+"""POST /api/v1/apply, and PUT of one model, agent or route."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +24,7 @@ from weft.resources.files import parse_document
 from weft.resources.kinds import ResourceKind
 
 _OPTIONS = ("dryRun", "adopt")
-_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT)
+_PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
 
 log = structlog.get_logger("weft.gateway")
 

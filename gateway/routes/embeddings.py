@@ -27,12 +27,7 @@ def add_embeddings(app: FastAPI, parts: InferenceParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(EmbeddingRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(
-            scope,
-            surface="embeddings",
-            model=asked.model,
-            operation=Operation.EMBEDDING,
-            allow_remote=asked.allow_remote,
-            keep_alive=asked.keep_alive,
+            scope, surface="embeddings", asked=asked, model=asked.model, operation=Operation.EMBEDDING
         )
         payload = embeddings.to_payload(asked, limits)
 

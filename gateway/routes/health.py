@@ -25,7 +25,7 @@ def add_health(app: FastAPI, parts: GatewayParts) -> None:
         if status == "ok":
             return Response(encode_json({"status": status}), media_type="application/json")
         facts.error = unhealthy(status)
-        return _unhealthy_response(status, facts.error)
+        return _unhealthy_response(status, facts.error, facts.request_id)
 
     async def metrics(request: Request) -> Response:
         """The gateway's metrics in the Prometheus text format."""
@@ -51,9 +51,9 @@ def unhealthy(status: str) -> WeftError:
     return WeftError(Reason.NO_RUNNER_AVAILABLE, "no model is active")
 
 
-def _unhealthy_response(status: str, error: WeftError) -> Response:
+def _unhealthy_response(status: str, error: WeftError, request_id: str) -> Response:
     # The status first, for probes; the envelope beside it, as on every other failure.
-    body = b'{"status":' + encode_json(status) + b"," + envelope(error)[1:]
+    body = b'{"status":' + encode_json(status) + b"," + envelope(error, request_id)[1:]
     response = Response(body, status_code=error.traits.http_status)
     response.raw_headers = error_headers(error, body)
     return response

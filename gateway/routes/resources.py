@@ -1,4 +1,4 @@
-"""GET and DELETE of models, pools, runners and agents under /api/v1."""
+"""GET and DELETE of models, pools, runners, agents and routes under /api/v1."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,7 +12,7 @@ from gateway.identity import require_local_caller
 from gateway.openapi import answers
 from gateway.parts import GatewayParts
 from gateway.query import Query
-from gateway.schemas.resources import AgentList, ModelList, PoolList, PoolMembersAnswer, RunnerList
+from gateway.schemas.resources import AgentList, ModelList, PoolList, PoolMembersAnswer, RouteList, RunnerList
 from gateway.translate.resources import members_body, page_body
 from gateway.translate.sse import encode_json
 from weft.kernel.names import require_name
@@ -30,8 +30,9 @@ _LISTS: dict[ResourceKind, type[BaseModel]] = {
     ResourceKind.AGENT: AgentList,
     ResourceKind.RUNNER: RunnerList,
     ResourceKind.POOL: PoolList,
+    ResourceKind.ROUTE: RouteList,
 }
-_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER)
+_DELETABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

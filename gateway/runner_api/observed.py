@@ -54,7 +54,11 @@ class RequestObserver:
         return DetailedError(
             Reason.QUEUE_FULL,
             f"Queue depth {depth}/{self._max_queue_depth}, retry in {seconds:.0f} seconds",
-            details={"queueDepth": depth, "avgWaitMs": self.waits.average_ms()},
+            details={
+                "queueDepth": depth,
+                "maxDepth": self._max_queue_depth,
+                "avgWaitMs": self.waits.average_ms(),
+            },
             retry_after_seconds=seconds,
         )
 

@@ -54,7 +54,7 @@ def add_state(app: FastAPI, parts: RunnerApiParts) -> None:
         if not verdict.is_unhealthy:
             return Response(encode_json(body), media_type="application/json")
         request_facts.error = _unhealthy(verdict)
-        return _unhealthy_response(body | {"reason": verdict.reason}, request_facts.error)
+        return _unhealthy_response(body | {"reason": verdict.reason}, request_facts.error, request_facts.request_id)
 
     for path, endpoint in (("/v1/capabilities", capabilities), ("/health", health)):
         for method in _METHODS:
@@ -81,9 +81,9 @@ def _unhealthy(verdict: Verdict) -> WeftError:
     return WeftError(_HEALTH_REASONS[verdict.reason], verdict.message)
 
 
-def _unhealthy_response(fields: dict[str, object], error: WeftError) -> Response:
+def _unhealthy_response(fields: dict[str, object], error: WeftError, request_id: str) -> Response:
     # The figures first, for probes; the envelope beside them, as on every other failure.
-    body = encode_json(fields)[:-1] + b"," + envelope(error)[1:]
+    body = encode_json(fields)[:-1] + b"," + envelope(error, request_id)[1:]
     response = Response(body, status_code=503)
     response.raw_headers = error_headers(error, body)
     return response

@@ -1,10 +1,11 @@
 """What every request model stands on."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 
 from weft.kernel.durations import MAX_DURATION_CHARS
+from weft.kernel.names import MAX_CLIENT_CHARS
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -79,3 +80,20 @@ KeepAlive = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "maxLength": MAX_DURATION_CHARS}]}),
 ]
 """Seconds, or a length such as "5m"; `weft.kernel.durations` reads it, and its error says what may be written."""
+
+
+class HandledRequest(StrictModel):
+    """What every inference request may say about how it is handled; none of it reaches an engine."""
+
+    user: UserName | None = None
+    allow_remote: bool | None = None
+    """Extension: whether the request may leave the premises of the mesh."""
+    keep_alive: KeepAlive | None = None
+    """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (for ever)."""
+    prompt_cache_key: Any = None
+    """Requests with the same text here go to the same runner where they can; the headers X-Session-Id and
+    X-Session-Affinity say the same, and win. At most 256 characters."""
+    x_priority: Literal["high", "normal", "low"] | None = None
+    """Extension: the band to wait in. The header X-Priority says the same, and wins."""
+    x_client_id: Annotated[str, Field(max_length=MAX_CLIENT_CHARS)] | None = None
+    """Extension: who the caller is, for profiles and figures. The header X-Client-Id says the same, and wins."""

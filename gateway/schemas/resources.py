@@ -15,6 +15,7 @@ from weft.resources.documents import (
     RunnerDocument,
 )
 from weft.resources.files import MAX_DOCUMENTS
+from weft.resources.route_document import RouteDocument
 
 
 class _Part(BaseModel):
@@ -29,7 +30,7 @@ class ApplyRequest(_Part):
     """Resources to bring to their declared state, all or none."""
 
     documents: Annotated[list[Any], Field(min_length=1, max_length=MAX_DOCUMENTS), StopAtFirstError()]
-    """Model, agent, runner and pool documents; `status` in them is ignored."""
+    """Model, agent, runner, pool and route documents; `status` in them is ignored."""
     dry_run: bool = False
     """Answer as if it were done, and change nothing."""
     adopt: bool = False
@@ -39,7 +40,7 @@ class ApplyRequest(_Part):
 class ApplyResult(_Part):
     """What was done for one document."""
 
-    kind: Literal["model", "agent", "runner", "pool"]
+    kind: Literal["model", "agent", "runner", "pool", "route"]
     name: str
     outcome: Literal["created", "configured", "unchanged"]
     before: Document | None = None
@@ -99,6 +100,21 @@ class PoolList(_Page):
 
     kind: Literal["PoolList"]
     items: list[PoolDocument]
+
+
+class RouteList(_Page):
+    """A page of routes."""
+
+    kind: Literal["RouteList"]
+    items: list[RouteDocument]
+
+
+class MeshConfig(_Part):
+    """What operators set for the whole mesh while it runs."""
+
+    allow_cloud_fallback: bool
+    """Whether a route may fall back to a model that sends bytes off the premises. A route's primary, and a model asked
+    for by its own name, are not concerned. Every request must allow it besides."""
 
 
 class EventList(_Part):

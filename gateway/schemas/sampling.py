@@ -7,10 +7,9 @@ from pydantic import AliasChoices, ConfigDict, Field, Tag
 from gateway.schemas.base import (
     MAX_INT32,
     MAX_INT64,
-    KeepAlive,
+    HandledRequest,
     StopAtFirstError,
     StrictModel,
-    UserName,
     text_or_list,
 )
 
@@ -34,13 +33,13 @@ class StreamOptions(StrictModel):
     """Extension: whether signals, warnings and tools that the mesh runs are chunks of their own instead of comments."""
 
 
-class GenerationRequest(StrictModel):
+class GenerationRequest(HandledRequest):
     """Fields of every request that generates text. Others are kept, to be handed on."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    """A model or a pool of the mesh, or `agent/` and the name of an agent."""
+    """A model or a pool of the mesh, `agent/` or `route/` and the name of one, or `auto`."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
@@ -63,8 +62,3 @@ class GenerationRequest(StrictModel):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: UserName | None = None
-    allow_remote: bool | None = None
-    """Extension: whether the request may leave the premises of the mesh."""
-    keep_alive: KeepAlive | None = None
-    """Extension: how long the model stays loaded afterwards: seconds, "5m", 0 (not at all), -1 (for ever)."""

@@ -1,9 +1,10 @@
-"""The fleet as OpenAI's list of models: every pool, model and agent that can be asked now."""
+"""The fleet as OpenAI's list of models: every pool, model, agent and route that can be asked now."""
 
 from collections.abc import Iterable
 
-from weft.dispatch.agents import AGENT_PREFIX, agent_name_of, members_of
-from weft.dispatch.fleet import AgentView, FleetView, ModelView
+from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
+from weft.dispatch.fleet import AgentView, FleetView, ModelView, RouteView
+from weft.kernel.request import Skill
 
 OWNER = "weft"
 
@@ -12,7 +13,8 @@ def model_list(view: FleetView) -> dict[str, object]:
     """The body of GET /v1/models."""
     models = [_entry(name, members) for name, members in _by_name(view).items()]
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
-    return {"object": "list", "data": [*models, *(entry for entry in agents if entry is not None)]}
+    routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
+    return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}
 
 
 def model_entry(view: FleetView, name: str) -> dict[str, object] | None:
@@ -21,6 +23,9 @@ def model_entry(view: FleetView, name: str) -> dict[str, object] | None:
     if agent_name is not None:
         agent = view.agents.get(agent_name)
         return None if agent is None else _agent_entry(view, agent)
+    if name.startswith(ROUTE_PREFIX):
+        route = view.routes.get(name.removeprefix(ROUTE_PREFIX))
+        return None if route is None else _route_entry(view, route)
     members = _by_name(view).get(name)
     return None if members is None else _entry(name, members)
 
@@ -28,7 +33,8 @@ def model_entry(view: FleetView, name: str) -> dict[str, object] | None:
 def known_names(view: FleetView) -> frozenset[str]:
     """Every name a request may carry, asleep or not."""
     models = (name for model in view.models.values() for name in (model.name, model.pool))
-    return frozenset(models) | frozenset(AGENT_PREFIX + name for name in view.agents)
+    agents = (AGENT_PREFIX + name for name in view.agents)
+    return frozenset(models) | frozenset(agents) | frozenset(ROUTE_PREFIX + name for name in view.routes)
 
 
 def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
@@ -70,6 +76,40 @@ def _agent_entry(view: FleetView, agent: AgentView) -> dict[str, object] | None:
     }
 
 
+def _route_entry(view: FleetView, route: RouteView) -> dict[str, object] | None:
+    """A route as a model; None while no candidate of it can answer."""
+    members = _rungs(view, route)
+    if not members:
+        return None
+    about: dict[str, object] = {
+        "route": True,
+        "candidates": list(route.candidates),
+        "description": route.description,
+    }
+    return {
+        "id": ROUTE_PREFIX + route.name,
+        "object": "model",
+        "created": route.created_at_seconds,
+        "owned_by": OWNER,
+        "meta": {**about, **_meta(members)},
+    }
+
+
+def _rungs(view: FleetView, route: RouteView) -> list[ModelView]:
+    """The reachable models of a ladder: of each name the members of the pool so called, or else the model alone.
+
+    A fallback off the premises is none of them unless the mesh's settings allow it.
+    """
+    found: dict[str, ModelView] = {}
+    for position, name in enumerate(route.candidates):
+        pool = [model for model in view.models.values() if model.pool == name]
+        alone = [view.models[name]] if name in view.models else []
+        for model in pool or alone:
+            if model.reachable and (position == 0 or view.settings.allow_cloud_fallback or not model.remote):
+                found[model.name] = model
+    return list(found.values())
+
+
 def _meta(members: list[ModelView]) -> dict[str, object]:
     return {
         "status": "active" if any(model.active for model in members) else "hibernating",
@@ -77,7 +117,17 @@ def _meta(members: list[ModelView]) -> dict[str, object]:
         "operations": _operations(members),
         "members": sorted(model.name for model in members),
         "remote": any(model.remote for model in members),
+        **_skills(members),
     }
+
+
+def _skills(members: Iterable[ModelView]) -> dict[str, object]:
+    """What some of them can do, where each says it: one that says nothing may be able to do anything."""
+    known = [model.skills for model in members]
+    if any(skills is None for skills in known):
+        return {}
+    found = frozenset[Skill]().union(*(skills for skills in known if skills is not None))
+    return {"skills": [skill.name.lower() for skill in sorted(found)]}
 
 
 def _operations(members: Iterable[ModelView]) -> list[str]:

@@ -64,9 +64,9 @@ class StreamEncoder(ABC):
                 out.append(comment_of(event, kind))
         return b"".join(out)
 
-    def failure(self, error: WeftError) -> bytes:
+    def failure(self, error: WeftError, request_id: str = "") -> bytes:
         """The last event of an answer that could not be completed. No [DONE] follows it."""
-        return b"data: " + envelope(error) + b"\n\n"
+        return b"data: " + envelope(error, request_id) + b"\n\n"
 
     def _take(self, event: event_pb2.InferenceEvent, out: list[bytes]) -> None:
         if not self.has_content:

@@ -59,7 +59,7 @@ def lease_message(granted: Granted) -> lease_pb2.Lease:
         purpose=grant.purpose,
         shares=[lease_pb2.DeviceBytes(device_index=index, bytes=size) for index, size in grant.shares],
         state=lease_pb2.Lease.State.ValueType(lease.state.value),
-        priority=priority_pb2.Priority.ValueType(lease.priority.value),
+        priority=priority_pb2.Priority.ValueType(lease.priority.wire),
         pinned=lease.pinned,
         active_requests=lease.active_requests,
         seen_bytes=granted.seen,

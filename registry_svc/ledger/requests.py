@@ -14,7 +14,7 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, sight_from
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_name, require_token
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_BANDS, Priority
 
 MAX_ID_CHARS = 128
 MAX_LEASES_PER_RENEWAL = 1_024
@@ -45,7 +45,7 @@ def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryR
         size=_size(request.bytes, "bytes"),
         device_indexes=frozenset(request.device_indexes),
         max_devices=request.max_devices,
-        priority=_priority_of(request.priority, "priority"),
+        priority=_priority_of(request.priority, "priority", holder),
         max_wait_seconds=_wait_of(request.max_wait) if request.HasField("max_wait") else None,
         pinned=request.pinned,
     )
@@ -54,10 +54,11 @@ def memory_request_of(request: lease_service_pb2.AcquireLeaseRequest) -> MemoryR
 def renewal_of(request: lease_service_pb2.RenewLeasesRequest) -> Renewal:
     """A valid RenewLeases; raises INVALID_ARGUMENT naming the field."""
     require_at_most(request.leases, "leases", MAX_LEASES_PER_RENEWAL)
-    uses = tuple(_use_of(use, f"leases[{index}]") for index, use in enumerate(request.leases))
+    holder = holder_of(request.holder, "holder")
+    uses = tuple(_use_of(use, f"leases[{index}]", holder) for index, use in enumerate(request.leases))
     _require_once([use.lease_id for use in uses], "leases", "lease_id")
     return Renewal(
-        holder=holder_of(request.holder, "holder"),
+        holder=holder,
         session_id=_session_of(request.session_id),
         uses=uses,
         sight=sight_from(request.sighting, "sighting"),
@@ -97,7 +98,7 @@ def holder_of(holder: lease_pb2.LeaseHolder, field: str) -> Holder:
     return Holder(kind=kind, name=name, incarnation=incarnation)
 
 
-def _use_of(use: lease_service_pb2.LeaseUse, field: str) -> LeaseUse:
+def _use_of(use: lease_service_pb2.LeaseUse, field: str, holder: Holder) -> LeaseUse:
     require_at_most(use.processes, f"{field}.processes", MAX_PROCESSES_PER_LEASE)
     processes = [process_id_from(each, f"{field}.processes[{index}]") for index, each in enumerate(use.processes)]
     _require_once(processes, f"{field}.processes", "pid")
@@ -107,7 +108,7 @@ def _use_of(use: lease_service_pb2.LeaseUse, field: str) -> LeaseUse:
         processes=frozenset(processes),
         filled=use.filled,
         active_requests=require_count(use.active_requests, f"{field}.active_requests"),
-        priority=_priority_of(use.priority, f"{field}.priority"),
+        priority=_priority_of(use.priority, f"{field}.priority", holder),
         pinned=use.pinned,
         last_used_at=(
             _moment_of(use.last_used_time, f"{field}.last_used_time") if use.HasField("last_used_time") else None
@@ -115,12 +116,12 @@ def _use_of(use: lease_service_pb2.LeaseUse, field: str) -> LeaseUse:
     )
 
 
-def _priority_of(priority: priority_pb2.Priority.ValueType, field: str) -> Priority:
-    if priority == priority_pb2.PRIORITY_UNSPECIFIED:
-        return Priority.NORMAL
-    if priority not in {each.value for each in Priority}:
+def _priority_of(priority: priority_pb2.Priority.ValueType, field: str, holder: Holder) -> Priority:
+    """Only a runner is asked to load by the mesh itself; a program that said so would have everybody give way."""
+    band = Priority.from_wire(priority)
+    if band is None or (band not in CALLER_BANDS and holder.kind is not HolderKind.RUNNER):
         raise invalid_field(field, "must be high, normal or low")
-    return Priority(priority)
+    return band
 
 
 def _moment_of(moment: timestamp_pb2.Timestamp, field: str) -> datetime:

@@ -1,6 +1,17 @@
 """What becomes of a declaration, given what is there."""
 
-from registry_svc.domain import AgentManifest, AgentPublication, DeclaredAgent, DeclaredModel, Kind, Model, Publication
+from collections.abc import Collection
+
+from registry_svc.domain import (
+    AgentManifest,
+    AgentPublication,
+    DeclaredAgent,
+    DeclaredModel,
+    Kind,
+    Model,
+    Publication,
+    RouteManifest,
+)
 from registry_svc.wanted import ModelDeclaration, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -48,16 +59,28 @@ def decide_agent(
     return _of_virtual(Kind.AGENT, given.name, publication.runner, same, publisher_live, adopt)
 
 
-def in_use(kind: Kind, name: str, agents: set[str]) -> WeftError:
-    """The refusal to delete what `agents` point to."""
-    listed = sorted(agents)[:MAX_LISTED_NAMES]
-    more = f" and {len(agents) - len(listed)} more" if len(agents) > len(listed) else ""
+def decide_route(given: RouteManifest, declared: RouteManifest | None) -> Outcome:
+    """What becomes of a declared route; no runner publishes any."""
+    if declared is None:
+        return Outcome.CREATED
+    return Outcome.UNCHANGED if given == declared else Outcome.CONFIGURED
+
+
+def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = ()) -> WeftError:
+    """The refusal to delete what `agents` point to and `routes` name; some of both is not empty."""
+    users = {Kind.AGENT: sorted(agents), Kind.ROUTE: sorted(routes)}
+    words = [f"{user.value}s: {_listed(names)}" for user, names in users.items() if names]
+    told = {f"{user.value}s": ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
     return WeftError(
         Reason.RESOURCE_IN_USE,
-        f"the {kind.value} {name!r} is in use by agents: {', '.join(listed)}{more}; "
-        "delete them or point them elsewhere",
-        metadata={kind.value: name, "agents": ",".join(listed)},
+        f"the {kind.value} {name!r} is in use by {'; by '.join(words)}; delete them or point them elsewhere",
+        metadata={kind.value: name, **told},
     )
+
+
+def _listed(names: list[str]) -> str:
+    some = ", ".join(names[:MAX_LISTED_NAMES])
+    return f"{some} and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else some
 
 
 def _of_virtual(kind: Kind, name: str, runner: str, same: bool, publisher_live: bool, adopt: bool) -> Outcome:

@@ -1,11 +1,11 @@
 """How much there may be."""
 
-from registry_svc.domain import AgentManifest, Manifest
+from registry_svc.domain import AgentManifest, Manifest, RouteManifest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import CommandRecipe, HttpRecipe
 
-# What a model or an agent takes on the wire besides its texts: numbers, times, the framing of fields.
+# What a model, an agent or a route takes on the wire besides its texts: numbers, times, the framing of fields.
 BASE_BYTES = 96
 
 
@@ -37,6 +37,11 @@ def agent_bytes(manifest: AgentManifest) -> int:
     texts = [manifest.name, manifest.target, manifest.description, manifest.system_prompt, manifest.default_params]
     texts += [*manifest.behaviour.tools, *manifest.behaviour.signals]
     return BASE_BYTES + _utf8_bytes(texts)
+
+
+def route_bytes(manifest: RouteManifest) -> int:
+    """About how many bytes a route takes in a snapshot of the mesh."""
+    return BASE_BYTES + _utf8_bytes([manifest.name, manifest.description, *manifest.candidates])
 
 
 def _utf8_bytes(texts: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Who owns a name. Models, agents and runners share one namespace; only a pool may be called like a model.
+"""Who owns a name. All resources share one namespace; only a pool may be called like a model.
 
 A public row keeps its name always, a published one while its runner lives. What a dead session held is lost: a model or
 an agent alone to a new one of its kind, anything else with the whole session.

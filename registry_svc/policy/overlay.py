@@ -39,6 +39,7 @@ def combined(declared: Manifest, published: Manifest | None) -> Manifest:
         remote=declared.remote or published.remote,
         context_tokens=declared.context_tokens or published.context_tokens,
         digest=declared.digest or published.digest,
+        skills=declared.skills or published.skills,
     )
 
 

@@ -1,23 +1,26 @@
 """What is kept of a capability report."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
-from registry_svc.domain import Capability, Instance
+from registry_svc.domain import Capability
 
 
-def detail_bytes(instances: Iterable[Instance]) -> int:
-    """How much the words of a report take on the wire."""
-    return sum(len(instance.detail.encode()) for instance in instances)
+def detail_bytes(report: Capability) -> int:
+    """How much the words of a report take on the wire: those about its models, and the names of its tools."""
+    words = [instance.detail for instance in report.instances]
+    return sum(len(text.encode()) for text in (*words, *report.tool_names))
 
 
 def kept(report: Capability, models: Collection[str], room_bytes: int) -> Capability:
-    """A report of `models` alone, without its words where those are more than `room_bytes`.
+    """A report of `models` alone, without its words where those are more than `room_bytes`, if need be without tools.
 
     Who serves what must be known of every runner; why a backend failed can also be asked of the runner itself. A
     snapshot that is too large for one message would leave all routers without any of it.
     """
     instances = tuple(instance for instance in report.instances if instance.model in models)
-    if detail_bytes(instances) > room_bytes:
-        instances = tuple(replace(instance, detail="") for instance in instances)
-    return replace(report, instances=instances)
+    whole = replace(report, instances=instances)
+    if detail_bytes(whole) <= room_bytes:
+        return whole
+    wordless = replace(report, instances=tuple(replace(instance, detail="") for instance in instances))
+    return wordless if detail_bytes(wordless) <= room_bytes else replace(wordless, tool_names=())

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from registry_svc.catalogue import Catalogue
-from registry_svc.domain import Revised
+from registry_svc.changes import Revised
 from registry_svc.events import concerns
 from registry_svc.messages import (
     agent_message,
@@ -16,6 +16,7 @@ from registry_svc.messages import (
     event_message,
     model_message,
     pool_message,
+    route_message,
     runner_message,
     snapshot_message,
 )
@@ -112,6 +113,28 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
             if agent is None:
                 raise WeftError(Reason.NOT_FOUND, "no agent of this name is known")
             return registry_service_pb2.GetAgentResponse(agent=agent_message(agent))
+
+    async def ListRoutes(
+        self, request: registry_service_pb2.ListRoutesRequest, context: Context
+    ) -> registry_service_pb2.ListRoutesResponse:
+        """See the contract."""
+        async with answering(context):
+            after, size = page_of(request)
+            routes = self._catalogue.routes_after(after, size + 1)
+            return registry_service_pb2.ListRoutesResponse(
+                routes=[route_message(route) for route in routes[:size]],
+                next_page_token=_next([route.manifest.name for route in routes], size),
+            )
+
+    async def GetRoute(
+        self, request: registry_service_pb2.GetRouteRequest, context: Context
+    ) -> registry_service_pb2.GetRouteResponse:
+        """See the contract."""
+        async with answering(context):
+            route = self._catalogue.route(request.name)
+            if route is None:
+                raise WeftError(Reason.NOT_FOUND, "no route of this name is known")
+            return registry_service_pb2.GetRouteResponse(route=route_message(route))
 
     async def ListRunners(
         self, request: registry_service_pb2.ListRunnersRequest, context: Context

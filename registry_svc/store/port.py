@@ -9,7 +9,9 @@ from registry_svc.domain import (
     AgentPublication,
     DeclaredAgent,
     DeclaredModel,
+    DeclaredRoute,
     JoinToken,
+    MeshSettings,
     Publication,
     RunnerProfile,
     Session,
@@ -46,11 +48,14 @@ class StoredMesh:
     sessions: tuple[StoredSession, ...] = ()
     models: tuple[DeclaredModel, ...] = ()
     agents: tuple[DeclaredAgent, ...] = ()
+    routes: tuple[DeclaredRoute, ...] = ()
+    settings: MeshSettings | None = None
+    """None: none were ever saved."""
     join_tokens: tuple[JoinToken, ...] = ()
 
 
 class Store(Protocol):
-    """Where sessions with their rows, declarations and join tokens are kept. One owner at a time.
+    """Where sessions with their rows, declarations, settings and join tokens are kept. One owner at a time.
 
     Every write is one transaction that is on disk when the call returns. All methods raise SERVICE_UNAVAILABLE when
     the database fails; then nothing of the write has happened.
@@ -85,12 +90,21 @@ class Store(Protocol):
         """Remove these sessions with their runners, agents and models; one that is not there is passed over."""
         ...
 
-    async def save_declarations(self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent]) -> None:
+    async def save_declarations(
+        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+    ) -> None:
         """Put these declarations in place of earlier ones of their names; all of them, or none."""
         ...
 
-    async def delete_names(self, models: Sequence[str], agents: Sequence[str]) -> None:
-        """Remove models and agents of these names, declared and published; one that is not there is passed over."""
+    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
+        """Remove models and agents of these names, declared and published, and routes.
+
+        One that is not there is passed over.
+        """
+        ...
+
+    async def save_settings(self, settings: MeshSettings) -> None:
+        """Keep the mesh's settings in place of earlier ones."""
         ...
 
     async def save_join_token(self, token: JoinToken) -> None:

@@ -12,9 +12,12 @@ from registry_svc.domain import (
     AgentPublication,
     DeclaredAgent,
     DeclaredModel,
+    DeclaredRoute,
     JoinToken,
     Manifest,
+    MeshSettings,
     Publication,
+    RouteManifest,
     RunnerProfile,
     Session,
     Standing,
@@ -22,10 +25,13 @@ from registry_svc.domain import (
 from registry_svc.store.behaviour_json import behaviour_from_json, behaviour_to_json
 from registry_svc.store.port import StoredPulse, StoredSession
 from registry_svc.store.wake_json import plan_from_json, plan_to_json
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakePlan
 
 log = structlog.get_logger("weft.registry.store")
+
+SETTINGS_ID = 1
+"""Of the only row of `mesh_settings`."""
 
 Values = dict[str, Any]
 """What is written into one row, by column."""
@@ -73,6 +79,7 @@ def model_row(model: Publication | DeclaredModel) -> Values:
         "digest": manifest.digest,
         "remote": manifest.remote,
         "wake": None if manifest.wake is None else plan_to_json(manifest.wake),
+        "skills": ",".join(skill.name.lower() for skill in manifest.skills) or None,
         "created_at": model.created_at,
     }
 
@@ -95,6 +102,30 @@ def declared_agent_row(agent: DeclaredAgent | AgentPublication) -> Values:
 def agent_row(agent: AgentPublication) -> Values:
     """A row of `agents`."""
     return {"runner": agent.runner, **declared_agent_row(agent)}
+
+
+def declared_route_row(route: DeclaredRoute) -> Values:
+    """A row of `declared_routes`."""
+    manifest = route.manifest
+    return {
+        "name": manifest.name,
+        "description": manifest.description,
+        # No name has a comma.
+        "candidates": ",".join(manifest.candidates),
+        "budget_seconds": manifest.budget_seconds,
+        "keep_alive_seconds": manifest.keep_alive_seconds,
+        "pin_primary": manifest.pin_primary,
+        "created_at": route.created_at,
+    }
+
+
+def settings_row(settings: MeshSettings) -> Values:
+    """The row of `mesh_settings`."""
+    return {
+        "id": SETTINGS_ID,
+        "allow_cloud_fallback": settings.allow_cloud_fallback,
+        "revision": settings.revision,
+    }
 
 
 def join_token_row(token: JoinToken) -> Values:
@@ -126,6 +157,24 @@ def agent_publication_of(row: Row[Any]) -> AgentPublication:
 def declared_agent_of(row: Row[Any]) -> DeclaredAgent:
     """What a row of `declared_agents` says."""
     return DeclaredAgent(manifest=_agent_manifest(row), created_at=row.created_at)
+
+
+def declared_route_of(row: Row[Any]) -> DeclaredRoute:
+    """What a row of `declared_routes` says."""
+    manifest = RouteManifest(
+        name=row.name,
+        description=row.description,
+        candidates=tuple(row.candidates.split(",")),
+        budget_seconds=row.budget_seconds,
+        keep_alive_seconds=row.keep_alive_seconds,
+        pin_primary=row.pin_primary,
+    )
+    return DeclaredRoute(manifest=manifest, created_at=row.created_at)
+
+
+def settings_of(row: Row[Any]) -> MeshSettings:
+    """What the row of `mesh_settings` says."""
+    return MeshSettings(allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision)
 
 
 def join_token_of(row: Row[Any]) -> JoinToken:
@@ -180,6 +229,7 @@ def _manifest(row: Row[Any]) -> Manifest:
         digest=row.digest,
         remote=row.remote,
         wake=None if row.wake is None else _wake_plan(row),
+        skills=tuple(Skill[name.upper()] for name in (row.skills or "").split(",") if name),
     )
 
 

@@ -11,17 +11,20 @@ from sqlalchemy import Column, Row, Select, Table, bindparam, delete, insert, se
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from registry_svc.domain import DeclaredAgent, DeclaredModel, JoinToken
+from registry_svc.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
 from registry_svc.store.database import Database, database_of
 from registry_svc.store.migrate import upgrade
 from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
 from registry_svc.store.rows import (
+    SETTINGS_ID,
     Values,
     agent_publication_of,
     agent_row,
     declared_agent_of,
     declared_agent_row,
     declared_model_of,
+    declared_route_of,
+    declared_route_row,
     join_token_of,
     join_token_row,
     model_row,
@@ -29,13 +32,17 @@ from registry_svc.store.rows import (
     pulse_row,
     runner_row,
     session_row,
+    settings_of,
+    settings_row,
     stored_session_of,
 )
 from registry_svc.store.tables import (
     agents,
     declared_agents,
     declared_models,
+    declared_routes,
     join_tokens,
+    mesh_settings,
     models,
     runners,
     sessions,
@@ -104,6 +111,8 @@ class SqlStore:
                 ),
                 models=tuple(await _rows(connection, declared_models, declared_model_of)),
                 agents=tuple(await _rows(connection, declared_agents, declared_agent_of)),
+                routes=tuple(await _rows(connection, declared_routes, declared_route_of)),
+                settings=next(iter(await _rows(connection, mesh_settings, settings_of, order_by="id")), None),
                 join_tokens=tuple(await _rows(connection, join_tokens, join_token_of, order_by="id")),
             )
 
@@ -134,18 +143,29 @@ class SqlStore:
             # Runners go with their sessions, and models and agents with their runners.
             await _delete(connection, sessions.c.id, session_ids)
 
-    async def save_declarations(self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent]) -> None:
+    async def save_declarations(
+        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+    ) -> None:
         """See Store.save_declarations."""
         async with self.transaction() as connection:
             await _delete(connection, declared_models.c.name, [each.manifest.name for each in models])
             await _delete(connection, declared_agents.c.name, [each.manifest.name for each in agents])
+            await _delete(connection, declared_routes.c.name, [each.manifest.name for each in routes])
             await _insert(connection, declared_models, [model_row(each) for each in models])
             await _insert(connection, declared_agents, [declared_agent_row(each) for each in agents])
+            await _insert(connection, declared_routes, [declared_route_row(each) for each in routes])
 
-    async def delete_names(self, models: Sequence[str], agents: Sequence[str]) -> None:
+    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
         """See Store.delete_names."""
         async with self.transaction() as connection:
             await _delete_names(connection, agent_names=agents, model_names=models)
+            await _delete(connection, declared_routes.c.name, routes)
+
+    async def save_settings(self, settings: MeshSettings) -> None:
+        """See Store.save_settings."""
+        async with self.transaction() as connection:
+            await connection.execute(delete(mesh_settings).where(mesh_settings.c.id == SETTINGS_ID))
+            await _insert(connection, mesh_settings, [settings_row(settings)])
 
     async def save_join_token(self, token: JoinToken) -> None:
         """See Store.save_join_token."""

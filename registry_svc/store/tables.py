@@ -4,10 +4,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     DateTime,
     Dialect,
+    Float,
     ForeignKey,
     Integer,
     LargeBinary,
@@ -85,6 +87,7 @@ def _manifest_columns() -> list[Column[Any]]:
         Column("digest", String(128), nullable=False),
         Column("remote", Boolean, nullable=False),
         Column("wake", Text, nullable=True),
+        Column("skills", String(64), nullable=True),
         Column("created_at", UtcDateTime, nullable=False),
     ]
 
@@ -115,6 +118,27 @@ declared_models = Table(
     "declared_models", metadata, *_manifest_columns(), Column("runner", String(MAX_NAME_CHARS), nullable=False)
 )
 declared_agents = Table("declared_agents", metadata, *_agent_columns())
+# What a route names has no foreign key either: a pool has no row, and a published model comes and goes.
+declared_routes = Table(
+    "declared_routes",
+    metadata,
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("description", Text, nullable=False),
+    Column("candidates", Text, nullable=False),
+    Column("budget_seconds", Float, nullable=True),
+    Column("keep_alive_seconds", Float, nullable=True),
+    Column("pin_primary", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+# One row: what operators set for the whole mesh.
+mesh_settings = Table(
+    "mesh_settings",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("allow_cloud_fallback", Boolean, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+)
 
 join_tokens = Table(
     "join_tokens",

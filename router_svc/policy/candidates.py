@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 
 MAX_NAMES_IN_MESSAGE = 8
 
@@ -46,7 +46,23 @@ class Candidate:
     max_wake_seconds: float = 0.0
     """Longest time that waking it takes; only of interest while it is asleep."""
     load_progress: float | None = None
+    load_eta_seconds: float | None = None
+    """How long its load still takes, by its runner's word; None: unknown, or it does not load."""
+    usual_load_seconds: float | None = None
+    """How long a load from nothing takes, by its runner's word; None: unknown."""
     detail: str = ""
+    host: str = ""
+    """Where it runs; empty: nobody knows, or no runner serves it."""
+    memory_bytes: int = 0
+    """Accelerator memory that it takes while it is loaded; 0: none, or unknown."""
+    pinned: bool = False
+    """Whether it is never evicted for another model."""
+    skills: frozenset[Skill] | None = None
+    """What it can do beyond text; None: unknown, and it is asked for everything."""
+    tools: frozenset[str] = frozenset()
+    """Tools of the mesh that its runner has."""
+    context_tokens: int = 0
+    """Context of one slot; 0: unknown."""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -1,8 +1,10 @@
 """What a scheduler decides: about a request, or that something be woken."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from router_svc.policy.candidates import Candidate
+from router_svc.policy.choice import Choice, Considered
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -14,6 +16,10 @@ class Placed:
     key: int
     candidate: Candidate
     attempt: int
+    choice: Choice | None = None
+    """Among whom it was chosen; None: nobody kept that."""
+    keep_alive_seconds: float | None = None
+    """What its route says; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,10 @@ class Waits:
     key: int
     position: int
     reason: str
+    eta_seconds: float | None = None
+    """None: no estimate."""
+    considered: tuple[Considered, ...] = ()
+    """Who could serve it, and what keeps each of them from it; only with the first such word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,8 @@ class Rejects:
     reason: Reason
     message: str
     retry_after_seconds: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Facts for machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,28 @@ class Wakes:
     """The fleet shows it ready, and its runner says that it is not."""
     priority: Priority = Priority.NORMAL
     """Of the request for which it is woken."""
+    why: str = field(default="", compare=False)
+    """What decided it, in words for people; empty: nobody said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a request that is over really took."""
+
+    prompt_tokens: int
+    """All of its prompt, those from a cache too."""
+    cached_tokens: int
+    """Those of its prompt that came from a cache."""
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeFailure:
+    """Why a wake failed."""
+
+    reason: Reason
+    """INSUFFICIENT_MEMORY means that it cannot be now, and counts against nobody."""
+    message: str
 
 
 RequestDecision = Placed | Waits | Loads | Rejects

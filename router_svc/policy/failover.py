@@ -28,6 +28,8 @@ _BOUNCES = frozenset(
         Reason.TICKET_INVALID,
         Reason.TICKET_EXPIRED,
         Reason.MODEL_NOT_FOUND,
+        # It was evicted between the grant and the call, and there is no room to load it again.
+        Reason.INSUFFICIENT_MEMORY,
     }
 )
 _BREAKS = frozenset(

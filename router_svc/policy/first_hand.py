@@ -5,7 +5,7 @@ The registry may be away: then its view stands still while models go on falling 
 
 from dataclasses import replace
 
-from router_svc.policy.candidates import Candidate, Fleet, Readiness
+from router_svc.policy.candidates import Candidate, Readiness
 
 
 class FirstHand:
@@ -14,20 +14,21 @@ class FirstHand:
     def __init__(self) -> None:
         self._said: dict[str, tuple[Candidate, Readiness]] = {}
 
-    def note(self, told: Fleet, model: str, readiness: Readiness) -> None:
-        """Its runner said this. What is told to be down, or is not in the fleet, has no say."""
-        candidate = next((candidate for candidate in told if candidate.model == model), None)
-        if candidate is not None and candidate.readiness is not Readiness.DOWN:
-            self._said[model] = (candidate, readiness)
+    def note(self, told: Candidate | None, readiness: Readiness) -> None:
+        """Its runner said this. What is told to be down, or is not in the fleet (None), has no say."""
+        if told is not None and told.readiness is not Readiness.DOWN:
+            self._said[told.model] = (told, readiness)
 
-    def corrected(self, told: Fleet) -> Fleet:
-        """The fleet with what runners said; whatever the registry has told anew since then counts again."""
-        if not self._said:
+    def corrected(self, told: Candidate) -> Candidate:
+        """The model with what its runner said; whatever the registry has told anew since then counts again."""
+        said = self._said.get(told.model)
+        if said is None:
             return told
-        known = {candidate.model: candidate for candidate in told}
-        self._said = {model: said for model, said in self._said.items() if known.get(model) == said[0]}
-        return Fleet.of(self._as_said(candidate) for candidate in told)
+        if said[0] != told:
+            del self._said[told.model]
+            return told
+        return replace(told, readiness=said[1])
 
-    def _as_said(self, candidate: Candidate) -> Candidate:
-        said = self._said.get(candidate.model)
-        return candidate if said is None else replace(candidate, readiness=said[1])
+    def forget(self, model: str) -> None:
+        """It is not in the mesh any more."""
+        self._said.pop(model, None)

@@ -25,7 +25,72 @@ class SchedulerLimits:
     """... up to this. Such a request goes on waiting until the queue timeout."""
     break_pause_seconds: float = 1.0
     """How long a runner that broke is left alone, unless it reports ready as a new incarnation."""
+    eject_after_failures: int = 5
+    """Breaks in a row after which a candidate is ejected: it gets nothing until its time is over, then one request to
+    try. The last usable candidate of a line never is."""
+    outlier_window_seconds: float = 60.0
+    """Time over which the share of broken requests is looked at."""
+    outlier_min_requests: int = 20
+    """Requests in that time below which the share says nothing."""
+    outlier_max_failure_share: float = 0.5
+    """Share of broken requests above which a candidate is ejected, though they were not in a row."""
+    ejection_base_seconds: float = 10.0
+    """How long a candidate is ejected, times the number of its ejections in a row ..."""
+    max_ejection_seconds: float = 300.0
+    """... up to this."""
+    affinity_load_factor: float = 1.25
+    """How much more than its share of its pool's requests a candidate may have and still be preferred for what it has
+    in its cache. Consistent hashing with bounded loads (Mirrokni et al., 2018) uses the same figure."""
+    max_prefix_entries: int = 65_536
+    """Beginnings of prompts of which it is remembered where they last ran; the one used longest ago goes first."""
+    max_session_entries: int = 65_536
+    """Sessions of which it is remembered where they last ran; the one used longest ago goes first."""
+    retry_share: float = 0.2
+    """Attempts after the first one that are allowed to candidates that failed lately, per first attempt of a line."""
+    retry_reserve: float = 3.0
+    """Such attempts that are allowed to a line that had few requests lately ..."""
+    retry_reserve_seconds: float = 10.0
+    """... and how long it takes until one of them is allowed again."""
+    max_retry_balance: float = 10.0
+    """Such attempts that a line saves up at most."""
+    max_retry_debt: float = 100.0
+    """How many attempts on candidates that had not failed lately are paid for later: none of them is refused."""
+    clean_after_seconds: float = 10.0
+    """How long after its last break a candidate counts as one that has not failed lately; at once after a success."""
     full_retry_seconds: float = 5.0
     """What a caller is told to wait when the queue is full."""
     wake_settle_seconds: float = 10.0
     """How long a model that was woken may take to be reported ready."""
+    tell_interval_seconds: float = 1.0
+    """How often one who waits is told where it stands, and whether it waits in vain is looked at."""
+    max_told_per_tick: int = 2_000
+    """Waiting requests that one tick looks at; the others' turn comes with the next ticks."""
+    max_fair_lag_tokens: float = 200_000.0
+    """How far a tenant's account may lag behind the highest one, so that who was favoured for long by chance (nobody
+    competed for its models) does not have to pay for it for hours."""
+    max_remembered_tenants: int = 10_000
+    """Tenants without any request whose accounts are kept; the one that left first is forgotten first."""
+    lower_band_every: int = 8
+    """Of so many grants of a line one goes to a lower band ..."""
+    lower_band_patience_seconds: float = 5.0
+    """... once the first of that band has waited this long."""
+    overload_after_seconds: float = 10.0
+    """How long a line is backlogged until it only takes in what it can serve before the queue timeout."""
+    overload_fill: float = 0.8
+    """Share of the queue timeout that the estimated wait of a request may take up in overload."""
+    pace_window_seconds: float = 60.0
+    """Time over which the pace of a line is averaged."""
+    max_load_pause_seconds: float = 900.0
+    """How long the queue timeout stands still for a model that loads by itself."""
+    max_cold_wait_seconds: float = 20.0
+    """How long requests wait for a sleeping model until others have to give way for it, whatever that costs."""
+    min_turn_seconds: float = 2.0
+    """How long a model that was loaded and is wanted serves at least, before it gives way to another ..."""
+    swap_quantum_ratio: float = 2.0
+    """... and at least this many times as long as its load took, so that no more than a third of the time is lost to
+    loads; but no longer than `max_cold_wait_seconds`. Tenants' shares may differ by as much before a swap evens them.
+    """
+    memory_retry_seconds: float = 5.0
+    """How long a model is left alone for whose load there was no memory after all."""
+    failed_load_pause_seconds: float = 30.0
+    """How long a model whose load failed is left alone by those who have another model to wait for."""

@@ -1,37 +1,37 @@
-"""How much is asked of each pool, for people who look."""
+"""How much is asked of each line, for people who look."""
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from router_svc.policy.candidates import Fleet
-from router_svc.policy.grants import GrantBook
+from router_svc.policy.candidate_index import CandidateIndex
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.queue import Arrival
+from router_svc.policy.lines import Lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLength:
-    """One pool at one moment."""
+    """One line at one moment."""
 
     pool: str
+    """The pool, or ROUTE_PREFIX and a route's name."""
     waiting: int
     max_waiting: int
     running: int
     """Requests in flight on its models that this router granted."""
+    average_wait_seconds: float | None = None
+    """Of the requests that were placed lately; None: none were."""
 
 
-def queue_lengths(
-    fleet: Fleet, waiting: Iterable[Arrival], grants: GrantBook, limits: SchedulerLimits
-) -> list[QueueLength]:
-    """Every pool with a member, in order of their names."""
-    by_pool = Counter(fleet.pool_of(arrival.target) for arrival in waiting)
-    return [
-        QueueLength(
-            pool=pool,
-            waiting=by_pool[pool],
-            max_waiting=limits.queue_depth_per_runner * len(members),
-            running=sum(grants.in_flight(member) for member in members),
-        )
-        for pool, members in sorted(fleet.pools.items())
-    ]
+def queue_lengths(index: CandidateIndex, lines: Lines, limits: SchedulerLimits) -> list[QueueLength]:
+    """Every pool with a member and every route, in order of their names."""
+    return [_length(name, index, lines, limits) for name in sorted(index.lines())]
+
+
+def _length(name: str, index: CandidateIndex, lines: Lines, limits: SchedulerLimits) -> QueueLength:
+    line = lines.get(name)
+    return QueueLength(
+        pool=name,
+        waiting=line.waiting if line is not None else 0,
+        max_waiting=limits.queue_depth_per_runner * len(index.members(name)),
+        running=index.in_flight_of_line(name),
+        average_wait_seconds=line.pace.average_wait_seconds if line is not None else None,
+    )

@@ -1,67 +1,77 @@
-"""Why a request can never be placed as the mesh is now."""
+"""Why a request is refused, in words and in figures."""
 
-from collections.abc import Sequence
+import math
 
-from router_svc.policy.candidates import Candidate, Fleet
+from router_svc.policy.arrival import Arrival
+from router_svc.policy.capability import GateSummary
 from router_svc.policy.decisions import Rejects
-from router_svc.policy.queue import Arrival
 from weft.kernel.reasons import Reason
 
-
-def target_refusal(arrival: Arrival, fleet: Fleet) -> Rejects | None:
-    """A refusal for what the request asks for, however its members are; None when somebody could serve it."""
-    members = fleet.members(arrival.target)
-    if not members:
-        return Rejects(
-            key=arrival.key,
-            reason=Reason.MODEL_NOT_FOUND,
-            message=f"no model or pool is called {arrival.target}; there is: {fleet.some_names()}",
-        )
-    able = [candidate for candidate in members if arrival.operation in candidate.operations]
-    if not able:
-        return Rejects(
-            key=arrival.key,
-            reason=Reason.UNSUPPORTED_OPERATION,
-            message=f"{arrival.target} does not offer {arrival.operation.name.lower()}",
-        )
-    if not permitted(arrival, fleet):
-        return Rejects(
-            key=arrival.key,
-            reason=Reason.PERMISSION_DENIED,
-            message=f"{arrival.target} runs off the premises, and the request does not allow that",
-        )
-    return None
+MIN_RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 60.0
 
 
-def permitted(arrival: Arrival, fleet: Fleet) -> list[Candidate]:
-    """The members that offer the operation and where the request may run, up or not."""
-    return [
-        candidate
-        for candidate in fleet.members(arrival.target)
-        if arrival.operation in candidate.operations and (arrival.allow_remote or not candidate.remote)
-    ]
-
-
-def none_is_up(arrival: Arrival, members: Sequence[Candidate], retry_after_seconds: float) -> Rejects:
-    """No member that could serve it is up."""
-    details = "; ".join(
-        sorted({f"{member.runner or member.model}: {member.detail}" for member in members if member.detail})
-    )
+def unknown_target(arrival: Arrival, some_names: str) -> Rejects:
+    """Nothing is called what it asks for."""
     return Rejects(
         key=arrival.key,
-        reason=Reason.NO_RUNNER_AVAILABLE,
-        message=f"no runner that serves {arrival.target} is up{f' ({details})' if details else ''}",
-        retry_after_seconds=retry_after_seconds,
+        reason=Reason.MODEL_NOT_FOUND,
+        message=f"no model, pool or route is called {arrival.target}; there is: {some_names}",
     )
 
 
-def queue_full(arrival: Arrival, depth: int, retry_after_seconds: float) -> Rejects:
+def nobody_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:
+    """No member of its line can serve it as the mesh is."""
+    comes_back = summary.reason is Reason.NO_RUNNER_AVAILABLE
+    return Rejects(
+        key=arrival.key,
+        reason=summary.reason,
+        message=summary.message,
+        retry_after_seconds=retry_after_seconds if comes_back else None,
+    )
+
+
+def queue_full(
+    arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
+) -> Rejects:
     """As many wait as may."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_FULL,
-        message=f"the queue for {arrival.target} is full ({depth} requests wait)",
+        message=f"the queue for {arrival.target} is full ({waiting} requests wait)",
         retry_after_seconds=retry_after_seconds,
+        metadata=_queue_figures(waiting, depth, average_wait_seconds),
+    )
+
+
+def too_slow(
+    arrival: Arrival,
+    expected_seconds: float,
+    waiting: int,
+    depth: int,
+    average_wait_seconds: float | None,
+    retry_after_seconds: float,
+) -> Rejects:
+    """There is a place, but whoever takes it waits until the queue timeout."""
+    return Rejects(
+        key=arrival.key,
+        reason=Reason.QUEUE_FULL,
+        message=f"the queue for {arrival.target} is too long: its turn would come in about {expected_seconds:.0f} s",
+        retry_after_seconds=retry_after_seconds,
+        metadata=_queue_figures(waiting, depth, average_wait_seconds),
+    )
+
+
+def made_room(
+    arrival: Arrival, waiting: int, depth: int, average_wait_seconds: float | None, retry_after_seconds: float
+) -> Rejects:
+    """The queue is full, and one that matters more or has less of it took its place."""
+    return Rejects(
+        key=arrival.key,
+        reason=Reason.QUEUE_FULL,
+        message=f"the queue for {arrival.target} is full, and a request with a better claim took this one's place",
+        retry_after_seconds=retry_after_seconds,
+        metadata=_queue_figures(waiting, depth, average_wait_seconds),
     )
 
 
@@ -74,16 +84,54 @@ def deadline_passed(arrival: Arrival) -> Rejects:
     )
 
 
-def waited_too_long(arrival: Arrival, waited_seconds: float, retry_after_seconds: float) -> Rejects:
+def deadline_unreachable(arrival: Arrival, parts: tuple[tuple[str, float], ...], left_seconds: float) -> Rejects:
+    """It would end after its deadline. `parts`: what it would take, in words and seconds."""
+    total = sum(seconds for _, seconds in parts)
+    named = ", ".join(f"{seconds:.1f} s {what}" for what, seconds in parts if seconds >= 0.05)
+    return Rejects(
+        key=arrival.key,
+        reason=Reason.DEADLINE_UNREACHABLE,
+        message=f"it would take about {total:.1f} s ({named}), and its deadline is in {max(0.0, left_seconds):.1f} s",
+        retry_after_seconds=retry_after(total - left_seconds),
+        metadata={"estimate_seconds": f"{total:.1f}"},
+    )
+
+
+def waited_too_long(
+    arrival: Arrival,
+    waited_seconds: float,
+    waiting: int,
+    depth: int,
+    average_wait_seconds: float | None,
+    retry_after_seconds: float,
+) -> Rejects:
     """The queue timeout came before its turn."""
     return Rejects(
         key=arrival.key,
         reason=Reason.QUEUE_TIMEOUT,
         message=f"no slot for {arrival.target} came free in {round(waited_seconds, 1):g} s",
         retry_after_seconds=retry_after_seconds,
+        metadata=_queue_figures(waiting, depth, average_wait_seconds),
     )
 
 
-def wake_failed(arrival: Arrival, model: str, error: str) -> Rejects:
+def wake_failed(key: int, model: str, error: str) -> Rejects:
     """The wake that it waited for failed."""
-    return Rejects(key=arrival.key, reason=Reason.WAKE_FAILED, message=f"{model} could not be woken: {error}")
+    return Rejects(key=key, reason=Reason.WAKE_FAILED, message=f"{model} could not be woken: {error}")
+
+
+def attempt_failed(key: int, attempt: int, reason: Reason) -> Rejects:
+    """An attempt failed, and there is none after it."""
+    return Rejects(key=key, reason=reason, message=f"attempt {attempt} failed and is not repeated")
+
+
+def retry_after(seconds: float) -> float:
+    """What a caller is told to wait, in whole seconds within the bounds."""
+    return float(math.ceil(max(MIN_RETRY_SECONDS, min(MAX_RETRY_SECONDS, seconds))))
+
+
+def _queue_figures(waiting: int, depth: int, average_wait_seconds: float | None) -> dict[str, str]:
+    figures = {"queueDepth": str(waiting), "maxDepth": str(depth)}
+    if average_wait_seconds is not None:
+        figures["avgWaitMs"] = str(round(average_wait_seconds * 1000))
+    return figures

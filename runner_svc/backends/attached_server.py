@@ -1,40 +1,23 @@
-"""An OpenAI-compatible server that runs already: looked for, used, let go of, never started and never ended.
-
-Where it is and what key it wants stays in this process: no error of this module names them, not even in words that the
-server itself wrote.
-"""
+"""An OpenAI-compatible server that runs already: looked for, used, let go of, never started and never ended."""
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from yarl import URL
+import aiohttp
 
-from runner_svc.backends.openai_http import HEALTH, MODELS, Endpoint, OpenAiHttp
-from runner_svc.backends.port import (
-    BackendFacts,
-    CacheIsolation,
-    CallInfo,
-    EmbeddingResult,
-    ErasedCache,
-    ExitReport,
-    LoadOrder,
-    ProcessSigns,
-)
-from runner_svc.policy.load_parameters import LoadParameter, check_parameters
+from runner_svc.backends.key_variables import read_key
+from runner_svc.backends.openai_http import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
+from runner_svc.backends.others_server import OthersServer, secret_words
+from runner_svc.backends.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import embedding_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
-from weft.gpu.sighting import ProcessId
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.wake.redaction import redacted
 
 PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
@@ -72,12 +55,6 @@ class AttachedServerConfig:
         """The URL without a slash and without /v1 at its end."""
         return self.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
 
-    def secrets(self, api_key: str) -> tuple[str, ...]:
-        """The words that nobody else may hear."""
-        url = URL(self.url)
-        host, port = url.host or "", str(url.explicit_port or "")
-        return (self.base_url, f"{host}:{port}", host, port, api_key)
-
 
 class _Presence(Enum):
     READY = auto()
@@ -85,32 +62,12 @@ class _Presence(Enum):
     ABSENT = auto()
 
 
-class AttachedServer:
+class AttachedServer(OthersServer):
     """A Backend over a server of somebody else's."""
 
     def __init__(self, config: AttachedServerConfig) -> None:
+        super().__init__(config.operations)
         self._config = config
-        self._http: OpenAiHttp | None = None
-        self._secrets: tuple[str, ...] = ()
-        self._log = LogRing()
-
-    @property
-    def process_id(self) -> int | None:
-        """None: the process is not ours."""
-        return None
-
-    @property
-    def containment(self) -> str:
-        """Empty: the process is not ours."""
-        return ""
-
-    def load_progress(self) -> float | None:
-        """None: servers do not tell."""
-        return None
-
-    def signs(self) -> ProcessSigns | None:
-        """None: the process is not ours, and may be on another machine."""
-        return None
 
     async def responds(self, timeout_seconds: float) -> bool:
         """See Backend.responds."""
@@ -118,32 +75,9 @@ class AttachedServer:
         return http is not None and await http.status_of(MODELS, timeout_seconds) is not None
 
     @property
-    def log(self) -> LogRing:
-        """Empty: the output is not ours."""
-        return self._log
-
-    def log_lines(self, count: int) -> list[str]:
-        """None: the output is not ours."""
-        return self._log.last(count)
-
-    @property
-    def load_parameters(self) -> Sequence[LoadParameter]:
-        """None: the server loads as it likes."""
-        return ()
-
-    @property
     def cache_isolation(self) -> CacheIsolation:
         """See Backend.cache_isolation."""
         return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
-
-    def processes(self) -> tuple[ProcessId, ...]:
-        """None: they are not ours."""
-        return ()
-
-    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
-        """Refused: OpenAI's interface has no word for it."""
-        del slots
-        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
 
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """Attach to the server if it answers; it is waited for only while it says that it is loading.
@@ -152,20 +86,18 @@ class AttachedServer:
         INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order that
         sets something: it is not ours to load.
         """
-        order = order or LoadOrder()
-        check_parameters(order.parameters, self.load_parameters)
-        if order.model_path is not None:
-            raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
+        self._require_no_orders(order)
         await self.stop()
-        key = self._read_key()
-        self._secrets = self._config.secrets(key)
+        key = read_key(self._config.api_key_env, self._config.environment)
+        self._secrets = secret_words(self._config.base_url, key)
         endpoint = Endpoint(
             base_url=self._config.base_url,
             api_key=key,
             model=self._config.upstream_model,
             parameters=self._config.parameters,
         )
-        http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break)
+        self._pace = ServerPace()
+        http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break, self._open_when_wanted)
         try:
             await self._until_ready(http)
         except BaseException:
@@ -187,45 +119,16 @@ class AttachedServer:
             failures = 0 if answers else failures + 1
         return ExitReport(reason=Reason.CONNECT_FAILED, how="the server stopped answering")
 
-    async def stop(self) -> None:
-        """Close our connections; the server goes on. Idempotent."""
-        http, self._http = self._http, None
-        if http is not None:
-            await http.close()
-
-    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
-        """See Backend.generate."""
+    async def _open_when_wanted(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+        """A response of the server, unless it has said that it does not want to be asked yet."""
+        del call
+        self._require_willing()
         try:
-            async with aclosing(self._running().generate(payload, call)) as frames:
-                async for frame in frames:
-                    yield frame
+            return await open_response()
         except WeftError as error:
-            raise self._discreet(error) from None
-
-    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
-        """See Backend.embed."""
-        if Operation.EMBEDDING not in self._config.operations:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
-        try:
-            return await self._running().embed(payload, call)
-        except WeftError as error:
-            raise self._discreet(error) from None
-
-    def _running(self) -> OpenAiHttp:
-        if self._http is None:
-            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
-        return self._http
-
-    def _read_key(self) -> str:
-        name = self._config.api_key_env
-        if name is None:
-            return ""
-        key = self._config.environment.get(name, "").strip()
-        if not key:
-            raise WeftError(Reason.INVALID_ARGUMENT, f"the environment variable {name} is to hold the key and is empty")
-        if not (key.isascii() and key.isprintable()):
-            raise WeftError(Reason.INVALID_ARGUMENT, f"the key in the environment variable {name} is no printable text")
-        return key
+            if error.reason is Reason.BACKEND_NOT_READY and error.retry_after_seconds is not None:
+                self._pace.note_busy(error.retry_after_seconds, asyncio.get_running_loop().time())
+            raise
 
     async def _until_ready(self, http: OpenAiHttp) -> None:
         loop = asyncio.get_running_loop()
@@ -268,13 +171,3 @@ class AttachedServer:
         if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._is_there(http):
             return None
         return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")
-
-    def _discreet(self, error: WeftError) -> WeftError:
-        if isinstance(error, FieldError):
-            return error  # our own words about the caller's request
-        return WeftError(
-            error.reason,
-            redacted(error.message, self._secrets),
-            metadata=error.metadata,
-            retry_after_seconds=error.retry_after_seconds,
-        )

@@ -1,15 +1,16 @@
 """Generation and embeddings over an OpenAI-compatible HTTP server, with every way it can fail named."""
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 import msgspec
 from yarl import URL
 
+from runner_svc.backends.openai_refusals import provider_refusal, refusal
 from runner_svc.backends.openai_request import (
     add_cache_use,
     chat_body,
@@ -18,7 +19,7 @@ from runner_svc.backends.openai_request import (
     embedding_body,
     expected_choices,
 )
-from runner_svc.backends.openai_stream import Count, Place, StreamReader, error_fields
+from runner_svc.backends.openai_stream import Count, Place, StreamReader
 from runner_svc.backends.port import CallInfo, EmbeddingResult
 from runner_svc.backends.sse import SseDecoder
 from runner_svc.policy.parameters import ParameterProfile
@@ -40,10 +41,11 @@ MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 MIN_REPORTED_BYTES = 2048
 """Shorter prompts are one batch: reports would say that it began and ended, for 4 % more CPU per request (measured)."""
 DRAIN_SECONDS = 1.0
-MAX_RETRY_AFTER_SECONDS = 3600
 IDLE_CONNECTION_SECONDS = 3.0
 """llama-server closes an idle connection after 5 s; ours must be given up first."""
-_SECONDS = re.compile(r"[0-9]{1,9}")
+PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
+"""A connection to a provider costs a handshake; those we know keep idle ones for a minute and longer."""
+_VERSION_PATH = "/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,32 +63,56 @@ class Endpoint:
     is_llama_server: bool = False
     """Whether it knows llama.cpp's own words: `return_progress`, a chunk for every batch of a prompt that it has worked
     on; `id_slot` and `cache_prompt`, by which prefixes are kept apart."""
+    is_provider: bool = False
+    """Whether it is off the premises. Then its base URL has the version of its interface in it, it is sent nothing but
+    what it is asked (no request ids, no traces), and nothing twice: it may have been done, and it costs."""
 
 
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
 """Asked why a connection broke, with what it looked like: the supervisor may know more ("the process was killed")."""
+Open = Callable[[], Awaitable[aiohttp.ClientResponse]]
+"""Sends a request and returns its response of status 200; every other end is a WeftError."""
+Opening = Callable[[Open, CallInfo], Awaitable[aiohttp.ClientResponse]]
+"""Carries out an Open, again perhaps."""
+
+
+async def _at_once(open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    del call
+    return await open_response()
 
 
 class OpenAiHttp:
     """One server behind one aiohttp session."""
 
-    def __init__(self, endpoint: Endpoint, timeouts: TimeoutProfile, explain_break: ExplainBreak) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timeouts: TimeoutProfile,
+        explain_break: ExplainBreak,
+        opening: Opening = _at_once,
+    ) -> None:
         self._timeouts = timeouts
         self._explain_break = explain_break
         self._model = endpoint.model
         self._parameters = endpoint.parameters
         self._base_url = endpoint.base_url
         self._is_llama_server = endpoint.is_llama_server
+        self._is_provider = endpoint.is_provider
+        self._opening = opening
         paths = (HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
-        self._urls = {path: URL(endpoint.base_url + path) for path in paths}
+        version = _VERSION_PATH if endpoint.is_provider else ""
+        self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in paths}
         self.chunks_received = 0
         """Parts of answers so far: while they come the server is alive, whatever a probe says."""
-        # The runner's slots bound the number of connections.
+        idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
+        # The runner's slots bound the number of connections. Proxies of the environment are not asked.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_seconds),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
-            headers={"Content-Type": "application/json", **_authorization(endpoint.api_key)},
+            headers=_HEADERS | _authorization(endpoint.api_key),
             auto_decompress=False,
+            # A cookie would tell requests of one tenant from those of another to whoever set it.
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._encoder = msgspec.json.Encoder()
 
@@ -197,26 +223,36 @@ class OpenAiHttp:
     @asynccontextmanager
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 200 response to a POST; every other end is a WeftError. Leaving early closes the connection."""
-        response = await self._send(path, body, call)
+        response = await self._opening(partial(self._opened, path, body, call), call)
         try:
-            if response.status != 200:
-                body = await _read_bounded(response, MAX_ERROR_BODY_BYTES)
-                raise _refusal(response.status, body, response.headers.get(aiohttp.hdrs.RETRY_AFTER, ""))
             yield response
         except aiohttp.ClientError as error:
             raise await self._broken(
                 Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
             ) from error
         finally:
-            # A connection that was read to its end goes back to the pool; any other is closed, which cancels the work.
-            response.release() if response.content.at_eof() else response.close()
+            _let_go(response)
+
+    async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
+        response = await self._send(path, body, call)
+        if response.status == 200:
+            return response
+        try:
+            words = await _read_bounded(response, MAX_ERROR_BODY_BYTES)
+            explain = provider_refusal if self._is_provider else refusal
+            raise explain(response.status, words, response.headers)
+        except aiohttp.ClientError as error:
+            message = f"the backend answered {response.status} and broke the connection"
+            raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from error
+        finally:
+            _let_go(response)
 
     async def _send(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
-        headers = {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
+        headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
         data = self._encoder.encode(body)
         # llama-server closes a connection after each stream while promising to keep it, so the one from the pool may
         # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
-        for last_try in (False, True):
+        for last_try in (True,) if self._is_provider else (False, True):
             try:
                 posting = self._session.post(self._urls[path], data=data, headers=headers, allow_redirects=False)
                 if self._timeouts.headers_seconds is None:
@@ -233,7 +269,7 @@ class OpenAiHttp:
                 raise await self._broken(Reason.CONNECT_FAILED, f"the backend took no connection ({limit})") from error
             except aiohttp.ClientError as error:
                 if last_try or isinstance(error, aiohttp.ClientConnectorError):
-                    raise await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection") from error
+                    raise await self._unanswered(error) from error
             except TimeoutError as error:
                 limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
                 raise WeftError(Reason.HEADERS_TIMEOUT, f"the backend sent no response headers ({limit})") from error
@@ -255,6 +291,23 @@ class OpenAiHttp:
             self.chunks_received += 1
             yield chunk
 
+    async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
+        """No response came."""
+        if not self._is_provider:
+            return await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection")
+        match error:
+            case aiohttp.ClientConnectorDNSError():
+                why = "its name is not known"
+            case aiohttp.ClientSSLError():
+                why = "no secure connection, its certificate is not trusted or it does not speak TLS"
+            case aiohttp.ClientConnectorError():
+                why = "it takes no connection, or no secure one"
+            case _:
+                # It may have begun to work on it.
+                message = "the provider closed the connection without an answer"
+                return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
+        return await self._broken(Reason.CONNECT_FAILED, f"the provider cannot be reached: {why}")
+
     async def _stopped(self) -> WeftError:
         return await self._broken(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
 
@@ -274,6 +327,14 @@ class _EmbeddingUsage(msgspec.Struct):
 class _EmbeddingReply(msgspec.Struct):
     data: list[_EmbeddingItem]
     usage: _EmbeddingUsage
+
+
+_HEADERS = {
+    "Content-Type": "application/json",
+    # Answers are read as they come: compressed ones would come late, and are not unpacked.
+    "Accept-Encoding": "identity",
+    "User-Agent": "weft",
+}
 
 
 def _authorization(api_key: str) -> dict[str, str]:
@@ -304,17 +365,6 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> b
     return bytes(body)
 
 
-def _refusal(status: int, body: bytes, retry_after: str = "") -> WeftError:
-    message, kind = error_fields(body)
-    text = f"the backend answered {status}: {message}"
-    if kind == "exceed_context_size_error":
-        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
-    if kind == "not_supported_error" or status == 501:
-        return WeftError(Reason.UNSUPPORTED_OPERATION, message)
-    if status in (429, 503):
-        # The header's other form, a date, needs a clock that agrees with the server's.
-        seconds = min(int(retry_after), MAX_RETRY_AFTER_SECONDS) if _SECONDS.fullmatch(retry_after) else None
-        return WeftError(Reason.BACKEND_NOT_READY, text, retry_after_seconds=seconds)
-    if status in (401, 403):
-        return WeftError(Reason.BACKEND_ERROR, text)
-    return WeftError(Reason.BACKEND_REJECTED if 400 <= status < 500 else Reason.BACKEND_ERROR, text)
+def _let_go(response: aiohttp.ClientResponse) -> None:
+    """A connection that was read to its end goes back to the pool; any other is closed, which cancels the work."""
+    response.release() if response.content.at_eof() else response.close()

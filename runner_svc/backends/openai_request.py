@@ -8,6 +8,7 @@ from typing import Any
 from runner_svc.backends.port import CacheUse
 from runner_svc.policy.parameters import (
     TEMPLATE_ARGUMENTS,
+    UNTAKEN,
     EngineKind,
     ParameterProfile,
     ParameterWarning,
@@ -57,6 +58,8 @@ _SCALARS = (
 
 _ENABLE_THINKING = "enable_thinking"
 """The argument of chat templates by which models with and without thinking are told apart."""
+_STARTED_BY_WEFT = frozenset({EngineKind.LLAMA_SERVER, EngineKind.LLAMA_CPP_PYTHON})
+_TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
 _DEFAULTS = ParameterProfile()
 
 
@@ -79,11 +82,27 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: Parameter
         _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
     thinking = _thinking(payload, arguments, profile)
-    if thinking is not None:
+    if profile.kind is EngineKind.OPENAI_REMOTE:
+        warnings += _fit_provider(body, thinking, profile)
+    elif thinking is not None:
         arguments[_ENABLE_THINKING] = thinking
     if arguments:
         body[TEMPLATE_ARGUMENTS] = arguments
     return PreparedBody(body, warnings)
+
+
+def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
+    """Make of a body what providers take: they refuse fields that are not OpenAI's. Warnings about what is left out."""
+    untaken = [] if profile.passthrough else sorted(UNTAKEN[profile.kind] & body.keys())
+    for name in untaken:
+        del body[name]
+    if thinking is not None and profile.thinking is None:
+        untaken.append("thinking")
+    elif thinking is not None:
+        body["thinking"] = {"type": "enabled" if thinking else "disabled"}
+    if _TOKEN_LIMIT in body:
+        body[profile.token_limit_name] = body.pop(_TOKEN_LIMIT)
+    return warning_frame([untaken_warning(name, profile.kind) for name in untaken])
 
 
 def _force(body: Json, name: str) -> None:
@@ -207,7 +226,8 @@ def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: Parameter
         return asked
     if payload.reasoning_effort == chat_pb2.REASONING_EFFORT_NONE:
         # Strict servers refuse fields that they do not know, and understand "none" by itself.
-        return None if profile.kind is EngineKind.OPENAI_HTTP else False
+        knows_the_word = profile.kind is EngineKind.OPENAI_REMOTE and profile.thinking is not None
+        return False if knows_the_word or profile.kind in _STARTED_BY_WEFT else None
     return profile.thinking
 
 

@@ -107,8 +107,9 @@ class _PromptProgress(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    message: str = ""
-    type: str = ""
+    message: str | None = None
+    type: str | None = None
+    code: str | int | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -355,8 +356,12 @@ class _ErrorEnvelope(msgspec.Struct):
 MAX_ERROR_CHARS = 500
 
 
+CONTEXT_LENGTH_CODE = "context_length_exceeded"
+"""What OpenAI and those who follow it call it; their type is that of any wrong request."""
+
+
 def _words(error: _ErrorBody | str) -> str:
-    return (error if isinstance(error, str) else error.message)[:MAX_ERROR_CHARS]
+    return (error if isinstance(error, str) else error.message or "")[:MAX_ERROR_CHARS]
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
@@ -366,5 +371,6 @@ def error_fields(body: bytes) -> tuple[str, str]:
     except msgspec.DecodeError:
         return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
     if isinstance(envelope.error, _ErrorBody):
-        return _words(envelope.error), envelope.error.type
+        code = envelope.error.code
+        return _words(envelope.error), CONTEXT_LENGTH_CODE if code == CONTEXT_LENGTH_CODE else envelope.error.type or ""
     return _words(envelope.error or envelope.message), ""

@@ -118,6 +118,8 @@ class CallInfo:
     on_prefill: Callable[[], None] = _nothing
     """To be called for every report of the engine that it works on the prompt."""
     cache: CacheUse = field(default_factory=CacheUse)
+    answer_by: float | None = None
+    """When the caller gives up, on the event loop's clock; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

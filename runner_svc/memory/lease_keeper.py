@@ -46,6 +46,8 @@ MAX_LINE = 8
 """Places in line at the registry that one runner takes at once: over a link, calls have a limit."""
 MAX_WATCHED = 4096
 
+_RETRY_AFTER_SECONDS = 5.0
+"""When memory that did not come in time is worth asking for again."""
 _WAITING = "waiting for memory: "
 NO_REGISTRY = f"{_WAITING}the registry does not answer"
 NO_SIGHT = f"{_WAITING}what this host's accelerators hold cannot be seen yet"
@@ -189,7 +191,7 @@ class LeaseKeeper:
             )
         why = last.removeprefix(_WAITING)
         words = f"{wish.model} got no memory within {seconds:g} s" + (f": {why}" if why else "")
-        return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata)
+        return WeftError(Reason.INSUFFICIENT_MEMORY, words, metadata=metadata, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
     async def _wait_for(self, wish: MemoryWish, user: MemoryUser, ask: _Ask, told: "_Told") -> None:
         """Fill `ask` in, or leave it as it is where there are no devices."""

@@ -24,7 +24,7 @@ def acquire_request(
         sighting=sighting_message(sight),
         bytes=wish.bytes,
         device_indexes=device_indexes,
-        priority=wish.priority.value,  # type: ignore[arg-type]  # same numbers
+        priority=wish.priority.wire,  # type: ignore[arg-type]  # same numbers
         pinned=wish.pinned,
     )
     request.max_wait.FromNanoseconds(int(max_wait_seconds * 1e9))
@@ -52,7 +52,7 @@ def use_message(grant: LeaseGrant, use: MemoryUse) -> pb.LeaseUse:
         processes=[process_id_message(process) for process in use.processes[:MAX_PROCESSES]],
         filled=use.filled,
         active_requests=use.active_requests,
-        priority=use.priority.value,  # type: ignore[arg-type]  # same numbers
+        priority=use.priority.wire,  # type: ignore[arg-type]  # same numbers
         pinned=use.pinned,
     )
     if use.last_used_at is not None:

@@ -51,6 +51,8 @@ class ModelMemory:
         self.priority = Priority.NORMAL
         """Of the last request."""
         self.pinned = False
+        self.may_come_later = False
+        """Whether the memory that the last load did not get may be there later; else there never is enough."""
         self.last_used_at: datetime | None = None
 
     @property
@@ -91,13 +93,20 @@ class ModelMemory:
             expected = await self.foresee(plan)
             if expected is not None and expected.bytes > 0:
                 wish = MemoryWish(model=self._model, bytes=expected.bytes, priority=self.priority, pinned=self.pinned)
-                self.grant = await self._book.acquire(wish, self, on_waiting)
+                self.grant = await self._acquire(wish, on_waiting)
         self._plan, self._filled, self._is_learned = plan, False, False
         if self.grant is None:
             # What needs no memory of accelerators is to leave them alone.
             shares = () if self.expected is not None and self.expected.bytes == 0 else None
             return LoadOrder(shares=shares, parameters=plan.parameters)
         return LoadOrder(shares=self.grant.shares, hides_devices=self.grant.hides_devices, parameters=plan.parameters)
+
+    async def _acquire(self, wish: MemoryWish, on_waiting: OnWaiting) -> LeaseGrant | None:
+        try:
+            return await self._book.acquire(wish, self, on_waiting)
+        except WeftError as error:
+            self.may_come_later = error.retry_after_seconds is not None
+            raise
 
     def require_good(self) -> None:
         """Raise LEASE_LOST when the lease may be somebody else's by now: nothing may be started under it."""

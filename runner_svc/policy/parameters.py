@@ -31,6 +31,7 @@ class EngineKind(Enum):
     LLAMA_SERVER = "llama.cpp's server"
     OPENAI_HTTP = "an attached server"
     LLAMA_CPP_PYTHON = "llama-cpp-python"
+    OPENAI_REMOTE = "a provider off the premises"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,10 @@ class ParameterProfile:
     passthrough: bool = False
     """The operator's word that everything is to be sent, apart from what the mesh controls. Nothing is checked then."""
     thinking: bool | None = None
-    """Whether the model thinks where a request says nothing; None: as its template has it."""
+    """Whether the model thinks where a request says nothing; None: as its template has it. Providers are told only
+    where it is set: those that do not know the field refuse it."""
+    token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
+    """What the server calls the limit of an answer's length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,15 +240,21 @@ _LLAMA_CPP_PYTHON: Mapping[str, Rule] = {
     **_MIROSTAT,
     "typical_p": Number(0, 1),
 }
+# OpenAI's own, for those who follow it: they refuse what they do not know.
+_OPENAI_REMOTE: Mapping[str, Rule] = {
+    "verbosity": OneOf(("low", "medium", "high")),
+}
 ALLOWED: Mapping[EngineKind, Mapping[str, Rule]] = {
     EngineKind.LLAMA_SERVER: _LLAMA_SERVER,
     EngineKind.OPENAI_HTTP: _OPENAI_HTTP,
     EngineKind.LLAMA_CPP_PYTHON: _LLAMA_CPP_PYTHON,
+    EngineKind.OPENAI_REMOTE: _OPENAI_REMOTE,
 }
 UNTAKEN: Mapping[EngineKind, frozenset[str]] = {
     EngineKind.LLAMA_SERVER: frozenset(),
     EngineKind.OPENAI_HTTP: frozenset(),
     EngineKind.LLAMA_CPP_PYTHON: frozenset({"parallel_tool_calls", "reasoning_effort"}),
+    EngineKind.OPENAI_REMOTE: frozenset({"min_p", "repeat_penalty", "top_k"}),
 }
 """Parameters of the contract that a kind of engine has no use for: to be left out, with `untaken_warning`."""
 

@@ -53,6 +53,17 @@ class ToolBox:
         wires = wire_names((tool.name for tool in picked), taken)
         return tuple(dataclasses.replace(tool, wire_name=wires[tool.name]) for tool in picked)
 
+    def names(self) -> tuple[str, ...]:
+        """The tools that can be picked now, in order of their names."""
+        return tuple(
+            sorted(
+                tool.name
+                for source in self._sources
+                for tool in source.runner.descriptions()
+                if self._source_of(tool.name) is source
+            )
+        )
+
     def is_remote(self, name: str) -> bool:
         """Whether a call of this tool sends bytes off the premises."""
         source = self._source_of(name)

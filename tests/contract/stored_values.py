@@ -8,15 +8,18 @@ from registry_svc.domain import (
     AgentPublication,
     DeclaredAgent,
     DeclaredModel,
+    DeclaredRoute,
     JoinToken,
     Manifest,
+    MeshSettings,
     Publication,
+    RouteManifest,
     RunnerProfile,
     Session,
     Standing,
 )
 from registry_svc.store.port import StoredPulse, StoredSession
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import CommandRecipe, HttpRecipe, WakePlan
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
@@ -45,6 +48,7 @@ def manifest(name: str, wake: WakePlan | None = None) -> Manifest:
         digest="sha256:" + "0a" * 32,
         remote=True,
         wake=wake,
+        skills=(Skill.TEXT, Skill.IMAGE, Skill.TOOLS),
     )
 
 
@@ -98,6 +102,22 @@ def declared_model(name: str, runner: str = "not-there-yet") -> DeclaredModel:
 
 def declared_agent(name: str, target: str = "m1") -> DeclaredAgent:
     return DeclaredAgent(manifest=agent_manifest(name, target), created_at=YESTERDAY)
+
+
+def declared_route(name: str, *candidates: str) -> DeclaredRoute:
+    manifest = RouteManifest(
+        name=name,
+        description=WORDS,
+        candidates=candidates or ("m1", "b.1:x_y-Z"),
+        budget_seconds=90.5,
+        keep_alive_seconds=-1.0,
+        pin_primary=True,
+    )
+    return DeclaredRoute(manifest=manifest, created_at=YESTERDAY)
+
+
+def mesh_settings(revision: int = 2**40) -> MeshSettings:
+    return MeshSettings(allow_cloud_fallback=revision % 2 == 0, revision=revision)
 
 
 def join_token(token_id: str, expires_at: datetime | None = NOW) -> JoinToken:

@@ -12,6 +12,7 @@ import pytest
 
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.supervise.process import StopGraces
 from weft.host.demo import LAUNCHER, demo_model_path
 from weft.kernel.reasons import Reason
@@ -152,6 +153,39 @@ class TestAttachedServerOverTheFake(BackendConformance):
     async def test_log_lines_are_the_last_ones_and_survive_a_stop(self) -> None:
         async with self._running(Engine.NORMAL) as (backend, _):
             assert backend.log_lines(1000) == []
+
+
+class TestOpenAiRemoteOverTheFake(TestAttachedServerOverTheFake):
+    """The suite on a provider: as a server that weft did not start, and nobody waits for it to load."""
+
+    def make_backend(self, engine: Engine) -> OpenAiRemote:  # type: ignore[override]  # another one on purpose
+        if engine not in (Engine.NORMAL, Engine.SLOW):
+            raise SkipTest("how a provider starts, ends and logs is not ours")
+        self.servers.append(SeparateServer(engine))
+        return OpenAiRemote(
+            OpenAiRemoteConfig(
+                base_url=self.servers[-1].url + "/v1",
+                upstream_model="fake",
+                api_key_env="UPSTREAM_KEY",
+                environment={"UPSTREAM_KEY": "upstream-key"},
+                operations=frozenset({Operation.CHAT, Operation.EMBEDDING}),
+                health_check=HealthCheck.MODELS,
+                probe_interval_seconds=0.05,
+            )
+        )
+
+    async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
+        async with self._running(Engine.SLOW) as (backend, _):
+            watch = asyncio.create_task(backend.wait_exit())
+            stream = backend.generate(chat(max_tokens=2000), Call())
+            await anext(stream)
+            assert not watch.done()
+            self.servers[0].end()
+            async with asyncio.timeout(self.notice_seconds):
+                # What became of it there, nobody can look at.
+                assert await failure(collect(stream)) is Reason.BACKEND_PROTOCOL_ERROR
+                report = await watch
+            assert (report.reason, report.how) == (Reason.CONNECT_FAILED, "the provider stopped answering")
 
 
 @pytest.mark.real

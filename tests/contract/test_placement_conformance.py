@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.loop import SchedulingLoop, WakeEnd, WakeFinished
+from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeEnd, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.placement_servicer import PlacementServicer
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from router_svc.ticket_office import TicketOffice
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.port import RouterPort
@@ -78,7 +80,10 @@ class ImmediateWaker:
 def scheduling_loop(view: FleetView, wake_error: WeftError | None = None) -> SchedulingLoop:
     waker = ImmediateWaker(wake_error)
     limits = SchedulerLimits(queue_depth_per_runner=1)
-    waker.loop = loop = SchedulingLoop(limits, SystemClock(), waker, ticket_lifetime_seconds=30.0)
+    clock = SystemClock()
+    tickets = TicketOffice(clock, lifetime_seconds=30.0)
+    parts = LoopParts(waker=waker, tickets=tickets, books=Books.empty(clock))
+    waker.loop = loop = SchedulingLoop(limits, Settings(), clock, parts)
     loop.update_view(view)
     return loop
 

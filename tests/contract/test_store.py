@@ -16,7 +16,9 @@ from stored_values import (
     agent,
     declared_agent,
     declared_model,
+    declared_route,
     join_token,
+    mesh_settings,
     publication,
     stored,
     waking,
@@ -40,14 +42,19 @@ async def fill(store: Store) -> StoredMesh:
     await store.save_session(stored("s1", "r1", ("m1", "m2"), ("a1",)))
     await store.save_session(stored("s2", "r2", ("m3",), ("a2", "a3")))
     await store.save_declarations(
-        [declared_model("m1"), declared_model("m9")], [declared_agent("a1"), declared_agent("a9")]
+        [declared_model("m1"), declared_model("m9")],
+        [declared_agent("a1"), declared_agent("a9")],
+        [declared_route("q1"), declared_route("q9", *(f"m{number}" for number in range(16)))],
     )
+    await store.save_settings(mesh_settings())
     await store.save_join_token(join_token("t1"))
     await store.save_join_token(join_token("t2", None))
     return StoredMesh(
         sessions=(stored("s1", "r1", ("m1", "m2"), ("a1",)), stored("s2", "r2", ("m3",), ("a2", "a3"))),
         models=(declared_model("m1"), declared_model("m9")),
         agents=(declared_agent("a1"), declared_agent("a9")),
+        routes=(declared_route("q1"), declared_route("q9", *(f"m{number}" for number in range(16)))),
+        settings=mesh_settings(),
         join_tokens=(join_token("t1"), join_token("t2", None)),
     )
 
@@ -68,7 +75,9 @@ class StoreSuite:
             await store.save_session(stored(f"s{number}", name, ()))
         await store.save_session(stored("s", "zz", tuple(reversed(names)), tuple(reversed(names))))
         await store.save_declarations(
-            [declared_model(name) for name in reversed(names)], [declared_agent(name) for name in reversed(names)]
+            [declared_model(name) for name in reversed(names)],
+            [declared_agent(name) for name in reversed(names)],
+            [declared_route(name) for name in reversed(names)],
         )
         for name in reversed(names):
             await store.save_join_token(join_token(name))
@@ -78,6 +87,7 @@ class StoreSuite:
         assert [each.manifest.name for each in mesh.sessions[-1].agents] == expected
         assert [each.manifest.name for each in mesh.models] == expected
         assert [each.manifest.name for each in mesh.agents] == expected
+        assert [each.manifest.name for each in mesh.routes] == expected
         assert [each.id for each in mesh.join_tokens] == expected
 
     async def test_saving_again_replaces_everything_of_the_session(self, store: Store) -> None:
@@ -121,6 +131,43 @@ class StoreSuite:
             await store.save_declarations([declared_model("m1", "other"), declared_model("m5")], twice)
         assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
         assert await store.load() == before
+
+    async def test_a_refused_route_leaves_everything_as_it_was(self, store: Store) -> None:
+        before = await fill(store)
+        twice = [declared_route("q9", "other"), declared_route("q7"), declared_route("q7")]
+        with pytest.raises(WeftError) as failure:
+            await store.save_declarations([declared_model("m5")], [declared_agent("a1", "other")], twice)
+        assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+        assert await store.load() == before
+
+    async def test_routes_are_replaced_and_deleted_by_name(self, store: Store) -> None:
+        await store.save_declarations([], [], [declared_route("q1"), declared_route("q2")])
+        bare = replace(declared_route("q1").manifest, budget_seconds=None, keep_alive_seconds=None, pin_primary=False)
+        changed = replace(declared_route("q1"), manifest=bare)
+        await store.save_declarations([], [], [changed])
+        assert (await store.load()).routes == (changed, declared_route("q2"))
+        await store.delete_names([], [], ["q2", "never-there"])
+        assert (await store.load()).routes == (changed,)
+        await store.delete_names(["q1"], ["q1"])
+        assert (await store.load()).routes == (changed,)
+
+    async def test_settings_are_one_row_that_is_replaced(self, store: Store) -> None:
+        assert (await store.load()).settings is None
+        for revision in (1, 2, 3):
+            await store.save_settings(mesh_settings(revision))
+            assert (await store.load()).settings == mesh_settings(revision)
+
+    async def test_refused_settings_leave_those_before(self, store: Store) -> None:
+        before = await fill(store)
+        with pytest.raises(WeftError):
+            await store.save_settings(replace(mesh_settings(), allow_cloud_fallback=None))  # type: ignore[arg-type]
+        assert await store.load() == before
+
+    async def test_a_model_of_which_no_skills_are_known_stays_so(self, store: Store) -> None:
+        plain = declared_model("m1")
+        unknown = replace(plain, manifest=replace(plain.manifest, skills=()))
+        await store.save_declarations([unknown], [])
+        assert (await store.load()).models == (unknown,)
 
     async def test_a_refused_token_leaves_the_one_before(self, store: Store) -> None:
         before = await fill(store)

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from mesh_process import POLL_SECONDS, START_SECONDS, STOP_SECONDS
 
+from weft.testing.free_port import free_port
+
 SNIPPET = Path(__file__).parents[2] / "deploy" / "envoy" / "relay.yaml"
 
 
 @contextmanager
 def running_envoy(folder: Path, relay_port: int) -> Iterator[str]:
     """Envoy for the length of the block; the URL at which it takes runners for the relay at `relay_port`."""
-    port = _free_port()
+    port = free_port()
     text = SNIPPET.read_text().replace("port_value: 7444", f"port_value: {port}")
     config = folder / "envoy.yaml"
     config.write_text(text.replace("port_value: 7443", f"port_value: {relay_port}"))
@@ -35,12 +37,6 @@ def running_envoy(folder: Path, relay_port: int) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(STOP_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

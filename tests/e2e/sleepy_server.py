@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from weft.testing.fake_backend.process import fake_backend_command
+from weft.testing.free_port import free_port
 
 _WAKE = """\
 import pathlib, subprocess, sys, time
@@ -39,9 +39,7 @@ class SleepyServer:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "wake.py").write_text(_WAKE)
         (folder / "sleep.py").write_text(_SLEEP)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self._command = fake_backend_command("--port", str(self.port), **switches)
 
     @property

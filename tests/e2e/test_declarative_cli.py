@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from jsonschema import Draft202012Validator
 from mesh_process import (
@@ -36,6 +37,7 @@ operations: [chat, embedding]
 contextTokens: 4096
 digest: sha256:0000000000000000000000000000000000000000000000000000000000000000
 remote: true
+skills: [text, image]
 wake:
   byMesh: {type: http, url: "http://127.0.0.1:1/wake", headers: {Authorization: "Bearer ${WEFT_WAKE_TOKEN}"}}
   maxWaitSeconds: 90
@@ -60,6 +62,18 @@ defaultParams: {max_tokens: 7, temperature: 0, stop: ["\\n", "END"], seed: -5, l
 kind: agent
 name: coder-2
 model: m-a
+---
+kind: Route
+name: summaries
+description: Short ones
+candidates: [m-a, big]
+budgetSeconds: 90.5
+keepAlive: 5m
+pinPrimary: true
+---
+kind: route
+name: drafts
+candidates: [pool]
 """
 
 
@@ -84,8 +98,9 @@ def _weft(mesh: MeshProcess, *arguments: str, stdin: str = "") -> tuple[int, str
 def _nothing_is_left(mesh: MeshProcess) -> Iterator[None]:
     yield
     agents = [f"agent/{name}" for name in ("reviewer", "coder-2", "temporary", "temporary3", "watched")]
+    routes = [f"route/{name}" for name in ("summaries", "drafts")]
     models = [f"model/{name}" for name in ("cloud", "pinned", "temporary", "temporary2")]
-    code, _, error = _weft(mesh, "delete", *agents, *models, "--ignore-not-found")
+    code, _, error = _weft(mesh, "delete", *agents, *routes, *models, "--ignore-not-found")
     assert code == 0, error
 
 
@@ -97,6 +112,14 @@ def _get(mesh: MeshProcess, *words: str) -> Any:
     code, out, error = _weft(mesh, "get", *words, "-o", "json")
     assert code == 0, error
     return json.loads(out)
+
+
+async def _http(mesh: MeshProcess, method: str, path: str, body: object = None) -> Any:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, f"{mesh.url}{path}", json=body, raise_for_status=True) as answer,
+    ):
+        return await answer.json()
 
 
 def test_what_is_applied_is_created_then_unchanged_then_configured(mesh: MeshProcess) -> None:
@@ -114,6 +137,8 @@ def test_what_is_applied_is_created_then_unchanged_then_configured(mesh: MeshPro
         "model/pinned unchanged",
         "agent/reviewer unchanged",
         "agent/coder-2 unchanged",
+        "route/summaries unchanged",
+        "route/drafts unchanged",
     ]
     cloud = _get(mesh, "model", "cloud")
     assert (cloud["contextTokens"], cloud["status"]["kind"], cloud["remote"]) == (8192, "public", True)
@@ -124,7 +149,7 @@ def test_what_is_applied_is_created_then_unchanged_then_configured(mesh: MeshPro
 
 
 @pytest.mark.parametrize("output", ["yaml", "json"])
-@pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools"])
+@pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools", "routes"])
 def test_what_was_got_is_applied_without_a_change(mesh: MeshProcess, kind: str, output: str) -> None:
     assert _apply(mesh, SOME_OF_EVERYTHING)[0] == 0
     _, names, _ = _weft(mesh, "get", kind, "-o", "name")
@@ -137,7 +162,7 @@ def test_what_was_got_is_applied_without_a_change(mesh: MeshProcess, kind: str, 
         assert {line.split()[1] for line in out.splitlines()} == {"unchanged"}
 
 
-@pytest.mark.parametrize("kind", ["model", "agent", "runner", "pool"])
+@pytest.mark.parametrize("kind", ["model", "agent", "runner", "pool", "route"])
 def test_json_of_a_real_mesh_holds_to_the_published_schemas(mesh: MeshProcess, kind: str) -> None:
     assert _apply(mesh, SOME_OF_EVERYTHING)[0] == 0
     Draft202012Validator(schemas()[f"{kind}-list.json"]).validate(_get(mesh, f"{kind}s"))
@@ -191,6 +216,34 @@ def test_a_model_in_use_is_not_deleted(mesh: MeshProcess) -> None:
     assert _weft(mesh, "delete", "model", "temporary")[0] == 3
 
 
+async def test_a_route_is_declared_listed_and_in_the_way_of_what_it_names(mesh: MeshProcess) -> None:
+    assert _apply(mesh, SOME_OF_EVERYTHING)[0] == 0
+    summaries = _get(mesh, "route", "summaries")
+    assert (summaries["candidates"], summaries["budgetSeconds"], summaries["keepAlive"]) == (["m-a", "big"], 90.5, 300)
+    assert summaries["status"]["state"] == "active"
+    listed = {entry["id"]: entry["meta"] for entry in (await _http(mesh, "GET", "/v1/models"))["data"]}
+    assert listed["route/drafts"]["members"] == ["m-a", "m-b"]
+    meta = (await _http(mesh, "GET", "/v1/models/route/summaries"))["meta"]
+    assert (meta["route"], meta["candidates"]) == (True, ["m-a", "big"])
+    code, out, error = _weft(mesh, "delete", "model", "cloud")
+    assert (code, out) == (4, "")
+    assert "in use by agents: reviewer; by routes: summaries" in error
+    assert _weft(mesh, "wait", "route/summaries", "--timeout", "0")[0] == 0
+
+
+async def test_what_is_set_for_the_mesh_is_the_same_on_every_surface(mesh: MeshProcess) -> None:
+    off = {"allowCloudFallback": False}
+    assert await _http(mesh, "PUT", "/api/v1/config", off) == off
+    assert json.loads(_weft(mesh, "config", "get", "-o", "json")[1]) == {"allowCloudFallback": False}
+    assert _weft(mesh, "config", "set", "allowCloudFallback=true")[0] == 0
+    assert await _http(mesh, "GET", "/api/v1/config") == {"allowCloudFallback": True}
+    events = json.loads(_weft(mesh, "events", "-o", "json")[1])
+    Draft202012Validator(schemas()["event-list.json"]).validate(events)
+    told = [event for event in events["items"] if event["resourceKind"] == "mesh"]
+    assert [event["resourceName"] for event in told[-2:]] == ["settings", "settings"]
+    assert "mesh/settings" in _weft(mesh, "events")[1]
+
+
 @asynccontextmanager
 async def _running(mesh: MeshProcess, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
@@ -212,7 +265,10 @@ async def _running(mesh: MeshProcess, *arguments: str) -> AsyncIterator[asyncio.
 
 async def _line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    return (await process.stdout.readline()).decode()
+    if line := await process.stdout.readline():
+        return line.decode()
+    _, error = await process.communicate()
+    raise AssertionError(f"it ended with {process.returncode} and said no more than: {error.decode()}")
 
 
 async def test_a_watch_shows_changes_as_they_come_and_ends_well_with_ctrl_c(mesh: MeshProcess) -> None:
@@ -271,6 +327,14 @@ def test_agents_are_chatted_with_by_their_plain_name(mesh: MeshProcess) -> None:
         code, out, error = _weft(mesh, "chat", name, "-m", "hi")
         assert (code, bool(out.strip())) == (0, True), error
     assert _weft(mesh, "chat", "nobody", "-m", "hi")[0] == 3
+
+
+def test_routes_are_chatted_with_by_their_plain_name(mesh: MeshProcess) -> None:
+    assert _apply(mesh, "kind: route\nname: drafts\ncandidates: [pool]\nbudgetSeconds: 60\nkeepAlive: 5m\n")[0] == 0
+    for name in ("drafts", "route/drafts"):
+        code, out, error = _weft(mesh, "chat", name, "-m", "hi")
+        assert (code, bool(out.strip())) == (0, True), error
+    assert _weft(mesh, "chat", "route/nobody", "-m", "hi")[0] == 3
 
 
 async def test_names_are_completed_from_the_running_mesh(mesh: MeshProcess) -> None:

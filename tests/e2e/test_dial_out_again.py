@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_
 
 from weft.api.registry.v1 import runner_pb2
 from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft.testing.free_port import free_port
 
 CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
 DAY_SECONDS = 86_400
@@ -43,14 +43,8 @@ async def _ready(mesh: MeshProcess) -> None:
     await eventually(answers, 15.0, "llama does not answer")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_a_laptop_comes_back_to_a_mesh_that_was_killed(tmp_path: Path) -> None:
-    config = write_config(tmp_path, relay={"listen": f"127.0.0.1:{_free_port()}"})
+    config = write_config(tmp_path, relay={"listen": f"127.0.0.1:{free_port()}"})
     home = tmp_path / "home"
     async with run_fake_backend() as backend:
         with running_mesh(home, "--config", str(config)) as mesh:

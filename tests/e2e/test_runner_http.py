@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,15 +15,10 @@ from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running
 
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.op_token import make_op_token
+from weft.testing.free_port import free_port
 
 SECONDS = 30.0
 LIGHT = {"registry": {"report_interval_seconds": 0.2}}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 class OneRunner:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 from unicodedata import category
 
@@ -21,8 +22,10 @@ from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.resources.documents import AgentDocument, Document, ModelDocument, PoolDocument
 from weft.resources.kinds import ResourceKind
+from weft.resources.route_document import RouteDocument
 
 AGENT_PREFIX = "agent/"
+ROUTE_PREFIX = "route/"
 QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
 HELP = "/clear forgets the conversation, /history shows it, /quit or Ctrl-D leaves; Ctrl-C stops an answer."
 PROMPT = "> "
@@ -31,6 +34,7 @@ MAX_TIMEOUT_SECONDS = 86_400.0
 MAX_PIPED_BYTES = 10 * 1024 * 1024
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
+_PREFIXES = MappingProxyType({AGENT_PREFIX: ResourceKind.AGENT, ROUTE_PREFIX: ResourceKind.ROUTE})
 _MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -38,7 +42,9 @@ def chat(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A model, a pool, or an agent (agent/NAME).", autocompletion=complete_chat_target
+            metavar="NAME",
+            help="A model, a pool, an agent (agent/NAME) or a route (route/NAME).",
+            autocompletion=complete_chat_target,
         ),
     ],
     message: Annotated[str | None, typer.Option("--message", "-m", help="Say this, print the answer, leave.")] = None,
@@ -57,7 +63,7 @@ def chat(
     ] = 600.0,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Chat with a model, a pool or an agent. The answer goes to stdout, everything else to stderr.
+    """Chat with a model, a pool, an agent or a route. The answer goes to stdout, everything else to stderr.
 
     Example: weft chat smollm2-135m -m "Why is the sky blue?"
     """
@@ -97,11 +103,11 @@ def _only_message(message: str | None) -> str | None:
 
 
 def resolve(name: str, home: Path) -> tuple[str, str]:
-    """What to ask the mesh for, and who that is in words; an agent's name is enough where nothing else has it.
+    """What to ask the mesh for, and who that is in words; the name of an agent or a route is enough.
 
     Where the registry cannot be asked, `name` is taken as it is: the router knows.
     """
-    require_name(name.removeprefix(AGENT_PREFIX), "NAME")
+    require_name(_without_prefix(name), "NAME")
     try:
         mesh_address(home, "registry")
         with connect_registry(home=home) as registry:
@@ -110,13 +116,28 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
         if error.reason in _MISSING:
             raise WeftError(Reason.MODEL_NOT_FOUND, _nobody(name)) from error
         return name, ""
-    return (f"{AGENT_PREFIX}{found.name}" if isinstance(found, AgentDocument) else name), header_of(found)
+    return f"{_prefix_of(found)}{found.name}", header_of(found)
+
+
+def _without_prefix(name: str) -> str:
+    return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
+
+
+def _prefix_of(document: Document) -> str:
+    match document:
+        case AgentDocument():
+            return AGENT_PREFIX
+        case RouteDocument():
+            return ROUTE_PREFIX
+        case _:
+            return ""
 
 
 def _nobody(name: str) -> str:
-    if name.startswith(AGENT_PREFIX):
-        return f"there is no agent {name.removeprefix(AGENT_PREFIX)}; `weft get agents` lists them"
-    return f"there is no model, pool or agent {name}; `weft get models` lists models"
+    for prefix, kind in _PREFIXES.items():
+        if name.startswith(prefix):
+            return f"there is no {kind.value} {name.removeprefix(prefix)}; `weft get {kind.plural}` lists them"
+    return f"there is no model, pool, agent or route {name}; `weft get models` lists models"
 
 
 def header_of(document: Document) -> str:
@@ -126,15 +147,16 @@ def header_of(document: Document) -> str:
 
 
 def _find(registry: Registry, name: str) -> Document:
-    if name.startswith(AGENT_PREFIX):
-        return registry.document(ResourceKind.AGENT, name.removeprefix(AGENT_PREFIX))
-    for kind in (ResourceKind.MODEL, ResourceKind.POOL):
+    for prefix, kind in _PREFIXES.items():
+        if name.startswith(prefix):
+            return registry.document(kind, name.removeprefix(prefix))
+    for kind in (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT):
         try:
             return registry.document(kind, name)
         except WeftError as error:
             if error.reason not in _MISSING:
                 raise
-    return registry.document(ResourceKind.AGENT, name)
+    return registry.document(ResourceKind.ROUTE, name)
 
 
 def _who(document: Document) -> str:
@@ -146,6 +168,9 @@ def _who(document: Document) -> str:
             target = f"pool {document.pool}" if document.pool else f"model {document.model}"
             about = f"\n{safe_text(document.description)}" if document.description else ""
             return f"Agent: {document.name} → {target}\nKind: {status.kind} Status: {status.state}{about}"
+        case RouteDocument(status=status) if status is not None:
+            about = f"\n{safe_text(document.description)}" if document.description else ""
+            return f"Route: {document.name} → {', '.join(document.candidates)}\nStatus: {status.state}{about}"
         case PoolDocument(status=status) if status is not None:
             return f"Pool: {document.name}\nMembers: {status.size} ({status.active_count} active)"
         case _:

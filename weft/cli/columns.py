@@ -23,6 +23,7 @@ _MODEL_WIDE = (
     Column("PHASE", lambda model: model.status.instance.phase if model.status.instance else "-"),
     Column("SLOTS", lambda model: slots((model.status.instance,) if model.status.instance else ())),
     Column("REMOTE", lambda model: "yes" if model.remote else "no"),
+    Column("SKILLS", lambda model: ",".join(model.skills) or "-"),
     Column("WAKE", lambda model: ",".join(who_wakes(model))),
     Column("HEARTBEAT", lambda model: ago(model.status.last_heartbeat_at), ticks=True),
     Column("AGE", lambda model: age(model.status.created_at), ticks=True),
@@ -65,9 +66,25 @@ _POOL = (
     Column("EXPLICIT", lambda pool: "yes" if pool.status.explicit else "no"),
 )
 _POOL_WIDE = (Column("MODELS", lambda pool: ",".join(pool.members)),)
+_ROUTE = (
+    Column("NAME", lambda route: route.name),
+    Column("STATUS", lambda route: route.status.state),
+    Column("CANDIDATES", lambda route: shortened(",".join(route.candidates))),
+    Column("BUDGET", lambda route: "-" if route.budget_seconds is None else f"{route.budget_seconds:g}s"),
+    Column("DESCRIPTION", lambda route: shortened(route.description)),
+)
+_ROUTE_WIDE = (
+    *_ROUTE[:2],
+    Column("CANDIDATES", lambda route: ",".join(route.candidates)),
+    _ROUTE[3],
+    Column("KEEP", lambda route: keep_alive_words(route.keep_alive)),
+    Column("PINNED", lambda route: "yes" if route.pin_primary else "no"),
+    Column("AGE", lambda route: age(route.status.created_at), ticks=True),
+    Column("DESCRIPTION", lambda route: route.description),
+)
 EVENT_COLUMNS: tuple[Column, ...] = (
     Column("TIME", lambda event: f"{event.time.astimezone():%Y-%m-%d %H:%M:%S}", min_chars=19),
-    Column("RESOURCE", lambda event: f"{event.resource_kind.value}/{event.resource_name}", min_chars=20),
+    Column("RESOURCE", lambda event: f"{event.resource_kind}/{event.resource_name}", min_chars=20),
     Column("REASON", lambda event: event.reason, min_chars=10),
     Column("MESSAGE", lambda event: event.message),
 )
@@ -84,6 +101,8 @@ def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
             return (*_RUNNER, *_RUNNER_WIDE) if wide else _RUNNER
         case ResourceKind.POOL:
             return (*_POOL, *_POOL_WIDE) if wide else _POOL
+        case ResourceKind.ROUTE:
+            return _ROUTE_WIDE if wide else _ROUTE
 
 
 def label(document: Document) -> str:
@@ -93,7 +112,7 @@ def label(document: Document) -> str:
 
 def resource(event: EventDocument) -> str:
     """KIND/NAME of the resource of an event."""
-    return f"{event.resource_kind.value}/{event.resource_name}"
+    return f"{event.resource_kind}/{event.resource_name}"
 
 
 def context_tokens(model: ModelDocument) -> int:
@@ -113,6 +132,13 @@ def who_wakes(model: ModelDocument) -> list[str]:
 def slots(instances: Sequence[InstanceStatus]) -> str:
     """Used and all slots of some instances."""
     return f"{sum(one.slots_used for one in instances)}/{sum(one.slots_total for one in instances)}"
+
+
+def keep_alive_words(seconds: float | None) -> str:
+    """How long a model stays loaded after a request, such as "300s"; "-" where nobody says."""
+    if seconds is None:
+        return "-"
+    return "for ever" if seconds < 0 else f"{seconds:g}s"
 
 
 def age(moment: datetime | None) -> str:

@@ -16,6 +16,7 @@ CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most three and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
 AGENT_PREFIX = "agent/"
+ROUTE_PREFIX = "route/"
 
 
 def complete_kind(incomplete: str) -> list[str]:
@@ -42,9 +43,10 @@ def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of models, pools and agents."""
-    if incomplete.startswith(AGENT_PREFIX):
-        return _offer((f"{AGENT_PREFIX}{name}" for name in _names(ctx, ResourceKind.AGENT)), incomplete)
+    """Names of models, pools, agents and routes."""
+    for prefix, kind in ((AGENT_PREFIX, ResourceKind.AGENT), (ROUTE_PREFIX, ResourceKind.ROUTE)):
+        if incomplete.startswith(prefix):
+            return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
     kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT)
     return _offer(sorted(set(_names(ctx, *kinds))), incomplete)
 

@@ -34,7 +34,7 @@ def delete(
     ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Delete resources, agents first. One that fails does not keep the others from being deleted.
+    """Delete resources, agents and routes first. One that fails does not keep the others from being deleted.
 
     Example: weft delete agent reviewer
     """
@@ -57,8 +57,8 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
         if not named:
             raise invalid_field("NAME", "name what is to be deleted")
         found = list(named)
-    # A model that an agent points to cannot be deleted.
-    return sorted(found, key=lambda target: target.kind is not ResourceKind.AGENT)
+    # A model that an agent or a route points to cannot be deleted.
+    return sorted(found, key=lambda target: target.kind not in (ResourceKind.AGENT, ResourceKind.ROUTE))
 
 
 def _delete(registry: Registry, target: Target, ignore_not_found: bool) -> int:

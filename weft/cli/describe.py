@@ -4,15 +4,23 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.description import Facts, description, facts_document
+from weft.cli.description import Facts, Rung, description, facts_document
 from weft.cli.get import ResourcesArgument
 from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
 from weft.cli.output import print_document, say
 from weft.cli.targets import Target, find, one_target
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.kernel.errors import WeftError
-from weft.resources.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.resources.documents import (
+    AgentDocument,
+    Document,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RunnerDocument,
+)
 from weft.resources.kinds import ResourceKind
+from weft.resources.route_document import RouteDocument
 
 LOG_LINES = 10
 EVENTS = 10
@@ -50,6 +58,8 @@ def gather(registry: Registry, target: Target) -> Facts:
         document=document,
         pool=pool,
         agents=_agents(registry, document, pool),
+        routes=_routes(registry, document),
+        rungs=_rungs(registry, document),
         runner=describe_runner(address, LOG_LINES) if address else None,
         events=_events(registry, target),
     )
@@ -78,6 +88,32 @@ def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -
     pools = {pool.name} if pool is not None else set()
     models = {document.name} if isinstance(document, ModelDocument) else set(document.members)
     return [agent for agent in agents if agent.pool in pools or agent.model in models]
+
+
+def _routes(registry: Registry, document: Document) -> list[RouteDocument]:
+    """The routes that name a model or a pool."""
+    if not isinstance(document, ModelDocument | PoolDocument):
+        return []
+    routes = [route for route in registry.documents(ResourceKind.ROUTE) if isinstance(route, RouteDocument)]
+    return [route for route in routes if document.name in route.candidates]
+
+
+def _rungs(registry: Registry, document: Document) -> list[Rung]:
+    """How the candidates of a route are: pools stand before models of their name."""
+    if not isinstance(document, RouteDocument):
+        return []
+    return [_rung(registry, name) for name in document.candidates]
+
+
+def _rung(registry: Registry, name: str) -> Rung:
+    for kind in (ResourceKind.POOL, ResourceKind.MODEL):
+        found = _find_or_none(registry, Target(kind, name))
+        match found:
+            case PoolDocument(status=status) if status is not None and (status.explicit or status.size > 1):
+                return Rung(name, f"pool, {status.active_count} of {status.size} active")
+            case ModelDocument(status=status) if status is not None:
+                return Rung(name, f"{status.state}, off the premises" if found.remote else status.state)
+    return Rung(name, "not there now")
 
 
 def _runner_address(registry: Registry, document: Document) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from weft.api.runner.v1 import runner_service_pb2
-from weft.cli.columns import ago, context_tokens, who_wakes
+from weft.cli.columns import ago, context_tokens, keep_alive_words, who_wakes
 from weft.cli.instance_description import instance_lines
 from weft.cli.output import Column, TextTable, safe_text
 from weft.resources.documents import (
@@ -21,6 +21,7 @@ from weft.resources.documents import (
     RunnerDocument,
 )
 from weft.resources.rendering import plain
+from weft.resources.route_document import RouteDocument
 from weft.resources.statuses import Condition, InstanceStatus
 
 KEY_CHARS = 13
@@ -39,6 +40,15 @@ _EVENT_COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A candidate of a route."""
+
+    name: str
+    state: str
+    """How it is, in words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """A resource and what belongs to it."""
@@ -48,6 +58,10 @@ class Facts:
     """The pool it is, is in, or points to."""
     agents: Sequence[AgentDocument]
     """The agents that point to it."""
+    routes: Sequence[RouteDocument] = ()
+    """The routes that name it."""
+    rungs: Sequence[Rung] = ()
+    """Of a route: its candidates, best first."""
     runner: runner_service_pb2.DescribeResponse | None
     """Its runner as it describes itself; None when it cannot be asked."""
     events: Sequence[EventDocument]
@@ -56,8 +70,14 @@ class Facts:
 
 def description(facts: Facts) -> str:
     """All of it as text."""
-    lines = [*_header(facts.document), *_pool(facts), *_conditions(facts.document), *_instances(facts)]
-    lines += [*_prompt(facts.document), *_agents(facts.agents), *_events(facts.events)]
+    lines = [
+        *_header(facts.document),
+        *_ladder(facts.rungs),
+        *_pool(facts),
+        *_conditions(facts.document),
+        *_instances(facts),
+    ]
+    lines += [*_prompt(facts.document), *_users(facts), *_events(facts.events)]
     return "\n".join(lines) + "\n"
 
 
@@ -82,6 +102,8 @@ def _header(document: Document) -> Iterator[str]:
             yield from _runner(document)
         case PoolDocument():
             yield _fact("Kind", "pool, named by its members" if _explicit(document) else "pool of one model")
+        case RouteDocument():
+            yield from _route(document)
 
 
 def _model(model: ModelDocument) -> Iterator[str]:
@@ -97,6 +119,7 @@ def _model(model: ModelDocument) -> Iterator[str]:
     yield _fact("Context", str(context_tokens(model) or "unknown until loaded"))
     yield _fact("Digest", model.digest or "-")
     yield _fact("Remote", "yes, it leaves the premises" if model.remote else "no")
+    yield _fact("Skills", ", ".join(model.skills) or "unknown")
     wakers = who_wakes(model)
     longest = f", at most {model.wake.max_wait_seconds:g} s" if model.wake else ""
     yield _fact("Woken by", f"{', '.join(wakers)}{longest}" if wakers else "it never sleeps")
@@ -138,6 +161,22 @@ def _behaviour(agent: AgentDocument) -> Iterator[str]:
         yield _fact("Signals", ", ".join(agent.signals) + going_on)
     if agent.repetition is not None:
         yield _fact("Repetition", agent.repetition)
+
+
+def _route(route: RouteDocument) -> Iterator[str]:
+    status = route.status
+    if status is None:
+        return
+    yield _fact("Kind", "route")
+    yield _fact("Status", status.state)
+    yield _fact("Ask for", f"route/{route.name}")
+    yield _fact("Description", route.description or "-")
+    if route.pin_primary:
+        yield _fact("Pinned", "the primary is waited for while it is there")
+    yield _fact("Budget", "none of its own" if route.budget_seconds is None else f"{route.budget_seconds:g} s")
+    kept = "as the model is configured" if route.keep_alive is None else keep_alive_words(route.keep_alive)
+    yield _fact("Kept loaded", kept)
+    yield from _times(status.created_at, None, None)
 
 
 def _runner(runner: RunnerDocument) -> Iterator[str]:
@@ -208,12 +247,25 @@ def _prompt(document: Document) -> Iterator[str]:
         yield from (f"{INDENT}{safe_text(line)}" for line in document.system_prompt.split("\n"))
 
 
-def _agents(agents: Sequence[AgentDocument]) -> Iterator[str]:
-    if agents:
+def _ladder(rungs: Sequence[Rung]) -> Iterator[str]:
+    if rungs:
+        yield "Candidates:"
+    for place, rung in enumerate(rungs, 1):
+        yield f"{INDENT}{place}. {safe_text(rung.name)} [{rung.state}]"
+
+
+def _users(facts: Facts) -> Iterator[str]:
+    """Who asks for it by its name: agents and routes."""
+    if facts.agents:
         yield "Agents:"
-    for agent in agents:
+    for agent in facts.agents:
         if agent.status is not None:
             yield f"{INDENT}- {agent.name} [{agent.status.kind}/{agent.status.state}]"
+    if facts.routes:
+        yield "Routes:"
+    for route in facts.routes:
+        if route.status is not None:
+            yield f"{INDENT}- {route.name} [{route.status.state}]"
 
 
 def _events(events: Sequence[EventDocument]) -> Iterator[str]:

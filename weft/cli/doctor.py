@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from runner_svc.backends.key_variables import read_key
 from weft import __version__
 from weft.cli.options import DEFAULT_HOME, EXIT_FAILED, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
@@ -80,7 +81,9 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
         return
     yield Finding(check="configuration", verdict=Verdict.OK, detail=str(config_path or "defaults"))
     yield _attempt("models", lambda: _models(config), "name a file that exists")
-    yield _attempt("llama.cpp server", _server, "pip install xllamacpp")
+    yield from _keys(config)
+    if config.runners is None or any(runner.runtime == "llama_server" for runner in config.runners):
+        yield _attempt("llama.cpp server", _server, "pip install xllamacpp")
     yield _port(home, port if port is not None else config.port)
 
 
@@ -135,8 +138,29 @@ def _socket_path(home: WeftHome) -> Finding:
 
 
 def _models(config: WeftConfig) -> str:
-    models = [model for runner in configured_runners(config) for model in runner.models]
-    return ", ".join(f"{model.name} ({model.path or 'a server that runs already'})" for model in models)
+    told = []
+    for runner in configured_runners(config):
+        without_file = "a provider's" if runner.runtime == "openai_remote" else "a server that runs already"
+        told += [f"{model.name} ({model.path or without_file})" for model in runner.models]
+    return ", ".join(told)
+
+
+def _keys(config: WeftConfig) -> Iterator[Finding]:
+    """Whether the variables hold keys that models need; what they hold is not shown."""
+    models = [model for runner in config.runners or () for model in runner.models]
+    waiting: dict[str, list[str]] = {}
+    for model in models:
+        if model.api_key_env is not None:
+            waiting.setdefault(model.api_key_env, []).append(model.name)
+    for variable, names in sorted(waiting.items()):
+        try:
+            read_key(variable, os.environ)
+        except WeftError as error:
+            yield _failed(
+                "keys", f"{', '.join(names)}: {error.message}", f"export {variable}=... before you start weft"
+            )
+        else:
+            yield Finding(check="keys", verdict=Verdict.OK, detail=f"{variable} is set, for {', '.join(names)}")
 
 
 def _server() -> str:

@@ -18,6 +18,8 @@ from weft.cli.options import (
     reporting,
 )
 from weft.cli.output import TextTable, json_line, json_text, say
+from weft.cli.requests import is_about_requests
+from weft.cli.requests import show as show_requests
 from weft.cli.targets import Target, find, parse_targets
 from weft.client.resources import connect_registry
 from weft.kernel.errors import WeftError, invalid_field
@@ -31,7 +33,7 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners or pools, and names; or KIND/NAME...",
+        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also requests and clients",
         autocompletion=complete_resource,
     ),
 ]
@@ -48,6 +50,11 @@ def get(
     Example: weft get models -o wide
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
+        if is_about_requests(resources):
+            if watch:
+                raise invalid_field("--watch", "goes with resources; a request's own stream says how it fares")
+            show_requests(resources, output, home)
+            return
         kind, targets = parse_targets(resources)
         if any(target.kind is not kind for target in targets):
             raise invalid_field("KIND", "resources of one kind can be shown at a time")

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +48,10 @@ UpstreamOption = Annotated[
 KeyVariableOption = Annotated[
     str | None, typer.Option("--api-key-env", help="With --url: environment variable of the server's key.")
 ]
+RemoteOption = Annotated[
+    bool | None,
+    typer.Option("--remote/--no-remote", help="With --url: whether using it sends bytes off the premises."),
+]
 
 
 @app.command("join")
@@ -65,12 +69,15 @@ def join(
     model: ModelOption = None,
     upstream_model: UpstreamOption = None,
     api_key_env: KeyVariableOption = None,
+    remote: RemoteOption = None,
     home: HomeOption = DEFAULT_HOME,
     config: ConfigOption = None,
 ) -> None:
     """Join a mesh: one outbound connection, no open port. Serves until Ctrl-C.
 
     Published are models that say `publish: true` in the configuration, and those named with --publish.
+
+    A provider's model is one of a runner with `runtime: openai_remote`, see docs/remote.md.
 
     Example: weft runner join https://mesh.example:7443 --name laptop --url http://127.0.0.1:11434/v1 --model llama
     """
@@ -83,7 +90,8 @@ def join(
         trust = parse_trust(address, ca_file, fingerprint)
         secret = _read_token(token, token_file)
         server = {"name": name, "url": server_url, "model": model}
-        found = _load(config, server, {"upstream_model": upstream_model, "api_key_env": api_key_env})
+        details = {"upstream_model": upstream_model, "api_key_env": api_key_env, "remote": remote}
+        found = _load(config, server, details)
         loaded = read_environment(os.environ).applied_to(found)
         section, published = pick_published(loaded, runner, publish or [])
         if section.http_port is not None:
@@ -92,7 +100,7 @@ def join(
         _run(plan, loaded, home, url)
 
 
-def _load(config: Path | None, server: dict[str, str | None], details: dict[str, str | None]) -> "WeftConfig":
+def _load(config: Path | None, server: dict[str, str | None], details: dict[str, Any]) -> "WeftConfig":
     """The configuration, or the one server that the command line names."""
     from weft.host.config import load_config  # noqa: PLC0415 - see weft.cli.serve
     from weft.host.join import ServerOptions, config_with_server  # noqa: PLC0415

@@ -111,6 +111,7 @@ def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
         ResourceKind.AGENT: ("Target", "Ready"),
         ResourceKind.RUNNER: ("Connected", "Ready"),
         ResourceKind.POOL: ("Ready",),
+        ResourceKind.ROUTE: ("Ready",),
     }[kind]
     if name not in {known.lower() for known in types}:
         raise invalid_field("--for", f"the conditions of a {kind.value} are {', '.join(types)}")

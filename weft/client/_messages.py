@@ -4,12 +4,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from weft.api.common.v1 import cache_mode_pb2, chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
+from weft.api.common.v1 import (
+    cache_mode_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    priority_pb2,
+    sampling_pb2,
+)
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
-from weft.kernel.names import MAX_CACHE_TAG_CHARS, require_token
+from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -40,13 +47,25 @@ class ChatOptions(TypedDict, total=False):
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
     keep_alive: float | str
     """How long the model stays loaded afterwards: seconds, a length such as "5m", 0 (not at all), -1 (for ever)."""
+    priority: Literal["high", "normal", "low"]
+    """The band to wait in; left out: as the client's profile says, else normal."""
+    client_id: str
+    """Which program asks, for its profile and for figures."""
+    session: str
+    """Requests of one session go to the same runner where they can; at most 256 characters."""
     extra_parameters: Mapping[str, object]
     """Parameters that weft does not know, as JSON data; the answer has a warning for each that was not used."""
 
 
-_NOT_NUMBERS = frozenset(
-    {"stop", "thinking", "allow_remote", "extra_parameters", "cache_mode", "cache_tag", "keep_alive"}
-)
+_NOT_NUMBERS = frozenset({
+    "stop", "thinking", "allow_remote", "extra_parameters", "cache_mode", "cache_tag", "keep_alive", "priority",
+    "client_id", "session",
+})  # fmt: skip
+_PRIORITIES = {
+    "high": priority_pb2.PRIORITY_HIGH,
+    "normal": priority_pb2.PRIORITY_NORMAL,
+    "low": priority_pb2.PRIORITY_LOW,
+}
 _CACHE_MODES = {
     "auto": cache_mode_pb2.CACHE_MODE_AUTO,
     "prefix": cache_mode_pb2.CACHE_MODE_PREFIX,
@@ -65,6 +84,7 @@ def chat_request(model: str, messages: str | Iterable[Message], options: ChatOpt
         request.payload.thinking = options["thinking"]
     request.options.allow_remote = options.get("allow_remote", False)
     _fill_handling(request.options, options)
+    _fill_caller(request.options, options)
     if "extra_parameters" in options:
         extra = to_json_object(options["extra_parameters"], "extra_parameters")
         request.payload.extra_parameters.CopyFrom(extra)
@@ -83,6 +103,20 @@ def _fill_handling(handling: pb.RequestOptions, options: ChatOptions) -> None:
     if "keep_alive" in options:
         seconds = keep_alive_seconds(options["keep_alive"], "keep_alive")
         handling.keep_alive.FromNanoseconds(math.ceil(seconds * 1e9))
+
+
+def _fill_caller(handling: pb.RequestOptions, options: ChatOptions) -> None:
+    if "priority" in options:
+        priority = _PRIORITIES.get(options["priority"])
+        if priority is None:
+            raise invalid_field("priority", "must be high, normal or low")
+        handling.priority = priority
+    if "client_id" in options:
+        handling.client_id = require_token(options["client_id"], "client_id", MAX_CLIENT_CHARS)
+    if "session" in options:
+        if len(options["session"]) > MAX_SESSION_CHARS:
+            raise invalid_field("session", f"must have at most {MAX_SESSION_CHARS} characters")
+        handling.session = options["session"]
 
 
 def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) -> None:

@@ -37,7 +37,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_BANDS
 from weft.kernel.sizes import parse_size
 
 MAX_PURPOSE_CHARS = 256
@@ -50,7 +50,7 @@ RETRY_SECONDS = 1.0
 CHILD_WAIT_SECONDS = 10.0
 """How long the end of the block waits for processes that were started in it; see `hold_memory`."""
 CHILD_POLL_SECONDS = 0.05
-_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+_PRIORITIES = {band.name.lower(): band.wire for band in sorted(CALLER_BANDS)}
 _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._:-]+")
 
 

@@ -24,6 +24,9 @@ from weft.api.registry.v1 import (
     registry_service_pb2_grpc,
     resource_kind_pb2,
     runner_pb2,
+    settings_pb2,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
 )
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._address import mesh_address
@@ -41,6 +44,7 @@ from weft.resources.messages import (
     kind_number,
     model_document,
     pool_document,
+    route_document,
     runner_document,
     to_declaration,
 )
@@ -74,6 +78,16 @@ class Applied:
     after: Document | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """What operators set for the whole mesh."""
+
+    allow_cloud_fallback: bool
+    """Whether routes may fall back to models off the premises."""
+    revision: int
+    """Counts up with every change."""
+
+
 def connect_registry(
     target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
 ) -> "Registry":
@@ -90,6 +104,7 @@ class Registry:
         self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = registry_service_pb2_grpc.RegistryServiceStub(self._channel)
         self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
+        self._settings = settings_service_pb2_grpc.SettingsServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -117,10 +132,12 @@ class Registry:
                 return [runner_document(runner) for runner in self._messages(kind)]
             case ResourceKind.POOL:
                 return [pool_document(pool) for pool in self._messages(kind)]
+            case ResourceKind.ROUTE:
+                return [route_document(route) for route in self._messages(kind)]
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
         """The names of the resources of one kind, fetched as far as they are read."""
-        named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT)
+        named_by_manifest = kind in (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)
         return (message.manifest.name if named_by_manifest else message.name for message in self._messages(kind))
 
     def document(self, kind: ResourceKind, name: str) -> Document:
@@ -135,6 +152,8 @@ class Registry:
                 return runner_document(self._call(self._stub.GetRunner, pb.GetRunnerRequest(name=name)).runner)
             case ResourceKind.POOL:
                 return pool_document(self._call(self._stub.GetPool, pb.GetPoolRequest(name=name)).pool)
+            case ResourceKind.ROUTE:
+                return route_document(self._call(self._stub.GetRoute, pb.GetRouteRequest(name=name)).route)
 
     def members(self, model: str) -> PoolDocument:
         """The pool that a model is in. Raises MODEL_NOT_FOUND."""
@@ -152,6 +171,16 @@ class Registry:
     def delete(self, kind: ResourceKind, name: str) -> None:
         """Delete a resource. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
         self._call(self._declarations.Delete, declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name))
+
+    def settings(self) -> MeshSettings:
+        """What is set for the whole mesh."""
+        response = self._call(self._settings.GetSettings, settings_service_pb2.GetSettingsRequest())
+        return _settings(response.settings)
+
+    def update_settings(self, *, allow_cloud_fallback: bool | None = None) -> MeshSettings:
+        """Change what is not None; returns what is set now."""
+        request = settings_service_pb2.UpdateSettingsRequest(allow_cloud_fallback=allow_cloud_fallback)
+        return _settings(self._call(self._settings.UpdateSettings, request).settings)
 
     def events(self, kind: ResourceKind | None = None, name: str = "", limit: int = 0) -> list[EventDocument]:
         """What happened lately to one resource, one kind, or all, oldest first."""
@@ -206,6 +235,8 @@ class Registry:
                 return self._stub.ListRunners, pb.ListRunnersRequest(page_size=PAGE_SIZE)
             case ResourceKind.POOL:
                 return self._stub.ListPools, pb.ListPoolsRequest(page_size=PAGE_SIZE)
+            case ResourceKind.ROUTE:
+                return self._stub.ListRoutes, pb.ListRoutesRequest(page_size=PAGE_SIZE)
 
     def _call(self, call: Callable[..., Any], request: Any, timeout_seconds: float | None = None) -> Any:
         with self._translated():
@@ -235,6 +266,10 @@ def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2
 
 def _scope(kind: ResourceKind | None) -> "resource_kind_pb2.ResourceKind.ValueType":
     return kind_number(kind) if kind is not None else resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED
+
+
+def _settings(settings: settings_pb2.MeshSettings) -> MeshSettings:
+    return MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback, revision=settings.revision)
 
 
 def _applied(result: declaration_service_pb2.ApplyResult) -> Applied:

@@ -12,6 +12,11 @@ from weft.kernel.request import Operation
 
 AGENT_PREFIX = "agent/"
 """No model, pool or runner can be called so: a name has no '/'."""
+ROUTE_PREFIX = "route/"
+"""Before the name of a route; the router resolves those."""
+
+AUTO_MODEL = "auto"
+"""What a request asks for that leaves the choice to its client's profile in the router."""
 
 MAX_AGENTS_NAMED = 20
 """An error names at most this many agents."""
@@ -33,8 +38,18 @@ def agent_name_of(model: str) -> str | None:
 
 
 def require_model_name(text: str, field: str) -> str:
-    """Return `text` if a request may ask for it: a name, or `agent/` and a name. Else INVALID_ARGUMENT on `field`."""
-    require_name(text.removeprefix(AGENT_PREFIX), field)
+    """Return `text` if a request may ask for it, else INVALID_ARGUMENT on `field`.
+
+    It is a name, or AGENT_PREFIX or ROUTE_PREFIX and a name.
+    """
+    prefix = next((prefix for prefix in (AGENT_PREFIX, ROUTE_PREFIX) if text.startswith(prefix)), "")
+    require_name(text.removeprefix(prefix), field)
+    return text
+
+
+def require_target(text: str, field: str) -> str:
+    """Return `text` if a router may be asked for it: a name, or ROUTE_PREFIX and a name. Else INVALID_ARGUMENT."""
+    require_name(text.removeprefix(ROUTE_PREFIX), field)
     return text
 
 

@@ -5,7 +5,7 @@ The router decides and never sees a token; the frames of a runner pass through h
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -20,6 +20,7 @@ from weft.api.runner.v1 import (
     ticket_pb2,
 )
 from weft.dispatch.agents import require_chat, resolve
+from weft.dispatch.description import Payload, affinity_key, describe
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.handling import serve_options
@@ -94,17 +95,27 @@ class _Call:
         """What happened, once it is over; None before that."""
         return self._receipt
 
-    def _place(self) -> SteadyPlacement:
+    def _place(self, payload: Payload, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None) -> SteadyPlacement:
         context = self._context
+        salt = f"{context.tenant}\0{context.handling.cache_tag}"
+        description = describe(payload, salt=salt, behaviour=behaviour)
         request = PlacementRequest(
             request_id=context.request_id,
             tenant=context.tenant,
             model=context.model,
             operation=context.operation,
             priority=context.priority,
+            names_priority=context.names_priority,
             allow_remote=context.allow_remote,
             seconds_left=context.timeout_seconds,
             traceparent=context.traceparent,
+            prompt_tokens=description.prompt_tokens,
+            max_output_tokens=description.max_output_tokens,
+            skills=description.skills,
+            tools=description.tools,
+            affinity_key=affinity_key(context.session, context.tenant),
+            prefix_digests=description.prefix_digests,
+            client_id=context.client_id,
         )
         return SteadyPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
 
@@ -114,8 +125,11 @@ class _Call:
             return None
         return max(0.0, timeout - (self._tools.clock.monotonic() - self._journey.arrived))
 
-    def _options(self) -> serve_options_pb2.ServeOptions:
-        return serve_options(self._context.handling, self._context.priority)
+    def _options(self, grant: Grant) -> serve_options_pb2.ServeOptions:
+        handling = self._context.handling
+        if handling.keep_alive_seconds is None:
+            handling = replace(handling, keep_alive_seconds=grant.keep_alive_seconds)
+        return serve_options(handling, self._context.priority)
 
     def _metadata(self, grant: Grant) -> tuple[tuple[str, str], ...]:
         about = (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
@@ -131,10 +145,15 @@ class _Call:
         log_receipt(self._context, self._receipt, now - self._journey.arrived)
         return self._receipt
 
-    def _close_failed(self, error: Exception) -> None:
+    def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
         """The receipt of a request that an error ended; one that was over already keeps its own."""
         if self._receipt is None:
-            self._close(error.reason if isinstance(error, WeftError) else Reason.INTERNAL, None)
+            return self._close(_reason_of(error), None)
+        return self._receipt
+
+    async def _report_failed(self, placement: SteadyPlacement, error: Exception) -> None:
+        """Tell the router what became of it, for those who ask it later."""
+        await placement.report_finished(_reason_of(error), self._close_failed(error))
 
     def _close_left(self) -> None:
         """The receipt of a request whose caller left, if nothing else has ended it."""
@@ -158,11 +177,15 @@ class GenerationCall(_Call):
         """
         try:
             self._resolve_agent()
-            async with self._place() as placement:
-                async with aclosing(self._attempts(placement)) as frames:
-                    async for frame in frames:
-                        yield frame
-                await placement.report_finished(Reason.UNSPECIFIED)
+            async with self._place(self._payload, self._behaviour) as placement:
+                try:
+                    async with aclosing(self._attempts(placement)) as frames:
+                        async for frame in frames:
+                            yield frame
+                except Exception as error:
+                    await self._report_failed(placement, error)
+                    raise
+                await placement.report_finished(Reason.UNSPECIFIED, self._receipt)
         except Exception as error:
             self._close_failed(error)
             raise
@@ -208,7 +231,6 @@ class GenerationCall(_Call):
             await self._fail_attempt(placement, grant, error)
             return
         self._journey.note_attempt_failed(error.reason)
-        await placement.report_finished(error.reason)
         error.metadata["content_started"] = "true"
         raise error
 
@@ -246,7 +268,7 @@ class GenerationCall(_Call):
             ticket=_ticket(grant),
             behaviour=self._behaviour,
             agent=self._context.agent,
-            options=self._options(),
+            options=self._options(grant),
         )
         if isinstance(self._payload, chat_pb2.ChatPayload):
             request.chat.CopyFrom(self._payload)
@@ -266,10 +288,14 @@ class EmbeddingCall(_Call):
         """The vectors in input order. Raises the WeftError that ended the request."""
         try:
             require_chat(self._context)
-            async with self._place() as placement:
-                response = await self._attempts(placement)
-                self._close(Reason.UNSPECIFIED, response.receipt)
-                await placement.report_finished(Reason.UNSPECIFIED)
+            async with self._place(self._payload) as placement:
+                try:
+                    response = await self._attempts(placement)
+                except Exception as error:
+                    await self._report_failed(placement, error)
+                    raise
+                receipt = self._close(Reason.UNSPECIFIED, response.receipt)
+                await placement.report_finished(Reason.UNSPECIFIED, receipt)
                 return list(response.embeddings)
         except Exception as error:
             self._close_failed(error)
@@ -299,7 +325,7 @@ class EmbeddingCall(_Call):
         channel = await self._tools.channels.get(grant.address)
         stub = cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(channel))
         request = embedding_service_pb2.EmbedRequest(
-            ticket=_ticket(grant), payload=self._payload, options=self._options()
+            ticket=_ticket(grant), payload=self._payload, options=self._options(grant)
         )
         try:
             return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata(grant))
@@ -335,6 +361,10 @@ def _runner_error(error: grpc.aio.AioRpcError) -> WeftError:
 def _told(rejection: WeftError, attempt: WeftError | None) -> WeftError:
     """What the caller is told: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
     return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
+
+
+def _reason_of(error: Exception) -> Reason:
+    return error.reason if isinstance(error, WeftError) else Reason.INTERNAL
 
 
 def _ticket(grant: Grant) -> ticket_pb2.Ticket:

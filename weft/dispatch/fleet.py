@@ -5,18 +5,26 @@ Routers and gateways hold one each and go on serving from it while the registry 
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import grpc
 import structlog
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    model_pb2,
+    registry_service_pb2,
+    registry_service_pb2_grpc,
+    route_pb2,
+    runner_pb2,
+    settings_pb2,
+)
 from weft.kernel.clock import Clock
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.kernel.service import start_task, stop_tasks
 from weft.wake.messages import plan_of
 from weft.wake.recipes import WakePlan
@@ -27,6 +35,8 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
 
 log = structlog.get_logger("weft.fleet")
+
+T = TypeVar("T")
 
 FIRST_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 5.0
@@ -65,6 +75,8 @@ class InstanceView:
     """Whether it is never evicted for another model."""
     load_eta_seconds: float | None = None
     """How long loading will still take; None: unknown, or it does not load."""
+    usual_load_seconds: float | None = None
+    """How long a load from nothing takes, as earlier ones did; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,8 @@ class RunnerView:
     instances: Mapping[str, InstanceView]
     max_requests: int = 0
     """Requests it works on at once over all its models; 0: as many as its slots."""
+    tool_names: frozenset[str] = frozenset()
+    """Tools of the mesh that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +117,8 @@ class ModelView:
     """It sleeps and a request wakes it; then it is not active."""
     wake: WakePlan | None = None
     """Who can wake it; None: it never sleeps."""
+    skills: frozenset[Skill] | None = None
+    """What it can do beyond text; None: unknown, and it is asked for everything."""
 
     @property
     def reachable(self) -> bool:
@@ -132,6 +148,32 @@ class AgentView:
     """What the mesh does around its chats; None: nothing. Only ever read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteView:
+    """A route as the mesh knows it."""
+
+    name: str
+    candidates: tuple[str, ...]
+    """Models or pools, by name, best first."""
+    description: str
+    budget_seconds: float | None
+    """Longest time from a request's arrival to its end; None: the request's own deadline alone."""
+    keep_alive_seconds: float | None
+    """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
+    pin_primary: bool
+    """Whether the first candidate is waited for as long as it is there at all."""
+    created_at_seconds: int
+    """Unix time of its first declaration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsView:
+    """What operators set for the whole mesh, as far as it is known."""
+
+    allow_cloud_fallback: bool = False
+    """Whether a route may fall back to models off the premises. No, until the registry has said so."""
+
+
 class FleetSource(Protocol):
     """Who knows the mesh; see `FleetWatcher`."""
 
@@ -149,6 +191,8 @@ class FleetView:
     runners: Mapping[str, RunnerView] = field(default_factory=dict)
     models: Mapping[str, ModelView] = field(default_factory=dict)
     agents: Mapping[str, AgentView] = field(default_factory=dict)
+    routes: Mapping[str, RouteView] = field(default_factory=dict)
+    settings: SettingsView = SettingsView()
 
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """The models that answer for a name: those of the pool so called, or those of the pool of the model so called.
@@ -232,23 +276,38 @@ def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -
             MappingProxyType({watched.runner.name: _runner(watched) for watched in response.snapshot.runners}),
             MappingProxyType({model.manifest.name: _model(model) for model in response.snapshot.models}),
             MappingProxyType({agent.manifest.name: _agent(agent) for agent in response.snapshot.agents}),
+            MappingProxyType({route.manifest.name: _route(route) for route in response.snapshot.routes}),
+            _settings(response.snapshot.settings),
         )
-    runners, models, agents = dict(view.runners), dict(view.models), dict(view.agents)
-    change = response.change
+    return replace(view, revision=response.revision, **_changed(view, response.change))
+
+
+def _changed(view: FleetView, change: registry_service_pb2.Change) -> dict[str, Any]:
+    """The parts of a view that one change makes anew; none for a change that this version does not know."""
+    changed: dict[str, Any] = {}
     match change.WhichOneof("kind"):
         case "runner":
-            runners[change.runner.runner.name] = _runner(change.runner)
+            changed = {"runners": _with(view.runners, change.runner.runner.name, _runner(change.runner))}
         case "model":
-            models[change.model.manifest.name] = _model(change.model)
-        case "deleted_runner":
-            runners.pop(change.deleted_runner, None)
-        case "deleted_model":
-            models.pop(change.deleted_model, None)
+            changed = {"models": _with(view.models, change.model.manifest.name, _model(change.model))}
         case "agent":
-            agents[change.agent.manifest.name] = _agent(change.agent)
-        case "deleted_agent":
-            agents.pop(change.deleted_agent, None)
-    return FleetView(response.revision, MappingProxyType(runners), MappingProxyType(models), MappingProxyType(agents))
+            changed = {"agents": _with(view.agents, change.agent.manifest.name, _agent(change.agent))}
+        case "route":
+            changed = {"routes": _with(view.routes, change.route.manifest.name, _route(change.route))}
+        case "settings":
+            changed = {"settings": _settings(change.settings)}
+        case "deleted_runner" | "deleted_model" | "deleted_agent" | "deleted_route" as kind:
+            part = f"{kind.removeprefix('deleted_')}s"
+            changed = {part: _without(getattr(view, part), getattr(change, kind))}
+    return changed
+
+
+def _with(part: Mapping[str, T], name: str, value: T) -> Mapping[str, T]:
+    return MappingProxyType({**part, name: value})
+
+
+def _without(part: Mapping[str, T], name: str) -> Mapping[str, T]:
+    return MappingProxyType({known: value for known, value in part.items() if known != name})
 
 
 def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
@@ -265,6 +324,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         ticket_key=watched.ticket_key,
         instances=MappingProxyType(instances),
         max_requests=runner.capability.max_requests,
+        tool_names=frozenset(runner.capability.tool_names),
     )
 
 
@@ -282,6 +342,7 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceView:
         unload_time=state.unload_time if state.HasField("unload_time") else None,
         pinned=state.pinned,
         load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
+        usual_load_seconds=state.usual_load.ToNanoseconds() / 1e9 if state.HasField("usual_load") else None,
     )
 
 
@@ -298,7 +359,32 @@ def _model(model: model_pb2.Model) -> ModelView:
         created_at_seconds=model.create_time.seconds,
         hibernating=model.status == model_pb2.Model.STATUS_HIBERNATING,
         wake=plan_of(manifest.wake) if manifest.HasField("wake") else None,
+        skills=_skills(manifest),
     )
+
+
+def _skills(manifest: model_pb2.ModelManifest) -> frozenset[Skill] | None:
+    """What it says; one that this version does not know says nothing to it, and yet that the others are not meant."""
+    if not manifest.skills:
+        return None
+    return frozenset(skill for skill in Skill if skill.value in manifest.skills)
+
+
+def _route(route: route_pb2.Route) -> RouteView:
+    manifest = route.manifest
+    return RouteView(
+        name=manifest.name,
+        candidates=tuple(manifest.candidates),
+        description=manifest.description,
+        budget_seconds=manifest.budget.ToNanoseconds() / 1e9 if manifest.HasField("budget") else None,
+        keep_alive_seconds=manifest.keep_alive.ToNanoseconds() / 1e9 if manifest.HasField("keep_alive") else None,
+        pin_primary=manifest.pin_primary,
+        created_at_seconds=route.create_time.seconds,
+    )
+
+
+def _settings(settings: settings_pb2.MeshSettings) -> SettingsView:
+    return SettingsView(allow_cloud_fallback=settings.allow_cloud_fallback)
 
 
 def _agent(agent: agent_pb2.Agent) -> AgentView:

@@ -8,8 +8,8 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_CACHE_TAG_CHARS, require_token
-from weft.kernel.request import CacheMode, Handling, Priority
+from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
+from weft.kernel.request import CALLER_BANDS, CacheMode, Handling, Priority
 
 _NANOSECONDS = 1e9
 Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
@@ -20,7 +20,7 @@ def serve_options(handling: Handling, priority: Priority) -> serve_options_pb2.S
     options = serve_options_pb2.ServeOptions(
         cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
         cache_tag=handling.cache_tag,
-        priority=priority.value,  # type: ignore[arg-type]  # same numbers
+        priority=priority.wire,  # type: ignore[arg-type]  # same numbers
     )
     if handling.keep_alive_seconds is not None:
         options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))
@@ -39,11 +39,37 @@ def handling_of(options: Options) -> Handling:
     )
 
 
-def priority_of(options: Options) -> Priority:
-    """The band that a message names; not set: normal. Raises INVALID_ARGUMENT for one that does not exist."""
-    if options.priority not in {0, *(priority.value for priority in Priority)}:
+def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:
+    """The band that a caller names; not set: normal. Raises INVALID_ARGUMENT for one that no caller can claim."""
+    band = Priority.from_wire(options.priority)
+    if band is None or band not in CALLER_BANDS:
         raise invalid_field("options.priority", "must be high, normal or low")
-    return Priority(options.priority or Priority.NORMAL)
+    return band
+
+
+def client_of(options: inference_service_pb2.RequestOptions) -> str:
+    """Who the caller says it is; empty: nobody in particular. Raises INVALID_ARGUMENT for what no client can be."""
+    return require_token(options.client_id, "options.client_id", MAX_CLIENT_CHARS) if options.client_id else ""
+
+
+def session_of(options: inference_service_pb2.RequestOptions) -> str:
+    """The session that a caller names; empty: none. Raises INVALID_ARGUMENT for one that is too long."""
+    return require_session(options.session, "options.session")
+
+
+def require_session(text: str, field: str) -> str:
+    """Return `text` if it may name a session; otherwise raise INVALID_ARGUMENT naming `field`."""
+    if len(text) > MAX_SESSION_CHARS:
+        raise invalid_field(field, f"must have at most {MAX_SESSION_CHARS} characters")
+    return text
+
+
+def granted_priority_of(options: serve_options_pb2.ServeOptions) -> Priority:
+    """The band that a service of the mesh names to a runner; not set: normal."""
+    band = Priority.from_wire(options.priority)
+    if band is None:
+        raise invalid_field("options.priority", "must be high, normal, low or system")
+    return band
 
 
 def cache_tag(text: str, field: str) -> str:

@@ -21,10 +21,13 @@ class RequestContext:
     request_id: str
     tenant: str
     model: str
-    """A model or a pool, by name; or `agent/` and an agent's name, until a dispatcher has resolved it."""
+    """A model or a pool, by name, or `route/` and a route's; or `agent/` and an agent's, until a dispatcher has
+    resolved it."""
     operation: Operation
     traceparent: str
     priority: Priority = Priority.NORMAL
+    names_priority: bool = True
+    """Whether the caller named that band; else its client's profile may say another."""
     allow_remote: bool = False
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
@@ -32,6 +35,10 @@ class RequestContext:
     """The agent that was asked for, once resolved; empty: none."""
     handling: Handling = field(default_factory=Handling)
     """What it says about how its runner handles it."""
+    client_id: str = ""
+    """Who the caller says it is, for profiles and figures; empty: nobody in particular."""
+    session: str = ""
+    """Requests of one session go to the same runner where they can; empty: none."""
 
 
 _NOTHING_SENT = frozenset(
@@ -127,6 +134,7 @@ class Journey:
                 runner=attempt.grant.runner,
                 runner_incarnation=attempt.grant.runner_incarnation,
                 reason=attempt.reason.value,  # same numbers
+                model=attempt.grant.model,
             )
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from weft.api.common.v1 import receipt_pb2
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.request import Operation, Priority, Skill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,11 @@ class PlacementRequest:
     request_id: str
     tenant: str
     model: str
-    """A model or a pool, by name."""
+    """A model or a pool, by name; or `route/` and a route's name."""
     operation: Operation
     priority: Priority = Priority.NORMAL
+    names_priority: bool = True
+    """Whether the caller named that band; else its client's profile may say another."""
     allow_remote: bool = False
     age_seconds: float = 0.0
     """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -32,6 +35,20 @@ class PlacementRequest:
     """Attempts granted by an earlier placement of it; attempt numbers go on from there."""
     traceparent: str = ""
     """W3C trace context; empty: none. Carried, never looked at."""
+    prompt_tokens: int = 0
+    """An estimate; 0: unknown."""
+    max_output_tokens: int | None = None
+    """None: it does not say."""
+    skills: frozenset[Skill] = frozenset()
+    """What its model must be able to do."""
+    tools: frozenset[str] = frozenset()
+    """Tools of the mesh that its runner must have."""
+    affinity_key: bytes = b""
+    """Requests with the same key should go to the same runner; empty: none."""
+    prefix_digests: tuple[int, ...] = ()
+    """Digests of ever longer beginnings of its prompt, salted with its tenant."""
+    client_id: str = ""
+    """Who its caller says it is; empty: nobody in particular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +83,8 @@ class Grant:
     host: str
     model: str
     attempt: int
+    keep_alive_seconds: float | None = None
+    """What the request's route says; None: nothing."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant
@@ -92,8 +111,11 @@ class Placement(Protocol):
         """The attempt failed before any content; the next decision grants another runner or raises. Never raises."""
         ...
 
-    async def report_finished(self, reason: Reason) -> None:
-        """The request ended, with UNSPECIFIED when it completed. Never raises."""
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+        """The request ended, with UNSPECIFIED when it completed. Never raises.
+
+        `receipt`: what happened, only ever read; None: nobody knows.
+        """
         ...
 
 
@@ -107,6 +129,8 @@ class PoolQueue:
     """How many may wait."""
     running: int
     """Requests that the router has running on its models."""
+    average_wait_seconds: float | None = None
+    """Of the requests that were placed lately; None: none were."""
 
 
 class PlacementPort(Protocol):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, cast
 import grpc
 from google.protobuf import duration_pb2
 
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
@@ -48,6 +49,7 @@ class RemotePlacement:
                 waiting=queue.waiting_count,
                 max_waiting=queue.max_waiting,
                 running=queue.running_count,
+                average_wait_seconds=_seconds(queue.average_wait) if queue.HasField("average_wait") else None,
             )
             for queue in response.queues
         ]
@@ -94,9 +96,9 @@ class RemotePlace:
         failed = pb.AttemptFailed(attempt=attempt, reason=reason.value)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(attempt_failed=failed))
 
-    async def report_finished(self, reason: Reason) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """See Placement.report_finished."""
-        finished = pb.PlaceFinished(reason=reason.value)  # type: ignore[arg-type]  # same numbers
+        finished = pb.PlaceFinished(reason=reason.value, receipt=receipt)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
         assert self._call is not None, "a report before the placement was entered"
         if not self._call.done():
@@ -116,9 +118,17 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         tenant=request.tenant,
         model=request.model,
         operation=request.operation.value,  # type: ignore[arg-type]  # same numbers
-        priority=request.priority.value,  # type: ignore[arg-type]  # same numbers
+        # Not set is normal too, and says that nobody named it.
+        priority=request.priority.wire if request.names_priority else 0,  # type: ignore[arg-type]  # same numbers
         allow_remote=request.allow_remote,
         attempts_used=request.attempts_used,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        needed_skills=[skill.value for skill in sorted(request.skills)],  # type: ignore[misc]  # same numbers
+        needed_tools=sorted(request.tools),
+        affinity_key=request.affinity_key,
+        prefix_digests=request.prefix_digests,
+        client_id=request.client_id,
     )
     message.age.FromNanoseconds(int(request.age_seconds * 1e9))
     if request.seconds_left is not None:
@@ -153,6 +163,7 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 host=granted.host,
                 model=granted.model,
                 attempt=granted.attempt,
+                keep_alive_seconds=_seconds(granted.keep_alive) if granted.HasField("keep_alive") else None,
             )
         case _:
             raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.port import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -85,6 +86,6 @@ class SteadyPlacement:
         """See Placement.report_attempt_failed."""
         await self._place.report_attempt_failed(attempt, reason)
 
-    async def report_finished(self, reason: Reason) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """See Placement.report_finished."""
-        await self._place.report_finished(reason)
+        await self._place.report_finished(reason, receipt)

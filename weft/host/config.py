@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from weft.host.config_section import Port, RateText, Seconds, Section
+from weft.host.caller_sections import ClientName, ClientSection, RouterRatesSection, TenantName, TenantSection
+from weft.host.config_section import Name, Port, RateText, Seconds, Section
 from weft.host.registry_sections import GovernanceSection, LedgerSection, OperationsSection
 from weft.host.replicas import replica_names
+from weft.host.router_sections import PoolSection, SchedulingSection
 from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
@@ -66,10 +68,33 @@ class RouterSection(Section):
     """How long a permit to start work is good."""
     wake_settle_seconds: Seconds = 10.0
     """Longest time from the end of a wake until the model is reported ready."""
+    max_cold_wait_seconds: Seconds = 20.0
+    """How long requests wait for a model that is not loaded until models in use give way for it."""
+    min_turn_seconds: Seconds = 2.0
+    """How long a model that was loaded and is wanted stays loaded at least ..."""
+    swap_quantum_ratio: Annotated[float, Field(ge=0, le=1_000)] = 2.0
+    """... and for how many times as long as its load took, but no longer than `max_cold_wait_seconds`."""
+    scheduling: SchedulingSection = SchedulingSection()
+    """Finer settings."""
     wake_recipes: tuple[Literal["wake_on_lan", "http", "command"], ...] = Field(
         default=("wake_on_lan", "http"), strict=False
     )
     """Kinds of recipes that the router runs for models with `by: mesh`. A command is a program on the router's host."""
+    default_pool: PoolSection = PoolSection()
+    """Pools that are not named in `pools`."""
+    pools: dict[Name, PoolSection] = Field(default={}, max_length=10_000)
+    """By pool, or by model for a model without one."""
+    default_tenant: TenantSection = TenantSection()
+    """Tenants that are not named in `tenants`."""
+    tenants: dict[TenantName, TenantSection] = Field(default={}, max_length=10_000)
+    """By tenant, as in X-Tenant-ID."""
+    clients: dict[ClientName, ClientSection] = Field(default={}, max_length=1_024)
+    """Profiles, by client."""
+    multi_tenant: bool = False
+    """Whether tenants are limited to 50req/min where `rate_limits` says nothing else."""
+    rate_limits: RouterRatesSection | None = None
+    """How much tenants may ask for. Default: what TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT say where
+    ENABLE_MULTI_TENANT=true, else as `multi_tenant` says."""
 
 
 class RelaySection(Section):
@@ -110,6 +135,9 @@ class RegistrySection(Section):
     """Expiries that fall due at the end of that grace are spread over this long."""
     hibernating_keep_seconds: Seconds = 604_800.0
     """A model whose host the mesh can wake is forgotten after its runner was away for this long."""
+    allow_cloud_fallback: bool | None = None
+    """Whether routes may fall back to models off the premises, on a new database; later `weft config set` changes it.
+    Default: what the environment variable WEFT_ALLOW_CLOUD_FALLBACK says, else true."""
     ledger: LedgerSection = LedgerSection()
     """The book of accelerator memory."""
     operations: OperationsSection = OperationsSection()

@@ -16,6 +16,7 @@ from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetWatcher
 from weft.dispatch.port import QueueSource
 from weft.dispatch.remote import RemotePlacement
+from weft.dispatch.requests import RemoteRequests, RequestSource
 from weft.dispatch.steady import SteadyConfig
 from weft.host.config import RateLimitsSection, WeftConfig
 from weft.host.garbage import settle_garbage_collector
@@ -53,6 +54,7 @@ class MeshClients:
     registry: grpc.aio.Channel
     channels: ChannelPool
     queues: QueueSource
+    requests: RequestSource
     clock: Clock
 
 
@@ -79,6 +81,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         fleet=mesh.fleet,
         registry=RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout),
         admin=admin,
+        requests=mesh.requests,
     )
     return gateway.service.build(edge, ports)
 
@@ -94,7 +97,13 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     placement = RemotePlacement(router)
     dispatcher = Dispatcher(placement, channels, clock=clock, steady=steady, fleet=fleet)
     mesh = MeshClients(
-        dispatcher=dispatcher, fleet=fleet, registry=registry, channels=channels, queues=placement, clock=clock
+        dispatcher=dispatcher,
+        fleet=fleet,
+        registry=registry,
+        channels=channels,
+        queues=placement,
+        requests=RemoteRequests(router),
+        clock=clock,
     )
     service = build_gateway(config, mesh)
     try:

@@ -49,12 +49,14 @@ class ServerOptions:
     model: str
     upstream_model: str | None = None
     api_key_env: str | None = None
+    remote: bool | None = None
+    """Whether it is off the premises; None: nothing is said."""
 
 
 def config_with_server(path: Path | None, server: ServerOptions) -> WeftConfig:
     """The configuration with that server as its only runner. Raises INVALID_ARGUMENT naming the field."""
     model: dict[str, Any] = {"name": server.model, "url": server.url, "publish": True}
-    for name in ("upstream_model", "api_key_env"):
+    for name in ("upstream_model", "api_key_env", "remote"):
         if (value := getattr(server, name)) is not None:
             model[name] = value
     runner = {"name": server.runner, "runtime": "openai_http", "models": [model]}

@@ -1,5 +1,7 @@
 """How the registry is set up and run. The only module besides `up` that imports it."""
 
+import os
+
 import registry_svc.service
 from registry_svc.config import RegistryConfig
 from registry_svc.ledger.config import LedgerConfig
@@ -8,6 +10,7 @@ from weft.host.config import WeftConfig
 from weft.host.governance import governance_config
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
+from weft.host.registry_environment import allow_cloud_fallback
 from weft.host.registry_sections import LedgerSection, OperationsSection
 from weft.host.serving import Announce, serve_until_stopped
 
@@ -26,6 +29,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         restart_grace_seconds=section.restart_grace_seconds,
         restart_spread_seconds=section.restart_spread_seconds,
         hibernating_keep_seconds=section.hibernating_keep_seconds,
+        allow_cloud_fallback=allow_cloud_fallback(section.allow_cloud_fallback, os.environ),
         ledger=_ledger_config(section.ledger, section.restart_grace_seconds),
         operations=_operation_settings(section.operations),
         governance=governance_config(section.governance, home),

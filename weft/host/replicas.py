@@ -41,7 +41,7 @@ def _replicas(section: RunnerSection, model: ModelSection) -> list[ModelSection]
         raise invalid_field(f"{where}.replica_max", f"must be at least {model.replicas}, which is `replicas`")
     if count == 1:
         return [model]
-    if section.runtime == "openai_http":
+    if not section.starts_engines:
         raise invalid_field(f"{where}.replicas", "must be 1: weft did not start this server and cannot start another")
     single = {"replicas": 1, "replica_max": None, "pool": model.pool or model.name}
     return [

@@ -6,15 +6,24 @@ from collections.abc import Mapping
 import router_svc.service
 from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import SchedulerLimits
-from weft.host.config import WeftConfig
+from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from weft.host.callers import clients_config, rate_limits, tenant_settings
+from weft.host.config import RouterSection, WeftConfig
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.relay import relay_doors
+from weft.host.router_sections import PoolSection
+from weft.host.runner_environment import RunnerEnvironment, read_environment
 from weft.host.serving import Announce, registry_address, serve_until_stopped
 
 
-def router_config(config: WeftConfig, registry_address: str, address: str = "") -> RouterConfig:
-    """The router that reads the registry at an address; `address` is its own, for runners behind its relay."""
+def router_config(
+    config: WeftConfig, registry_address: str, address: str = "", environment: RunnerEnvironment | None = None
+) -> RouterConfig:
+    """The router that reads the registry at an address; `address` is its own, for runners behind its relay.
+
+    `environment`: what it says of tenants holds where the file says nothing of them; None: only the file counts.
+    """
     section = config.router
     return RouterConfig(
         registry_address=registry_address,
@@ -22,14 +31,40 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         default_timeout_seconds=config.gateway.request_timeout_seconds,
         wake_recipes=frozenset(section.wake_recipes),
         wake_environment=_wake_environment(os.environ),
-        limits=SchedulerLimits(
-            queue_depth_per_runner=section.queue_depth_per_runner,
-            queue_timeout_seconds=section.queue_timeout_seconds,
-            max_attempts=section.max_attempts,
-            wake_settle_seconds=section.wake_settle_seconds,
-        ),
+        limits=scheduler_limits(section),
+        settings=scheduler_settings(section),
+        clients=clients_config(section.clients),
+        rate_limits=rate_limits(section, environment),
         relay=_relay_config(config, address),
     )
+
+
+def scheduler_limits(section: RouterSection) -> SchedulerLimits:
+    """Every bound of the scheduler; tests/unit/host/test_router_limits.py sees to it that none is without a name."""
+    return SchedulerLimits(
+        queue_depth_per_runner=section.queue_depth_per_runner,
+        queue_timeout_seconds=section.queue_timeout_seconds,
+        max_attempts=section.max_attempts,
+        wake_settle_seconds=section.wake_settle_seconds,
+        max_cold_wait_seconds=section.max_cold_wait_seconds,
+        min_turn_seconds=section.min_turn_seconds,
+        swap_quantum_ratio=section.swap_quantum_ratio,
+        **section.scheduling.model_dump(),
+    )
+
+
+def scheduler_settings(section: RouterSection) -> Settings:
+    """What operators set for pools and tenants."""
+    return Settings(
+        pools={name: _pool_settings(pool) for name, pool in section.pools.items()},
+        default_pool=_pool_settings(section.default_pool),
+        tenants={name: tenant_settings(tenant) for name, tenant in section.tenants.items()},
+        default_tenant=tenant_settings(section.default_tenant),
+    )
+
+
+def _pool_settings(section: PoolSection) -> PoolSettings:
+    return PoolSettings(policy=ChoicePolicy(section.policy), max_in_flight=section.max_in_flight)
 
 
 def _relay_config(config: WeftConfig, address: str) -> RelayConfig | None:
@@ -53,6 +88,8 @@ async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, a
     """A router until a signal comes."""
     host = GrpcHost()
     address = host.bind(listen or home.address("router"))
-    service = router_svc.service.build(router_config(config, registry_address(config, home), address))
+    service = router_svc.service.build(
+        router_config(config, registry_address(config, home), address, read_environment(os.environ))
+    )
     doors = relay_doors(config.relay, home, service.relay)
     await serve_until_stopped(host, service, config, lambda: announce(address), beside=doors)

@@ -64,7 +64,7 @@ def runner_config(
     if not models:
         raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
     state = home.state / "runners"
-    has_children = section.runtime != "openai_http" or any(tool.type == "mcp_command" for tool in section.tools)
+    has_children = section.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
     leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
     parts = SharedParts(
         leftovers=leftovers,

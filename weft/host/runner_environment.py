@@ -15,7 +15,7 @@ from weft.host.demo import demo_runner
 from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
-from weft.kernel.rates import Rate, parse_rate
+from weft.kernel.rates import Rate, RateUnit, parse_rates
 
 RATE_PREFIX = "TENANT_RATE_LIMIT_"
 DEFAULT_TENANT_RATE = f"{RATE_PREFIX}default"
@@ -57,6 +57,9 @@ class RunnerEnvironment:
     multi_tenant: bool = False
     default_rate: Rate | None = None
     tenant_rates: Mapping[str, Rate] = field(default_factory=dict)
+    default_token_rate: Rate | None = None
+    """Tokens; the surface of a runner counts requests only, a router both."""
+    tenant_token_rates: Mapping[str, Rate] = field(default_factory=dict)
     metrics: bool = True
     metrics_port: int | None = None
     ignored: tuple[tuple[str, str], ...] = ()
@@ -89,7 +92,7 @@ class RunnerEnvironment:
 
     def _runner(self, runner: RunnerSection) -> RunnerSection:
         update: dict[str, Any] = {"devices": self.devices} if self.devices else {}
-        if self.devices_by_id and not runner.devices and runner.runtime != "openai_http":
+        if self.devices_by_id and not runner.devices and runner.starts_engines:
             raise invalid_field(
                 "CUDA_VISIBLE_DEVICES",
                 f"must hold numbers such as 0,1; or say `devices` for runner {runner.name} in weft.yaml",
@@ -127,7 +130,7 @@ def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
     """What the variables say. Raises INVALID_ARGUMENT naming the one that is wrong."""
     given = {name: value.strip() for name, value in environment.items()}
     filled = {name: value for name, value in given.items() if value}
-    tenants = _tenant_rates(filled)
+    tenants, token_tenants = _tenant_rates(filled, RateUnit.REQUESTS), _tenant_rates(filled, RateUnit.TOKENS)
     multi_tenant = _flag(filled, "ENABLE_MULTI_TENANT", default=False)
     metrics = _flag(filled, "ENABLE_METRICS", default=True)
     devices, by_id = _devices(given)
@@ -144,8 +147,10 @@ def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
         max_queue_depth=_number(filled, "MAX_QUEUE_DEPTH", 0, 1_000_000),
         queue_timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
         multi_tenant=multi_tenant,
-        default_rate=tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT"),
+        default_rate=tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT", RateUnit.REQUESTS),
         tenant_rates=tenants,
+        default_token_rate=token_tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT", RateUnit.TOKENS),
+        tenant_token_rates=token_tenants,
         metrics=metrics,
         metrics_port=_number(filled, "METRICS_PORT", 1, 65_535) if metrics else None,
         ignored=tuple(_ignored(filled, multi_tenant=multi_tenant, metrics=metrics)),
@@ -185,18 +190,26 @@ def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int |
     return int(text)
 
 
-def _rate(given: Mapping[str, str], name: str) -> Rate | None:
-    return parse_rate(given[name], name) if name in given else None
+def _rate(given: Mapping[str, str], name: str, unit: RateUnit) -> Rate | None:
+    """The variable's rate of one unit; it may hold one of each, as in `100req/min,20000tok/min`."""
+    if name not in given:
+        return None
+    rates = parse_rates(given[name].split(","), name)
+    if len({rate.unit for rate in rates}) < len(rates):
+        raise invalid_field(name, "has two rates of the same unit")
+    return next((rate for rate in rates if rate.unit is unit), None)
 
 
-def _tenant_rates(given: Mapping[str, str]) -> dict[str, Rate]:
+def _tenant_rates(given: Mapping[str, str], unit: RateUnit) -> dict[str, Rate]:
     rates: dict[str, Rate] = {}
     for name in given:
         if name.startswith(RATE_PREFIX):
             tenant = name.removeprefix(RATE_PREFIX)
             if not is_token(tenant, MAX_TENANT_CHARS):
                 raise invalid_field(name, "must end with the name of a tenant")
-            rates[tenant] = parse_rate(given[name], name)
+            rate = _rate(given, name, unit)
+            if rate is not None:
+                rates[tenant] = rate
     if len(rates) > MAX_TENANTS_NAMED:
         raise invalid_field(RATE_PREFIX, f"at most {MAX_TENANTS_NAMED} tenants can be named")
     return rates

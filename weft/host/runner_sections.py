@@ -114,16 +114,34 @@ class ModelSection(Section):
     path: Annotated[Path, Field(strict=False)] | None = None
     """For llama_server and llama_cpp_python: the GGUF file; `~` is your home folder."""
     url: Annotated[str, Field(max_length=2048)] | None = Field(default=None, repr=False)
-    """For openai_http: base URL of the server, such as `http://127.0.0.1:11434/v1`. Never told to the mesh."""
+    """For openai_http: base URL of the server, such as `http://127.0.0.1:11434/v1`. For openai_remote: of the provider,
+    https and with its version, such as `https://api.example.com/v1`. Never told to the mesh."""
     api_key_env: Annotated[str, Field(max_length=128)] | None = None
-    """For openai_http: environment variable that holds the server's key. Never told to the mesh."""
+    """For openai_http and openai_remote: environment variable that holds the key. Never told to the mesh."""
     upstream_model: Annotated[str, Field(max_length=512)] | None = None
-    """For openai_http: the server's own name of the model. Default: `name`."""
+    """For openai_http and openai_remote: the server's own name of the model. Default: `name`."""
+    api_kind: Literal["chat_completions"] = "chat_completions"
+    """For openai_remote: which of the provider's interfaces is used."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """For openai_remote: longest wait until an answer begins, repetitions and the pauses before them included."""
+    max_retries: Annotated[int, Field(ge=0, le=10)] = 0
+    """For openai_remote: how often the runner itself repeats a request for which the provider was too busy (429, 503),
+    or to whom there was no connection. The router may try elsewhere besides."""
+    health_check: Literal["config_only", "models"] = "config_only"
+    """For openai_remote: `config_only` calls the provider for requests alone; `models` also asks it for its list of
+    models, at the start and every minute."""
+    token_limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"  # noqa: S105 - a parameter's name
+    """For openai_remote: what the provider calls the limit of an answer's length."""
     cache_salt: bool = False
     """For openai_http: whether the server knows `cache_salt`, as vLLM does. It is then sent with every request, so that
     tenants share no cached prefixes; without it weft cannot keep them apart there."""
+    skills: tuple[Literal["text", "image", "audio", "tools"], ...] = Field(default=(), max_length=8, strict=False)
+    """What it can do beyond text, `text` itself included, such as `[text, image, tools]`; a request for anything else
+    goes to other models. Default: `[text, image, tools]` for llama_server with `--mmproj`; else it is not known, and it
+    is asked for everything."""
     remote: bool = False
-    """Whether serving it sends bytes off the premises."""
+    """Whether serving it sends bytes off the premises. Always so for openai_remote; for openai_http it must be said
+    where the address of the server is not one of a network of your own."""
     publish: bool | None = None
     """Whether the mesh hears of it. Default: yes in `weft up` and `weft serve`, no in `weft runner join`."""
     wake: WakeSection | None = None
@@ -152,19 +170,20 @@ class ModelSection(Section):
     slots: Annotated[int, Field(ge=1, le=1024)] = 4
     """Requests it works on at once. Always 1 on llama_cpp_python."""
     context_tokens: Annotated[int, Field(ge=16, le=16_777_216)] = 2048
-    """Context of one slot."""
+    """Context of one slot. For openai_http and openai_remote: unknown unless it is said here."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Default: cores minus one."""
     embeddings: bool = True
-    """Whether it also gives embeddings."""
+    """Whether it also gives embeddings. For openai_remote only where it is said here."""
     extra_arguments: tuple[str, ...] = Field(default=(), strict=False)
     """Further flags for the server program; on llama_cpp_python for its host program, such as `--gpu-layers 0`."""
     passthrough: Literal["none", "all"] = "none"
     """Which parameters that weft does not know reach the engine: those it allows for this kind of engine, or all."""
     chat_template_path: Annotated[Path, Field(strict=False)] | None = None
-    """A chat template (Jinja) to use instead of the model file's own. Not for openai_http."""
+    """A chat template (Jinja) to use instead of the model file's own. Not for openai_http and openai_remote."""
     thinking: bool | None = None
-    """Whether a model that can think does so where a request says nothing. Default: as its template has it."""
+    """Whether a model that can think does so where a request says nothing. Default: as its template has it. For
+    openai_remote: whether the field `thinking` is sent, as enabled or disabled. Default: it is not."""
     system_messages: Literal["joined", "separate"] = "joined"
     """How several system prompts reach the model: as one message, which every template takes, or one each."""
     tools: tuple[Name, ...] = Field(default=(), max_length=64, strict=False)
@@ -226,9 +245,9 @@ class RunnerSection(Section):
 
     name: Name
     """Unique in the mesh."""
-    runtime: Literal["llama_server", "openai_http", "llama_cpp_python"] = "llama_server"
-    """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, or an OpenAI-compatible server
-    that runs already."""
+    runtime: Literal["llama_server", "openai_http", "llama_cpp_python", "openai_remote"] = "llama_server"
+    """The kind of engine: llama.cpp's server or llama-cpp-python, which weft starts, an OpenAI-compatible server that
+    runs already, or the models of a provider off the premises, see docs/remote.md."""
     command: tuple[str, ...] | None = Field(default=None, strict=False)
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
     llama_cpp_python: another interpreter that has weft and the library, with `-m runner_svc.engines.llama_cpp_host`."""
@@ -294,17 +313,31 @@ class RunnerSection(Section):
     platform_context: Annotated[str, Field(max_length=8192)] = ""
     """What the platform prompt says about your mesh, for the model to read."""
 
+    @property
+    def starts_engines(self) -> bool:
+        """Whether weft starts what serves its models."""
+        return self.runtime not in ("openai_http", "openai_remote")
+
     @model_validator(mode="after")
     def _models_fit_the_runtime(self) -> "RunnerSection":
-        needed, foreign = ("url", "path") if self.runtime == "openai_http" else ("path", "url")
+        needed, foreign = ("path", "url") if self.starts_engines else ("url", "path")
         for model in self.models:
             if getattr(model, needed) is None:
                 raise ValueError(f"model {model.name} needs {needed}, because the runtime is {self.runtime}")
             if getattr(model, foreign) is not None:
                 raise ValueError(f"model {model.name} cannot have {foreign}, because the runtime is {self.runtime}")
-            if model.sleep is not None and model.sleep.type == "unload" and self.runtime == "openai_http":
+            if model.sleep is not None and model.sleep.type == "unload" and not self.starts_engines:
                 raise ValueError(f"model {model.name} cannot be unloaded: weft did not start its server")
+            misplaced = _NOT_FOR_PROVIDERS if self.runtime == "openai_remote" else _FOR_PROVIDERS
+            if found := sorted(misplaced & model.model_fields_set):
+                raise ValueError(f"model {model.name} cannot have {found[0]}, because the runtime is {self.runtime}")
         return self
+
+
+_FOR_PROVIDERS = frozenset({"api_kind", "timeout_seconds", "max_retries", "health_check", "token_limit_name"})
+_NOT_FOR_PROVIDERS = frozenset(
+    {"cache_salt", "wake", "sleep", "start_asleep", "chat_template_path", "quantizations", "replicas", "replica_max"}
+)
 
 
 def published_models(runner: RunnerSection) -> list[ModelSection]:

@@ -1,11 +1,11 @@
 """The models of a configuration section as a runner serves them: engine, sleep and wake."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-
-from yarl import URL
 
 from runner_svc.backends import llama_cpp_python_arguments, llama_server_arguments
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
@@ -25,12 +25,14 @@ from runner_svc.memory.estimate import (
 from runner_svc.memory.forecast import FileForecast, ForecastModel
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
-from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
 from weft.host.chat_settings import chat_settings
 from weft.host.demo import default_threads, llama_command
+from weft.host.model_skills import skills_of
+from weft.host.remote_models import remote_model
 from weft.host.runner_sections import ModelSection, RunnerSection, SleepSection, WakeSection
+from weft.host.server_settings import base_url, engine_timeouts, is_http_url, is_remote_server, said_context
 from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
@@ -57,6 +59,8 @@ class SharedParts:
     """Those that their engines may listen on; None: any free one."""
     estimator: MemoryEstimator = field(default_factory=MemoryEstimator)
     """Knows what loads take."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    """Where keys are."""
 
 
 def served_model(
@@ -70,11 +74,19 @@ def served_model(
     hibernation = _hibernation(section, model, drain_seconds, where)
     by_mesh = model.wake is not None and model.wake.by == "mesh"
     recipe = None if model.wake is None else _recipe(model.wake, f"{where}.wake")
-    supervised = _in_process if section.runtime == "llama_cpp_python" else _supervised
-    serve = _attached if section.runtime == "openai_http" else partial(supervised, parts=parts or SharedParts())
-    served = serve(section, model, where, hibernation, recipe if by_mesh else None)
+    shared = parts or SharedParts()
+    if section.runtime == "openai_remote":
+        served = remote_model(section, model, where, hibernation, shared.environment)
+    else:
+        supervised = _in_process if section.runtime == "llama_cpp_python" else _supervised
+        serve = partial(supervised, parts=shared) if section.starts_engines else _attached
+        served = serve(section, model, where, hibernation, recipe if by_mesh else None)
     return replace(
-        served, chat=chat_settings(section, model), target_inflight=model.target_inflight, vision_input=_sees(model)
+        served,
+        chat=chat_settings(section, model),
+        target_inflight=model.target_inflight,
+        vision_input=_sees(model),
+        skills=skills_of(section, model),
     )
 
 
@@ -100,7 +112,7 @@ def _supervised(
         chat_template_path=_template_path(model, where),
         extra_arguments=model.extra_arguments,
         load_stall_seconds=section.load_stall_seconds,
-        timeouts=_timeouts(section),
+        timeouts=engine_timeouts(section),
         graces=_graces(section),
         leftovers=parts.leftovers,
         parameters=_parameters(model, EngineKind.LLAMA_SERVER),
@@ -158,7 +170,7 @@ def _in_process(
         context_tokens=model.context_tokens,
         model_path=engine.model_path,
         remote=model.remote,
-        timeouts=_timeouts(section),
+        timeouts=engine_timeouts(section),
         hibernation=hibernation,
         wake_by_mesh=by_mesh,
     )
@@ -172,16 +184,16 @@ def _attached(
     generation = {Operation.CHAT, Operation.COMPLETION}
     operations = frozenset(generation | {Operation.EMBEDDING} if model.embeddings else generation)
     server = AttachedServerConfig(
-        url=_http_url(model.url, f"{where}.url"),
+        url=base_url(model.url, f"{where}.url"),
         upstream_model=model.upstream_model or model.name,
         api_key_env=model.api_key_env,
         operations=operations,
-        context_tokens=model.context_tokens,
+        context_tokens=said_context(model),
         cache_salt=model.cache_salt,
         probe_interval_seconds=section.probe_interval_seconds,
         probe_failures=section.probe_failures,
         load_stall_seconds=section.load_stall_seconds,
-        timeouts=_timeouts(section),
+        timeouts=engine_timeouts(section),
         parameters=_parameters(model, EngineKind.OPENAI_HTTP),
     )
     return ServedModel(
@@ -190,8 +202,8 @@ def _attached(
         make_backend=lambda: AttachedServer(server),
         operations=operations,
         slots=model.slots,
-        context_tokens=model.context_tokens,
-        remote=model.remote,
+        context_tokens=server.context_tokens,
+        remote=is_remote_server(server.url, model, f"{where}.remote"),
         timeouts=server.timeouts,
         hibernation=hibernation,
         wake_by_mesh=by_mesh,
@@ -199,7 +211,7 @@ def _attached(
 
 
 def _hibernation(section: RunnerSection, model: ModelSection, drain_seconds: float, where: str) -> HibernationSettings:
-    attached = section.runtime == "openai_http"
+    attached = not section.starts_engines
     if attached and model.start_asleep:
         raise invalid_field(f"{where}.start_asleep", "weft did not start this server; give it a wake recipe instead")
     wake = model.wake
@@ -249,7 +261,7 @@ def _recipe(section: WakeSection, where: str) -> Recipe:
 
 
 def _http_recipe(section: WakeSection | SleepSection, where: str) -> HttpRecipe:
-    if section.url is None or not _is_http_url(section.url):
+    if section.url is None or not is_http_url(section.url):
         raise invalid_field(f"{where}.url", "must be an http or https URL with a host")
     return HttpRecipe(url=section.url, method=section.method, headers=dict(section.headers))
 
@@ -260,26 +272,6 @@ def _command_recipe(section: WakeSection | SleepSection, where: str) -> CommandR
     if any(len(argument) > MAX_ARGUMENT_CHARS or "\0" in argument for argument in section.argv):
         raise invalid_field(f"{where}.argv", f"each must be at most {MAX_ARGUMENT_CHARS} characters, without NUL")
     return CommandRecipe(argv=section.argv)
-
-
-def _http_url(text: str | None, field: str) -> str:
-    """A base URL. The message does not repeat it: it may hold what nobody else is to see."""
-    if text is None or not _is_http_url(text):
-        raise invalid_field(field, "must be an http or https URL with a host")
-    url = URL(text)
-    if url.user is not None or url.password is not None:
-        raise invalid_field(field, "must not hold credentials; name an environment variable in api_key_env")
-    if url.raw_query_string or url.raw_fragment:
-        raise invalid_field(field, "must end with its path, without a query and a fragment")
-    return text
-
-
-def _is_http_url(text: str) -> bool:
-    try:
-        url = URL(text)
-    except ValueError:
-        return False
-    return url.scheme in ("http", "https") and bool(url.host)
 
 
 def _model_path(model: ModelSection, where: str) -> Path:
@@ -341,15 +333,3 @@ def _graces(section: RunnerSection) -> StopGraces:
 
 def _parameters(model: ModelSection, kind: EngineKind) -> ParameterProfile:
     return ParameterProfile(kind=kind, passthrough=model.passthrough == "all", thinking=model.thinking)
-
-
-def _timeouts(section: RunnerSection) -> TimeoutProfile:
-    return TimeoutProfile(
-        connect_seconds=section.connect_timeout_seconds,
-        headers_seconds=section.headers_timeout_seconds,
-        first_token_seconds=section.first_token_timeout_seconds,
-        prefill_liveness_seconds=section.prefill_liveness_timeout_seconds,
-        idle_stream_seconds=section.idle_stream_timeout_seconds,
-        absolute_seconds=section.absolute_timeout_seconds,
-        probe_interval_seconds=section.liveness_probe_interval_seconds,
-    )

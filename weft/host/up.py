@@ -21,6 +21,7 @@ from weft.host.home import WeftHome
 from weft.host.registry import registry_config
 from weft.host.relay import RelayEndpoint, relay_doors
 from weft.host.router import router_config
+from weft.host.runner_environment import read_environment
 from weft.host.runner_sections import published_models
 from weft.host.stage import ShowProgress, Stage
 from weft.kernel.clock import SystemClock
@@ -86,7 +87,9 @@ class UpHost:
         self.grpc_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
             host.bind(f"127.0.0.1:{self._config.grpc_port}")
-        router = router_svc.service.build(router_config(self._config, self.grpc_address, self.grpc_address))
+        router = router_svc.service.build(
+            router_config(self._config, self.grpc_address, self.grpc_address, read_environment(os.environ))
+        )
         registry = registry_svc.service.build(registry_config(self._config, self._home))
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
         doors = relay_doors(self._config.relay, self._home, router.relay)
@@ -108,6 +111,7 @@ class UpHost:
             registry=channel,
             channels=channels,
             queues=router.placement,
+            requests=router.requests,
             clock=self._clock,
         )
         edge = build_gateway(self._config, mesh)

@@ -33,6 +33,7 @@ class Reason(IntEnum):
     DEADLINE_EXCEEDED = 25
     SHUTTING_DOWN = 26
     CANCELLED = 27
+    DEADLINE_UNREACHABLE = 28
     TICKET_INVALID = 40
     TICKET_EXPIRED = 41
     SESSION_UNKNOWN = 42
@@ -115,6 +116,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.DEADLINE_EXCEEDED: ReasonTraits("DEADLINE_EXCEEDED", 504, retryable=True, safe_to_retry=False),
     Reason.SHUTTING_DOWN: _not_begun(503),
     Reason.CANCELLED: ReasonTraits("CANCELLED", 499, retryable=False, safe_to_retry=False),
+    Reason.DEADLINE_UNREACHABLE: _busy(503),
     Reason.TICKET_INVALID: _caller("UNAUTHENTICATED", 401),
     Reason.TICKET_EXPIRED: _caller("UNAUTHENTICATED", 401),
     Reason.SESSION_UNKNOWN: _caller("NOT_FOUND", 404),

@@ -5,11 +5,38 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """The band a request waits in; numbers as in `common.v1.Priority`, a lower one goes first."""
+    """The band a request waits in; a lower number goes first."""
 
+    SYSTEM = 0
+    """The mesh's own work. No caller can claim it."""
     HIGH = 1
     NORMAL = 2
     LOW = 3
+
+    @property
+    def wire(self) -> int:
+        """Its number in `common.v1.Priority`, where 0 means that none is named."""
+        return _WIRE_OF_SYSTEM if self is Priority.SYSTEM else self.value
+
+    @staticmethod
+    def from_wire(number: int) -> "Priority | None":
+        """The band of a number in `common.v1.Priority`, normal for none that is named; None: there is no such band."""
+        return _BANDS.get(number)
+
+
+_WIRE_OF_SYSTEM = 4
+_BANDS = {0: Priority.NORMAL, **{band.wire: band for band in Priority}}
+CALLER_BANDS = frozenset({Priority.HIGH, Priority.NORMAL, Priority.LOW})
+"""What callers may ask for."""
+
+
+class Skill(IntEnum):
+    """What a model can do that not every model can; numbers as in `registry.v1.ModelSkill`."""
+
+    TEXT = 1
+    IMAGE = 2
+    AUDIO = 3
+    TOOLS = 4
 
 
 class Operation(IntEnum):

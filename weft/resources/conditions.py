@@ -6,6 +6,7 @@ from weft.resources.statuses import (
     InstanceStatus,
     ModelStatus,
     PoolStatus,
+    RouteStatus,
     RunnerStatus,
 )
 
@@ -67,6 +68,18 @@ def pool_conditions(status: PoolStatus) -> tuple[Condition, ...]:
     if any(member.state == "hibernating" for member in status.members):
         return (_holds(READY, False, "Hibernating", "its members sleep; the next request wakes one"),)
     return (_holds(READY, False, "NoActiveMember", f"none of {status.size} members is active"),)
+
+
+def route_conditions(status: RouteStatus) -> tuple[Condition, ...]:
+    """Ready of a route."""
+    match status.state:
+        case "active":
+            return (_holds(READY, True, "Active", "a candidate is active"),)
+        case "hibernating":
+            asleep = "no candidate is active, and one sleeps; the next request wakes it"
+            return (_holds(READY, False, "Hibernating", asleep),)
+        case _:
+            return (_holds(READY, False, "NoActiveCandidate", "no candidate can answer"),)
 
 
 def _has_runner(status: ModelStatus) -> Condition:

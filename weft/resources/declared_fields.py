@@ -3,13 +3,13 @@
 import re
 
 _DECLARED = re.compile(
-    r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent\.behaviour|agent|runner|pool)(?=\.|$))?\.?"
+    r"^declarations\[(\d+)\](?:\.(?:model\.manifest|model|agent\.behaviour|agent|runner|pool|route)(?=\.|$))?\.?"
 )
 _RECIPE = re.compile(r"(?<=by_mesh)\.(?:http|command|wake_on_lan)(?=\.|$)")
 _SNAKE = re.compile(r"_([a-z])")
 _PARAMETERS = "default_params."
 # Fields of a message that have another name in documents.
-_RENAMED = {"repetition_policy": "repetition"}
+_RENAMED = {"repetition_policy": "repetition", "budget": "budget_seconds"}
 
 
 def declared_field(field: str) -> tuple[int, str] | None:

@@ -1,13 +1,14 @@
 """Resources as documents. What stands outside `status` is declared, and `apply` takes it; `status` is told only."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from weft.resources.behaviour_words import Repetition, SignalNames, ToolIterations, ToolNames
 from weft.resources.document_base import Count, DocumentPart, Name
 from weft.resources.kinds import ResourceKind
+from weft.resources.route_document import RouteDocument
 from weft.resources.sampling_document import SamplingDocument
 from weft.resources.statuses import AgentStatus, ModelStatus, PoolStatus, RunnerStatus
 from weft.resources.wake_document import WakeDocument
@@ -16,8 +17,12 @@ MAX_DESCRIPTION_CHARS = 1024
 MAX_SYSTEM_PROMPT_CHARS = 65_536
 MAX_POOL_MEMBERS = 10_000
 MAX_OPERATIONS = 8
+MAX_SKILLS = 8
 
 OperationName = Literal["chat", "completion", "embedding"]
+SkillName = Literal["text", "image", "audio", "tools"]
+MESH: Final = "mesh"
+"""Stands for the kind of resource where an event is about the mesh itself."""
 DEFAULT_OPERATIONS: tuple[OperationName, ...] = ("chat", "completion")
 
 
@@ -44,6 +49,9 @@ class ModelDocument(DocumentPart):
     """Whether serving it sends bytes off the premises."""
     wake: WakeDocument | None = None
     """Who can wake it when it sleeps. Absent: it never sleeps."""
+    skills: tuple[SkillName, ...] = Field(default=(), max_length=MAX_SKILLS, strict=False)
+    """What it can do beyond text; `text` stands there where it takes text besides. Empty: unknown, and it is asked for
+    everything."""
     status: ModelStatus | None = None
     """What is true of it now; ignored by `apply`."""
 
@@ -115,7 +123,7 @@ class PoolDocument(DocumentPart):
 
 
 class EventDocument(DocumentPart):
-    """One thing that happened to a resource."""
+    """One thing that happened to a resource, or to the mesh itself."""
 
     kind: Literal["event"]
     """What it is."""
@@ -123,23 +131,24 @@ class EventDocument(DocumentPart):
     """Counts up by one with every event of one registry life."""
     time: datetime
     """When, by the registry's clock."""
-    resource_kind: ResourceKind
-    """What kind of resource it happened to."""
+    resource_kind: ResourceKind | Literal["mesh"]
+    """What kind of resource it happened to; "mesh": to the mesh itself."""
     resource_name: str
-    """The resource's name."""
+    """The resource's name; for the mesh itself what of it, such as "settings"."""
     reason: str
     """What happened, in one word for programs, such as "registered"."""
     message: str
     """The same in words, for people."""
 
 
-Document = ModelDocument | AgentDocument | RunnerDocument | PoolDocument
+Document = ModelDocument | AgentDocument | RunnerDocument | PoolDocument | RouteDocument
 
 DOCUMENT_TYPES: dict[ResourceKind, type[Document]] = {
     ResourceKind.MODEL: ModelDocument,
     ResourceKind.AGENT: AgentDocument,
     ResourceKind.RUNNER: RunnerDocument,
     ResourceKind.POOL: PoolDocument,
+    ResourceKind.ROUTE: RouteDocument,
 }
 
 

@@ -12,6 +12,7 @@ class ResourceKind(StrEnum):
     AGENT = "agent"
     RUNNER = "runner"
     POOL = "pool"
+    ROUTE = "route"
 
     @property
     def plural(self) -> str:

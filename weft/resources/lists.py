@@ -3,7 +3,14 @@
 from typing import Literal
 
 from weft.resources.document_base import DocumentPart
-from weft.resources.documents import AgentDocument, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.resources.documents import (
+    AgentDocument,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RunnerDocument,
+)
+from weft.resources.route_document import RouteDocument
 
 
 class _Page(DocumentPart):
@@ -45,6 +52,15 @@ class PoolList(_Page):
     """What it is."""
     items: tuple[PoolDocument, ...]
     """The pools."""
+
+
+class RouteList(_Page):
+    """Routes by name."""
+
+    kind: Literal["RouteList"]
+    """What it is."""
+    items: tuple[RouteDocument, ...]
+    """The routes."""
 
 
 class EventList(DocumentPart):

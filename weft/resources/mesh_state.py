@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
 from weft.resources.documents import Document
 from weft.resources.kinds import ResourceKind
-from weft.resources.messages import agent_document, model_document, pool_document, runner_document
+from weft.resources.messages import agent_document, model_document, pool_document, route_document, runner_document
 
 Key = tuple[ResourceKind, str]
 
@@ -18,6 +18,7 @@ class MeshState:
     runners: dict[str, runner_pb2.Runner] = field(default_factory=dict)
     models: dict[str, model_pb2.Model] = field(default_factory=dict)
     agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
+    routes: dict[str, route_pb2.Route] = field(default_factory=dict)
     _of_pool: dict[str, set[str]] = field(default_factory=dict)
     """Names of the models of each pool."""
     _of_runner: dict[str, set[str]] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class MeshState:
         yield from ((ResourceKind.MODEL, name) for name in self.models)
         yield from ((ResourceKind.AGENT, name) for name in self.agents)
         yield from ((ResourceKind.POOL, name) for name in self._of_pool)
+        yield from ((ResourceKind.ROUTE, name) for name in self.routes)
 
     def document(self, key: Key) -> Document | None:
         """The resource as it is now; None when there is none."""
@@ -46,6 +48,8 @@ class MeshState:
                 return runner_document(self.runners[name]) if name in self.runners else None
             case ResourceKind.AGENT:
                 return agent_document(self.agents[name]) if name in self.agents else None
+            case ResourceKind.ROUTE:
+                return route_document(self.routes[name]) if name in self.routes else None
             case ResourceKind.MODEL:
                 model = self.models.get(name)
                 return model_document(model, self.runners.get(model.runner)) if model is not None else None
@@ -62,6 +66,7 @@ class MeshState:
     def _replace(self, snapshot: registry_service_pb2.Snapshot) -> None:
         self.runners = {watched.runner.name: watched.runner for watched in snapshot.runners}
         self.agents = {agent.manifest.name: agent for agent in snapshot.agents}
+        self.routes = {route.manifest.name: route for route in snapshot.routes}
         self.models, self._of_pool, self._of_runner = {}, {}, {}
         for model in snapshot.models:
             self._put(model)
@@ -87,6 +92,12 @@ class MeshState:
             case "deleted_agent":
                 self.agents.pop(change.deleted_agent, None)
                 yield ResourceKind.AGENT, change.deleted_agent
+            case "route":
+                self.routes[change.route.manifest.name] = change.route
+                yield ResourceKind.ROUTE, change.route.manifest.name
+            case "deleted_route":
+                self.routes.pop(change.deleted_route, None)
+                yield ResourceKind.ROUTE, change.deleted_route
 
     def _runner_keys(self, name: str) -> Iterator[Key]:
         """A runner and its models: it tells how their instances are."""

@@ -16,11 +16,19 @@ from weft.api.registry.v1 import (
     model_pb2,
     pool_pb2,
     resource_kind_pb2,
+    route_pb2,
     runner_pb2,
 )
 from weft.resources.behaviour_messages import behaviour_fields, behaviour_message
-from weft.resources.conditions import agent_conditions, model_conditions, pool_conditions, runner_conditions
+from weft.resources.conditions import (
+    agent_conditions,
+    model_conditions,
+    pool_conditions,
+    route_conditions,
+    runner_conditions,
+)
 from weft.resources.documents import (
+    MESH,
     AgentDocument,
     Document,
     EventDocument,
@@ -29,6 +37,8 @@ from weft.resources.documents import (
     RunnerDocument,
 )
 from weft.resources.kinds import ResourceKind
+from weft.resources.route_document import RouteDocument
+from weft.resources.route_messages import route_fields, route_manifest
 from weft.resources.sampling_document import SamplingDocument
 from weft.resources.statuses import (
     AgentStatus,
@@ -37,6 +47,7 @@ from weft.resources.statuses import (
     MemoryStatus,
     ModelStatus,
     PoolStatus,
+    RouteStatus,
     RunnerStatus,
 )
 from weft.resources.wake_messages import wake_document, wake_message
@@ -45,6 +56,7 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
 _OPERATION_PREFIX = "MODEL_OPERATION_"
+_SKILL_PREFIX = "MODEL_SKILL_"
 
 
 def kind_number(kind: ResourceKind) -> "resource_kind_pb2.ResourceKind.ValueType":
@@ -118,13 +130,24 @@ def pool_document(pool: pool_pb2.Pool) -> PoolDocument:
     )
 
 
+def route_document(route: route_pb2.Route) -> RouteDocument:
+    """A route."""
+    status = RouteStatus(
+        state=cast("Any", _last_word(route_pb2.Route.Status, route.status)), created_at=_moment(route, "create_time")
+    )
+    conditions = route_conditions(status)
+    return RouteDocument.model_construct(
+        **route_fields(route.manifest), status=status.model_copy(update={"conditions": conditions})
+    )
+
+
 def event_document(event: event_pb2.Event) -> EventDocument:
     """An event."""
     return EventDocument(
         kind="event",
         sequence=event.sequence,
         time=event.time.ToDatetime(tzinfo=UTC),
-        resource_kind=kind_from_number(event.kind),
+        resource_kind=kind_from_number(event.kind) if event.kind else MESH,
         resource_name=event.name,
         reason=_reason(event.reason),
         message=event.message,
@@ -144,6 +167,8 @@ def declared_document(declaration: declaration_service_pb2.Declaration) -> Docum
             return PoolDocument.model_construct(
                 kind="pool", name=declaration.pool.name, members=tuple(declaration.pool.members)
             )
+        case "route":
+            return RouteDocument.model_construct(**route_fields(declaration.route))
         case _:
             return None
 
@@ -164,6 +189,8 @@ def to_declaration(document: Document) -> declaration_service_pb2.Declaration:
         case PoolDocument():
             pool = declaration_service_pb2.PoolDeclaration(name=document.name, members=document.members)
             return declaration_service_pb2.Declaration(pool=pool)
+        case RouteDocument():
+            return declaration_service_pb2.Declaration(route=route_manifest(document))
 
 
 def _model_manifest(document: ModelDocument) -> model_pb2.ModelManifest:
@@ -178,6 +205,7 @@ def _model_manifest(document: ModelDocument) -> model_pb2.ModelManifest:
         digest=document.digest,
         remote=document.remote,
         wake=wake_message(document.wake) if document.wake is not None else None,
+        skills=[model_pb2.ModelSkill.Value(f"{_SKILL_PREFIX}{skill.upper()}") for skill in document.skills],
     )
 
 
@@ -202,11 +230,12 @@ def _model_fields(manifest: model_pb2.ModelManifest, runner: str) -> dict[str, A
         "name": manifest.name,
         "pool_name": manifest.pool_name or None,
         "runner": runner or None,
-        "operations": tuple(_operations(manifest.operations)),
+        "operations": tuple(_words(model_pb2.ModelOperation, _OPERATION_PREFIX, manifest.operations)),
         "context_tokens": manifest.context_tokens,
         "digest": manifest.digest,
         "remote": manifest.remote,
         "wake": wake_document(manifest.wake) if manifest.HasField("wake") else None,
+        "skills": tuple(_words(model_pb2.ModelSkill, _SKILL_PREFIX, manifest.skills)),
     }
 
 
@@ -292,9 +321,9 @@ def _member(model: model_pb2.Model) -> MemberStatus:
     )
 
 
-def _operations(numbers: Iterable[int]) -> Iterable[str]:
-    names = [_name_of(model_pb2.ModelOperation, number) for number in numbers]
-    return (name.removeprefix(_OPERATION_PREFIX).lower() for name in names if name)
+def _words(enum: Any, prefix: str, numbers: Iterable[int]) -> Iterable[str]:
+    names = [_name_of(enum, number) for number in numbers]
+    return (name.removeprefix(prefix).lower() for name in names if name)
 
 
 def _last_word(enum: Any, number: int) -> str:

@@ -5,8 +5,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.resources.documents import AgentDocument, EventDocument, ModelDocument, PoolDocument, RunnerDocument
-from weft.resources.lists import AgentList, EventList, ModelList, PoolList, RunnerList
+from weft.resources.documents import (
+    AgentDocument,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RunnerDocument,
+)
+from weft.resources.lists import AgentList, EventList, ModelList, PoolList, RouteList, RunnerList
+from weft.resources.route_document import RouteDocument
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -21,11 +28,13 @@ def schemas() -> dict[str, dict[str, Any]]:
         "agent": AgentDocument,
         "runner": RunnerDocument,
         "pool": PoolDocument,
+        "route": RouteDocument,
         "event": EventDocument,
         "model-list": ModelList,
         "agent-list": AgentList,
         "runner-list": RunnerList,
         "pool-list": PoolList,
+        "route-list": RouteList,
         "event-list": EventList,
     }
     return {

@@ -165,3 +165,14 @@ class PoolStatus(DocumentPart):
     """Its members."""
     conditions: tuple[Condition, ...] = ()
     """Ready."""
+
+
+class RouteStatus(DocumentPart):
+    """What is true of a route now."""
+
+    state: State
+    """Whether it can answer: the best that one of its candidates has."""
+    created_at: datetime | None = None
+    """When it was first declared."""
+    conditions: tuple[Condition, ...] = ()
+    """Ready."""

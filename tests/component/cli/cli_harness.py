@@ -23,7 +23,11 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
     resource_kind_pb2,
+    route_pb2,
     runner_pb2,
+    settings_pb2,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
 )
 from weft.api.registry.v1 import (
     event_pb2 as registry_event_pb2,
@@ -44,6 +48,7 @@ _KINDS = {
     "agent": resource_kind_pb2.RESOURCE_KIND_AGENT,
     "runner": resource_kind_pb2.RESOURCE_KIND_RUNNER,
     "pool": resource_kind_pb2.RESOURCE_KIND_POOL,
+    "route": resource_kind_pb2.RESOURCE_KIND_ROUTE,
 }
 
 
@@ -63,6 +68,9 @@ class ScriptedMesh:
     """What a watch tells after its snapshot: changes, or an error that ends it."""
     new_events: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     applied: list[declaration_service_pb2.ApplyRequest] = field(default_factory=list)
+    settings: settings_pb2.MeshSettings = field(
+        default_factory=lambda: settings_pb2.MeshSettings(allow_cloud_fallback=True, revision=1)
+    )
     apply_error: WeftError | None = None
     chat_error: WeftError | None = None
     chat_asides: list[event_pb2.InferenceEvent] = field(default_factory=list)
@@ -71,13 +79,15 @@ class ScriptedMesh:
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
 
-    def add(self, *resources: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner) -> None:
+    def add(self, *resources: model_pb2.Model | agent_pb2.Agent | runner_pb2.Runner | route_pb2.Route) -> None:
         for resource in resources:
             match resource:
                 case model_pb2.Model():
                     self.state.models[resource.manifest.name] = resource
                 case agent_pb2.Agent():
                     self.state.agents[resource.manifest.name] = resource
+                case route_pb2.Route():
+                    self.state.routes[resource.manifest.name] = resource
                 case _:
                     self.state.runners[resource.name] = resource
 
@@ -87,7 +97,13 @@ class ScriptedMesh:
 
     def snapshot(self) -> pb.WatchResponse:
         runners = [pb.WatchedRunner(runner=runner) for runner in self.state.runners.values()]
-        told = pb.Snapshot(runners=runners, models=self.state.models.values(), agents=self.state.agents.values())
+        told = pb.Snapshot(
+            runners=runners,
+            models=self.state.models.values(),
+            agents=self.state.agents.values(),
+            routes=self.state.routes.values(),
+            settings=self.settings,
+        )
         return pb.WatchResponse(revision=1, snapshot=told)
 
 
@@ -104,6 +120,12 @@ class _Registry(registry_service_pb2_grpc.RegistryServiceServicer):
 
     def ListAgents(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListAgentsResponse(agents=self._mesh.state.agents.values())
+
+    def ListRoutes(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.ListRoutesResponse(routes=self._mesh.state.routes.values())
+
+    def GetRoute(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetRouteResponse(route=self._one(self._mesh.state.routes, request.name, context, "route"))
 
     def ListRunners(self, request: Any, context: Any) -> Any:  # noqa: N802
         return pb.ListRunnersResponse(runners=self._mesh.state.runners.values())
@@ -200,12 +222,13 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
         state = self._mesh.state
         kinds: dict[int, dict[str, Any]] = {
-            _KINDS["model"]: state.models, _KINDS["agent"]: state.agents, _KINDS["runner"]: state.runners
+            _KINDS["model"]: state.models, _KINDS["agent"]: state.agents, _KINDS["runner"]: state.runners,
+            _KINDS["route"]: state.routes,
         }  # fmt: skip
         rows = kinds[request.kind]
-        if request.kind == _KINDS["model"] and any(
-            agent.manifest.model == request.name for agent in state.agents.values()
-        ):
+        users = [agent.manifest.model for agent in state.agents.values()]
+        users += [name for route in state.routes.values() for name in route.manifest.candidates]
+        if request.kind == _KINDS["model"] and request.name in users:
             refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is in use")
         if rows.pop(request.name, None) is None:
             refuse(context, Reason.NOT_FOUND, f"there is no {request.name!r}")
@@ -234,6 +257,8 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
             declared.model.runner = state.models[name].declared_runner
         elif kind == "agent" and name in state.agents:
             declared.agent.CopyFrom(state.agents[name].manifest)
+        elif kind == "route" and name in state.routes:
+            declared.route.CopyFrom(state.routes[name].manifest)
         elif (kind == "runner" and name in state.runners) or kind == "pool":
             getattr(declared, kind).name = name
         else:
@@ -250,12 +275,28 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
                     status=model_pb2.Model.STATUS_INACTIVE,
                 )
             )
+        elif kind == "route":
+            self._mesh.add(route_pb2.Route(manifest=wanted, status=route_pb2.Route.STATUS_INACTIVE))
         else:
             self._mesh.add(
                 agent_pb2.Agent(
                     manifest=wanted, kind=agent_pb2.Agent.KIND_PUBLIC, status=agent_pb2.Agent.STATUS_INACTIVE
                 )
             )
+
+
+class _Settings(settings_service_pb2_grpc.SettingsServiceServicer):
+    def __init__(self, mesh: ScriptedMesh) -> None:
+        self._mesh = mesh
+
+    def GetSettings(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return settings_service_pb2.GetSettingsResponse(settings=self._mesh.settings)
+
+    def UpdateSettings(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if request.HasField("allow_cloud_fallback"):
+            self._mesh.settings.allow_cloud_fallback = request.allow_cloud_fallback
+            self._mesh.settings.revision += 1
+        return settings_service_pb2.UpdateSettingsResponse(settings=self._mesh.settings)
 
 
 class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
@@ -301,6 +342,7 @@ def scripted_mesh(home: Path) -> Iterator[ScriptedMesh]:
     server = grpc.server(ThreadPoolExecutor(max_workers=16), options=SERVER_OPTIONS)
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(_Registry(mesh), server)
     declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(_Declarations(mesh), server)
+    settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(_Settings(mesh), server)
     runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(_Runner(), server)  # type: ignore[abstract]  # only what the CLI calls
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(mesh), server)  # type: ignore[abstract]  # see above
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, resource_kind_pb2, runner_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, resource_kind_pb2, route_pb2, runner_pb2, wake_pb2
 from weft.kernel.address import relayed_address
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -66,6 +66,19 @@ def some_runner(target: str) -> runner_pb2.Runner:
     )
     runner.last_heartbeat_time.FromDatetime(MOMENT)
     return runner
+
+
+def some_route(name: str = "summaries") -> route_pb2.Route:
+    route = route_pb2.Route(
+        manifest=route_pb2.RouteManifest(
+            name=name, description="Short ones", candidates=["qwen", "big"], pin_primary=True
+        ),
+        status=route_pb2.Route.STATUS_ACTIVE,
+    )
+    route.manifest.budget.FromSeconds(60)
+    route.manifest.keep_alive.FromSeconds(300)
+    route.create_time.FromDatetime(MOMENT)
+    return route
 
 
 def some_event(sequence: int, name: str = "qwen") -> event_pb2.Event:

@@ -34,7 +34,7 @@ def _offered(home: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("weft get ", ["models", "agents", "runners", "pools"]),
+        ("weft get ", ["models", "agents", "runners", "pools", "routes"]),
         ("weft get mo", ["models"]),
         ("weft get model ", ["qwen", "qwen-2", "solo"]),
         ("weft get models s", ["solo"]),
@@ -44,6 +44,8 @@ def _offered(home: Path, line: str) -> list[str]:
         ("weft events model so", ["solo"]),
         ("weft chat ", ["big", "coder", "qwen", "qwen-2", "solo"]),
         ("weft chat agent/", ["agent/coder"]),
+        ("weft chat route/", ["route/summaries"]),
+        ("weft get route ", ["summaries"]),
         ("weft get widgets x", []),
     ],
 )

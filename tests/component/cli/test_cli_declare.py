@@ -16,13 +16,14 @@ from weft.resources.schemas import schemas
 
 pytest_plugins = ("cli_mesh",)
 
+NAMES = {"models": "solo", "agents": "coder", "runners": "r1", "pools": "big", "routes": "summaries"}
 AGENT = "kind: agent\nname: {name}\nmodel: qwen\n"
 
 
 @pytest.mark.parametrize("output", ["yaml", "json"])
-@pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools"])
+@pytest.mark.parametrize("kind", ["models", "agents", "runners", "pools", "routes"])
 def test_what_was_got_can_be_applied_and_changes_nothing(mesh: ScriptedMesh, kind: str, output: str) -> None:
-    for words in ((kind,), (kind, {"models": "solo", "agents": "coder", "runners": "r1", "pools": "big"}[kind])):
+    for words in ((kind,), (kind, NAMES[kind])):
         got = mesh.run("get", *words, "-o", output)
         assert got.exit_code == 0
         applied = mesh.run("apply", "-f", "-", stdin=got.stdout)
@@ -135,6 +136,7 @@ def test_diff_shows_what_would_change_and_changes_nothing(mesh: ScriptedMesh) ->
 def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("kind: model\nname: qwen\n---\nkind: agent\nname: coder\nmodel: qwen\n")
+    mesh.state.routes.clear()
     assert mesh.run("delete", "model", "qwen").exit_code == 4
     assert mesh.run("delete", "-f", str(file)).stdout == "agent/coder deleted\nmodel/qwen deleted\n"
     assert mesh.run("delete", "model/solo", "model/qwen-2").stdout == "model/solo deleted\nmodel/qwen-2 deleted\n"

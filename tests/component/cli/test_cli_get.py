@@ -20,7 +20,7 @@ from weft.resources.schemas import schemas
 
 pytest_plugins = ("cli_mesh",)
 
-KINDS = ("models", "agents", "runners", "pools")
+KINDS = ("models", "agents", "runners", "pools", "routes")
 SCRIPT_SECONDS = 20.0
 # Ends a watch as the end of a mesh would; its message shows that the watch got that far.
 OVER = WeftError(Reason.INTERNAL, "the script is over")
@@ -41,6 +41,7 @@ def test_models_are_a_table_over_all_pages(mesh: ScriptedMesh) -> None:
     [
         ("agents", "NAME KIND STATUS MODEL DESCRIPTION", "coder virtual active qwen Writes code"),
         ("pools", "NAME MEMBERS ACTIVE EXPLICIT", "big 2 2 yes"),
+        ("routes", "NAME STATUS CANDIDATES BUDGET DESCRIPTION", "summaries active qwen,big 60s Short ones"),
         ("runners", "NAME STATUS LINK HOST RUNTIME MODELS SLOTS HEARTBEAT", "r1 active dial-out box llama_server"),
     ],
 )

@@ -1,11 +1,16 @@
 """A gateway with a scripted dispatcher behind it, and a client that speaks bytes."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from unittest.mock import patch
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from pydantic.json_schema import models_json_schema
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
@@ -15,6 +20,7 @@ from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_p
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
+from weft.dispatch.requests import RequestSource
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -261,6 +267,7 @@ async def serving(
     fleet: FleetSource | None = None,
     registry: RegistryPort | None = None,
     admin: AdminPorts | None = None,
+    requests: RequestSource | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -269,11 +276,25 @@ async def serving(
         fleet=fleet or FixedFleet.of(model("tiny"), model("small", pool="chat")),
         registry=registry or ScriptedRegistry(),
         admin=admin,
+        requests=requests,
     )
-    service = build(config or GatewayConfig(port=0), ports)
+    with patch("gateway.openapi.models_json_schema", _schemas_once):
+        service = build(config or GatewayConfig(port=0), ports)
     await service.start()
     try:
-        async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0) as sdk:
+        # Over plain HTTP nobody is verified; to read the trust store takes longer than most tests.
+        http = DefaultAsyncHttpxClient(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="unused", max_retries=0, http_client=http) as sdk:
             yield RunningGateway(service, script, sdk)  # type: ignore[arg-type]  # a test knows which it gave
     finally:
         await service.stop(grace_seconds=0.0)
+
+
+def _schemas_once(published: Sequence[Any], *, ref_template: str) -> Any:
+    """They are the same for every gateway, and take longer to make than most tests."""
+    return _made_schemas(tuple(published), ref_template)
+
+
+@cache
+def _made_schemas(published: tuple[Any, ...], ref_template: str) -> Any:
+    return models_json_schema(published, ref_template=ref_template)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gateway_script import Step, hello
 
-from weft.api.common.v1 import event_pb2
+from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
 from weft.dispatch import Dispatcher, Grant, PlacementRequest
 from weft.dispatch.fleet import FleetSource
@@ -52,7 +52,7 @@ class GrantingScheduler:
 
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
 
-    async def report_finished(self, reason: Reason) -> None: ...
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None: ...
 
 
 class AnsweringRunner(generation_service_pb2_grpc.GenerationServiceServicer):

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.ports import AppliedResource, EventFilter, PoolMembers, ResourcePage
+from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.resources.documents import Document, EventDocument, ModelDocument
@@ -44,6 +44,7 @@ def some_resources() -> list[Document]:
         document("agent", "coder", model="tiny", systemPrompt="Be terse.", defaultParams={"temperature": 0.2}),
         document("runner", "titan"),
         document("pool", "chat", members=["small", "tiny"]),
+        document("route", "summaries", candidates=["tiny", "small"], budgetSeconds=60, keepAlive="5m"),
     ]
 
 
@@ -54,6 +55,7 @@ class ScriptedRegistry:
     documents: list[Document] = field(default_factory=some_resources)
     events: list[EventDocument] = field(default_factory=lambda: [event(1), event(2)])
     watch: list[Step] = field(default_factory=list)
+    allow_cloud_fallback: bool = True
     failure: WeftError | None = None
     asked: list[tuple[object, ...]] = field(default_factory=list)
     was_closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,6 +102,15 @@ class ScriptedRegistry:
 
     async def delete(self, kind: ResourceKind, name: str) -> None:
         self._note("delete", kind, name)
+
+    async def settings(self) -> MeshSettings:
+        self._note("settings")
+        return MeshSettings(allow_cloud_fallback=self.allow_cloud_fallback)
+
+    async def update_settings(self, settings: MeshSettings) -> MeshSettings:
+        self._note("update settings", settings)
+        self.allow_cloud_fallback = settings.allow_cloud_fallback
+        return settings
 
     def _note(self, *what: object) -> None:
         self.asked.append(what)

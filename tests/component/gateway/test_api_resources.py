@@ -21,6 +21,8 @@ READS = (
     "/api/v1/runners/titan",
     "/api/v1/pools",
     "/api/v1/pools/chat",
+    "/api/v1/routes",
+    "/api/v1/routes/summaries",
     "/api/v1/events",
 )
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from gateway_script import FixedFleet
 
-from gateway.ports import EventFilter
+from gateway.ports import EventFilter, MeshSettings
 from gateway.registry_client import RegistryClient
 from weft.api.registry.v1 import (
     agent_pb2,
@@ -22,7 +22,11 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
     resource_kind_pb2,
+    route_pb2,
     runner_pb2,
+    settings_pb2,
+    settings_service_pb2,
+    settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -31,6 +35,7 @@ from weft.kernel.rpc import answering, new_server, open_channel
 from weft.resources.documents import AgentDocument, ModelDocument, PoolDocument, RunnerDocument
 from weft.resources.files import parse_document
 from weft.resources.kinds import ResourceKind
+from weft.resources.route_document import RouteDocument
 
 Answer = Callable[[Any], Any]
 
@@ -48,6 +53,14 @@ def agent(name: str) -> agent_pb2.Agent:
 
 def pool() -> pool_pb2.Pool:
     return pool_pb2.Pool(name="chat", explicit=True, members=[model("tiny")], size=1, active_count=1)
+
+
+def route(name: str) -> route_pb2.Route:
+    return route_pb2.Route(manifest=route_pb2.RouteManifest(name=name, candidates=["tiny"]))
+
+
+def settings(*, allowed: bool) -> settings_pb2.MeshSettings:
+    return settings_pb2.MeshSettings(allow_cloud_fallback=allowed, revision=3)
 
 
 def event(sequence: int) -> event_pb2.Event:
@@ -70,13 +83,21 @@ ANSWERS: dict[str, Answer] = {
     "GetAgent": lambda request: registry_service_pb2.GetAgentResponse(agent=agent(request.name)),
     "ListRunners": lambda _: registry_service_pb2.ListRunnersResponse(runners=[runner_pb2.Runner(name="titan")]),
     "GetRunner": lambda request: registry_service_pb2.GetRunnerResponse(runner=runner_pb2.Runner(name=request.name)),
+    "ListRoutes": lambda _: registry_service_pb2.ListRoutesResponse(routes=[route("summaries")]),
+    "GetRoute": lambda request: registry_service_pb2.GetRouteResponse(route=route(request.name)),
+    "GetSettings": lambda _: settings_service_pb2.GetSettingsResponse(settings=settings(allowed=True)),
+    "UpdateSettings": lambda request: settings_service_pb2.UpdateSettingsResponse(
+        settings=settings(allowed=request.allow_cloud_fallback)
+    ),
     "ListEvents": lambda _: registry_service_pb2.ListEventsResponse(events=[event(1), event(2)]),
     "Delete": lambda _: declaration_service_pb2.DeleteResponse(),
 }
 
 
 class ScriptedServicer(
-    registry_service_pb2_grpc.RegistryServiceServicer, declaration_service_pb2_grpc.DeclarationServiceServicer
+    registry_service_pb2_grpc.RegistryServiceServicer,
+    declaration_service_pb2_grpc.DeclarationServiceServicer,
+    settings_service_pb2_grpc.SettingsServiceServicer,
 ):
     """Answers by rpc name; an exception is what the rpc fails with."""
 
@@ -118,6 +139,7 @@ async def connected(
     servicer, server = ScriptedServicer(script), new_server()  # type: ignore[abstract]  # the script has the rest
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(servicer, server)
     declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(servicer, server)
+    settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(servicer, server)
     address = f"unix:{folder / 'registry.sock'}"
     server.add_insecure_port(address)
     await server.start()
@@ -137,6 +159,7 @@ async def connected(
         (ResourceKind.AGENT, AgentDocument, "coder"),
         (ResourceKind.RUNNER, RunnerDocument, "titan"),
         (ResourceKind.POOL, PoolDocument, "chat"),
+        (ResourceKind.ROUTE, RouteDocument, "summaries"),
     ],
 )
 async def test_each_kind_is_listed_and_found(tmp_path: Path, kind: ResourceKind, document: type, name: str) -> None:
@@ -195,6 +218,15 @@ async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
     ]
     assert (servicer.asked[1].kind, servicer.asked[1].limit) == (resource_kind_pb2.RESOURCE_KIND_AGENT, 5)
     assert (servicer.asked[2].kind, servicer.asked[2].name) == (resource_kind_pb2.RESOURCE_KIND_RUNNER, "titan")
+
+
+async def test_settings_are_told_and_set(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, servicer):
+        assert await client.settings() == MeshSettings(allow_cloud_fallback=True)
+        wanted = MeshSettings(allow_cloud_fallback=False)
+        assert await client.update_settings(wanted) == wanted
+    # False is a wish, not the absence of one.
+    assert servicer.asked[1].HasField("allow_cloud_fallback")
 
 
 async def test_a_watch_yields_events_until_it_is_ended_with_a_reason(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from registry_svc.domain import DeclaredAgent, DeclaredModel, JoinToken
+from registry_svc.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
 from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
@@ -51,13 +51,19 @@ class GatedStore:
         await self._pass()
         await self.inner.delete_sessions(session_ids)
 
-    async def save_declarations(self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent]) -> None:
+    async def save_declarations(
+        self, models: Sequence[DeclaredModel], agents: Sequence[DeclaredAgent], routes: Sequence[DeclaredRoute] = ()
+    ) -> None:
         await self._pass()
-        await self.inner.save_declarations(models, agents)
+        await self.inner.save_declarations(models, agents, routes)
 
-    async def delete_names(self, models: Sequence[str], agents: Sequence[str]) -> None:
+    async def delete_names(self, models: Sequence[str], agents: Sequence[str], routes: Sequence[str] = ()) -> None:
         await self._pass()
-        await self.inner.delete_names(models, agents)
+        await self.inner.delete_names(models, agents, routes)
+
+    async def save_settings(self, settings: MeshSettings) -> None:
+        await self._pass()
+        await self.inner.save_settings(settings)
 
     async def save_join_token(self, token: JoinToken) -> None:
         await self._pass()

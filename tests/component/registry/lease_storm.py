@@ -18,8 +18,9 @@ from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
 from registry_svc.runner_calls import YieldAnswer, YieldRequest
 from weft.gpu.sighting import ProcessId, Source
 from weft.kernel.errors import WeftError
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_BANDS, Priority
 
+BANDS = sorted(CALLER_BANDS)
 STEP_SECONDS = 0.25
 GPUS = 4
 TOTAL = 24 * GIB
@@ -282,7 +283,7 @@ class Storm:
         if awake:
             size = self.random.choice([1, 3, 7, 12, 20, 23, 40, 60]) * GIB
             actor = self.random.choice(awake)
-            actor.load(size, self.random.choice(list(Priority)), self.random.choice([0.0, 5.0, 20.0, 60.0]))
+            actor.load(size, self.random.choice(BANDS), self.random.choice([0.0, 5.0, 20.0, 60.0]))
 
     def _some_held(self) -> tuple[Actor, Held] | None:
         every = [(actor, held) for actor in self.actors if actor.awake for held in actor.held.values()]
@@ -291,7 +292,7 @@ class Storm:
     def _work(self) -> None:
         if (found := self._some_held()) is not None:
             found[1].active = self.random.choice([0, 0, 1])
-            found[1].priority = self.random.choice(list(Priority))
+            found[1].priority = self.random.choice(BANDS)
 
     def _unload(self) -> None:
         if (found := self._some_held()) is not None:

@@ -23,9 +23,11 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
     resource_kind_pb2,
+    route_pb2,
     runner_pb2,
     runner_session_service_pb2,
     runner_session_service_pb2_grpc,
+    settings_service_pb2_grpc,
     wake_pb2,
 )
 from weft.kernel.errors import WeftError
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceAsyncStub
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
+    from weft.api.registry.v1.settings_service_pb2_grpc import SettingsServiceAsyncStub
 
 WatchResponse = registry_service_pb2.WatchResponse
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
@@ -52,12 +55,17 @@ AGENT_ACTIVE = agent_pb2.Agent.STATUS_ACTIVE
 AGENT_INACTIVE = agent_pb2.Agent.STATUS_INACTIVE
 AGENT_HIBERNATING = agent_pb2.Agent.STATUS_HIBERNATING
 MODEL_WORDS = {MODEL_ACTIVE: "active", MODEL_INACTIVE: "inactive", MODEL_HIBERNATING: "hibernating"}
+ROUTE_ACTIVE = route_pb2.Route.STATUS_ACTIVE
+ROUTE_INACTIVE = route_pb2.Route.STATUS_INACTIVE
+ROUTE_HIBERNATING = route_pb2.Route.STATUS_HIBERNATING
+ROUTE_WORDS = {ROUTE_ACTIVE: "active", ROUTE_INACTIVE: "inactive", ROUTE_HIBERNATING: "hibernating"}
 AGENT_WORDS = {AGENT_ACTIVE: "active", AGENT_INACTIVE: "inactive", AGENT_HIBERNATING: "hibernating"}
 READ_LIMIT_SECONDS = 20.0
 MODEL = resource_kind_pb2.RESOURCE_KIND_MODEL
 AGENT = resource_kind_pb2.RESOURCE_KIND_AGENT
 RUNNER = resource_kind_pb2.RESOURCE_KIND_RUNNER
 POOL = resource_kind_pb2.RESOURCE_KIND_POOL
+ROUTE = resource_kind_pb2.RESOURCE_KIND_ROUTE
 ApplyResult = declaration_service_pb2.ApplyResult
 Declaration = declaration_service_pb2.Declaration
 
@@ -76,6 +84,7 @@ class RunningRegistry:
     sessions: "RunnerSessionServiceAsyncStub"
     declarations: "DeclarationServiceAsyncStub"
     tokens: "JoinTokenServiceAsyncStub"
+    settings: "SettingsServiceAsyncStub"
 
     async def advance(self, seconds: float) -> None:
         """Let time pass; the sweeper and the two loops of the operations finish each of their rounds."""
@@ -89,6 +98,9 @@ class RunningRegistry:
 
     async def agent(self, name: str) -> agent_pb2.Agent:
         return (await self.registry.GetAgent(registry_service_pb2.GetAgentRequest(name=name))).agent
+
+    async def route(self, name: str) -> route_pb2.Route:
+        return (await self.registry.GetRoute(registry_service_pb2.GetRouteRequest(name=name))).route
 
     async def pool(self, name: str) -> pool_pb2.Pool:
         return (await self.registry.GetPool(registry_service_pb2.GetPoolRequest(name=name))).pool
@@ -143,20 +155,21 @@ class WatchReader:
 
 
 def in_words(change: registry_service_pb2.Change) -> str:
-    match change.WhichOneof("kind"):
+    kind = change.WhichOneof("kind")
+    assert kind is not None
+    noun = kind.removeprefix("deleted_")
+    if kind != noun:
+        return f"{noun} {getattr(change, kind)} gone"
+    words: dict[str, Any] = {"model": MODEL_WORDS, "agent": AGENT_WORDS, "route": ROUTE_WORDS}
+    match kind:
         case "runner":
             runner = change.runner.runner
             return f"runner {runner.name} {'active' if runner.status == ACTIVE else 'inactive'}"
-        case "model":
-            return f"model {change.model.manifest.name} {MODEL_WORDS[change.model.status]}"
-        case "deleted_runner":
-            return f"runner {change.deleted_runner} gone"
-        case "agent":
-            return f"agent {change.agent.manifest.name} {AGENT_WORDS[change.agent.status]}"
-        case "deleted_agent":
-            return f"agent {change.deleted_agent} gone"
+        case "settings":
+            return f"settings at revision {change.settings.revision}"
         case _:
-            return f"model {change.deleted_model} gone"
+            told = getattr(change, kind)
+            return f"{noun} {told.manifest.name} {words[kind][told.status]}"
 
 
 @dataclass
@@ -228,6 +241,10 @@ def an_agent(name: str, model: str = "", *, pool: str = "", prompt: str = "Be te
     return manifest
 
 
+def a_route(name: str, *candidates: str) -> Declaration:
+    return Declaration(route=route_pb2.RouteManifest(name=name, candidates=candidates or ("m1",)))
+
+
 def declare(model: model_pb2.ModelManifest | str, *, runner: str = "") -> Declaration:
     declared = manifest(model) if isinstance(model, str) else model
     return Declaration(model=declaration_service_pb2.ModelDeclaration(manifest=declared, runner=runner))
@@ -295,8 +312,9 @@ async def running_registry(
         )
         declarations = cast("DeclarationServiceAsyncStub", declaration_service_pb2_grpc.DeclarationServiceStub(channel))
         tokens = cast("JoinTokenServiceAsyncStub", join_token_service_pb2_grpc.JoinTokenServiceStub(channel))
+        settings_stub = cast("SettingsServiceAsyncStub", settings_service_pb2_grpc.SettingsServiceStub(channel))
         try:
-            yield RunningRegistry(service, clock, channel, registry, sessions, declarations, tokens)
+            yield RunningRegistry(service, clock, channel, registry, sessions, declarations, tokens, settings_stub)
         finally:
             await service.stop(grace_seconds=5.0)
             await server.stop(grace=None)

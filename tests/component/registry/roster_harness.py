@@ -6,6 +6,7 @@ from registry_svc.core import RegistryCore
 from registry_svc.declarations import Declarations
 from registry_svc.expiry import Expiry
 from registry_svc.roster import Roster
+from registry_svc.settings import SettingsDesk
 from registry_svc.store.port import Store
 from registry_svc.tokens import JoinTokens
 from weft.testing.fake_clock import FakeClock
@@ -21,6 +22,7 @@ class BareRegistry:
         self.declarations = Declarations(self.core)
         self.catalogue = Catalogue(self.core)
         self.tokens = JoinTokens(self.core)
+        self.settings = SettingsDesk(self.core)
 
     async def start(self) -> None:
         await self.core.start()

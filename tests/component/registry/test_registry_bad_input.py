@@ -232,6 +232,24 @@ async def test_negative_and_impossible_sizes_are_refused(
         await _require_refusal(mesh, send, number, field)
 
 
+@pytest.mark.parametrize(
+    ("names", "field"),
+    [
+        (["x" * 129], "capability.tool_names[0]"),
+        (["files.read", "a\nb"], "capability.tool_names[1]"),
+        (["files.read", "files.read"], "capability.tool_names[1]"),
+        ([f"tool-{number}" for number in range(1_025)], "capability.tool_names"),
+    ],
+)
+async def test_names_of_tools_that_cannot_be_are_refused(mesh: RunningRegistry, names: list[str], field: str) -> None:
+    runner = await SomeRunner(mesh).open()
+
+    async def beat(_: RunningRegistry, report: runner_pb2.Capability) -> None:
+        await runner.beat(report)
+
+    await _require_refusal(mesh, beat, runner_pb2.Capability(tool_names=names), field)
+
+
 async def test_negative_and_impossible_numbers_in_a_report_are_refused_and_the_last_report_stands(
     mesh: RunningRegistry,
 ) -> None:

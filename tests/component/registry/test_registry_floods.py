@@ -110,6 +110,16 @@ async def test_a_flood_keeps_neither_heartbeats_nor_sweeps_out(registry: BareReg
     assert found.sequence == 1
 
 
+async def test_tools_are_kept_as_long_as_there_is_room_for_their_names(registry: BareRegistry) -> None:
+    few = Capability(instances=(failed("m1", "x" * 95),), tool_names=("files.read",))
+    await registry.roster.open_session(opening(1, "m1", report=few))
+    assert _kept(registry, 1) == [("m1", "")], "words about models go first"
+    assert _tools(registry, 1) == ("files.read",)
+    many = Capability(instances=(failed("m2", ""),), tool_names=tuple(f"tool-{number:05}" for number in range(10)))
+    await registry.roster.open_session(opening(2, "m2", report=many))
+    assert _tools(registry, 2) == ()
+
+
 async def test_reports_about_models_of_others_are_not_kept(registry: BareRegistry) -> None:
     report = Capability(instances=(failed("m1", ""), failed("not-mine", "")))
     session = await registry.roster.open_session(opening(1, "m1", report=report))
@@ -140,6 +150,12 @@ def _kept(registry: BareRegistry, number: int) -> list[tuple[str, str]]:
     runner = registry.catalogue.runner(f"r{number}")
     assert runner is not None
     return [(instance.model, instance.detail) for instance in runner.capability.instances]
+
+
+def _tools(registry: BareRegistry, number: int) -> tuple[str, ...]:
+    runner = registry.catalogue.runner(f"r{number}")
+    assert runner is not None
+    return runner.capability.tool_names
 
 
 def _session(registry: BareRegistry, number: int) -> str:

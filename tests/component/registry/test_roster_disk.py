@@ -225,7 +225,7 @@ def a_model(name: str) -> ModelDeclaration:
 async def test_nothing_of_a_batch_is_told_before_all_of_it_is_on_disk(
     registry: BareRegistry, store: GatedStore
 ) -> None:
-    store.gate = asyncio.Event()
+    store.gate, store.writes = asyncio.Event(), 0
     batch = Batch(declarations=(a_model("m1"), a_model("m2")), dry_run=False, adopt=False)
     applying = asyncio.create_task(registry.declarations.apply(batch))
     await store.waiting.wait()

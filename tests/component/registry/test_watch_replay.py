@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from roster_harness import BareRegistry
 from told_state import Told
 
+from registry_svc.changes import Snapshot
 from registry_svc.config import RegistryConfig
 from registry_svc.domain import (
     AgentManifest,
@@ -22,8 +23,9 @@ from registry_svc.domain import (
     Manifest,
     Opening,
     Phase,
+    RouteManifest,
     RunnerProfile,
-    Snapshot,
+    Status,
 )
 from registry_svc.messages import change_message, snapshot_message
 from registry_svc.wanted import Batch, ModelDeclaration
@@ -39,6 +41,8 @@ RUNNERS = ("r1", "r2")
 MODELS = ("m1", "m2", "m3")
 AGENTS = ("a1", "a2", "m3", "p1", "r2")
 POOLS = ("", "p1", "m1", "a2")
+ROUTES = ("q1", "a1", "m3", "p1", "r2")
+CANDIDATES = ("m1", "m2", "p1", "a2")
 SWEEP_SECONDS = 1_000.0
 OUTCOMES = {
     Reason.ALREADY_EXISTS,
@@ -102,6 +106,22 @@ class Declare:
 
 
 @dataclass(frozen=True)
+class DeclareRoute:
+    """An operator applies a route."""
+
+    name: str
+    candidates: frozenset[str]
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class Allow:
+    """An operator says whether routes may leave the premises."""
+
+    cloud_fallback: bool
+
+
+@dataclass(frozen=True)
 class Delete:
     kind: Kind
     name: str
@@ -112,7 +132,8 @@ class Restart:
     """The registry ends and another one starts on the same store."""
 
 
-Step = Open | Beat | Close | Wait | Declare | Delete | Restart
+OperatorStep = Declare | DeclareRoute | Allow | Delete
+Step = Open | Beat | Close | Wait | Restart | OperatorStep
 
 runner_names = st.sampled_from(RUNNERS)
 openings = st.builds(
@@ -133,8 +154,16 @@ declarations = st.builds(
     st.sampled_from(AGENTS),
     st.booleans(),
 )
+routes = st.builds(
+    DeclareRoute,
+    st.sampled_from(ROUTES),
+    st.frozensets(st.sampled_from(CANDIDATES), min_size=1, max_size=3),
+    st.booleans(),
+)
 deletions = st.builds(
-    Delete, st.sampled_from([Kind.MODEL, Kind.AGENT, Kind.RUNNER]), st.sampled_from((*RUNNERS, *MODELS, *AGENTS))
+    Delete,
+    st.sampled_from([Kind.MODEL, Kind.AGENT, Kind.RUNNER, Kind.ROUTE]),
+    st.sampled_from((*RUNNERS, *MODELS, *AGENTS, "q1")),
 )
 steps = st.lists(
     st.one_of(
@@ -142,7 +171,9 @@ steps = st.lists(
         openings,
         st.builds(Beat, runner_names, st.integers(0, 2), st.integers(-1, 2), st.booleans()),
         declarations,
+        routes,
         deletions,
+        st.builds(Allow, st.booleans()),
         st.builds(Close, runner_names),
         st.builds(Wait, st.sampled_from([5.0, 60.0, 90.0, 14_400.0])),
         st.builds(Restart),
@@ -198,13 +229,22 @@ class World:
                 for part in range(ceil(seconds / SWEEP_SECONDS)):
                     await self.clock.advance(min(SWEEP_SECONDS, seconds - part * SWEEP_SECONDS))
                     await self.registry.expiry.sweep()
-            case Declare():
-                await self.registry.declarations.apply(batch_of(step))
-            case Delete(kind, name):
-                await self.registry.declarations.delete(kind, name)
             case Restart():
                 await self.registry.stop()
                 await self.start()
+            case _:
+                await self._operate(step)
+
+    async def _operate(self, step: OperatorStep) -> None:
+        match step:
+            case Declare():
+                await self.registry.declarations.apply(batch_of(step))
+            case DeclareRoute():
+                await self.registry.declarations.apply(route_batch_of(step))
+            case Allow(cloud_fallback):
+                await self.registry.settings.update(cloud_fallback)
+            case Delete(kind, name):
+                await self.registry.declarations.delete(kind, name)
 
     def _incarnation(self, runner: str) -> str:
         found = self.registry.catalogue.runner(runner)
@@ -283,6 +323,18 @@ def batch_of(step: Declare) -> Batch:
     )
 
 
+def route_batch_of(step: DeclareRoute) -> Batch:
+    route = RouteManifest(
+        name=step.name,
+        description="",
+        candidates=tuple(sorted(step.candidates)),
+        budget_seconds=None,
+        keep_alive_seconds=None,
+        pin_primary=step.pinned,
+    )
+    return Batch(declarations=(route,), dry_run=False, adopt=False)
+
+
 async def view_of(snapshot: Snapshot) -> FleetView:
     return apply_watch(FleetView(), await snapshot_message(snapshot, with_keys=True))
 
@@ -319,16 +371,32 @@ async def assert_told(world: World) -> None:
     assert len(snapshot.models) == len(world.view.models)
     assert all(model.runner in {"", *world.view.runners} for model in world.view.models.values())
     assert all(agent.runner in {"", *world.view.runners} for agent in snapshot.agents)
+    assert_statuses_of_routes(world.view, snapshot)
     assert_one_namespace(world.view, snapshot)
+
+
+def assert_statuses_of_routes(view: FleetView, snapshot: Snapshot) -> None:
+    """A route is as well as the best that its names stand for: pools first, then models."""
+    for route in snapshot.routes:
+        found = set()
+        for name in route.manifest.candidates:
+            pool = [model for model in view.models.values() if model.pool == name]
+            found |= {*pool} if pool else {model for model in view.models.values() if model.name == name}
+        best = Status.INACTIVE
+        if any(model.hibernating for model in found):
+            best = Status.HIBERNATING
+        if any(model.active for model in found):
+            best = Status.ACTIVE
+        assert route.status is best, route
 
 
 def assert_one_namespace(view: FleetView, snapshot: Snapshot) -> None:
     """No name belongs to two kinds, but for pools that are called like models."""
     pools = {model.pool for model in view.models.values()} - view.models.keys()
-    names = [*view.runners, *view.models, *view.agents, *pools]
+    names = [*view.runners, *view.models, *view.agents, *view.routes, *pools]
     assert len(names) == len(set(names)), names
     explicit = {model.manifest.pool_name for model in snapshot.models}
-    assert not explicit & (view.runners.keys() | view.agents.keys())
+    assert not explicit & (view.runners.keys() | view.agents.keys() | view.routes.keys())
 
 
 async def assert_stored(world: World) -> None:
@@ -346,6 +414,9 @@ async def assert_stored(world: World) -> None:
         assert model.runner == ("" if barred else published.get(name, "")), name
     agents = {each.manifest.name for session in stored.sessions for each in session.agents}
     assert agents | {each.manifest.name for each in stored.agents} == world.view.agents.keys()
+    assert {each.manifest.name for each in stored.routes} == world.view.routes.keys()
+    assert stored.settings is not None
+    assert stored.settings.allow_cloud_fallback == world.view.settings.allow_cloud_fallback
 
 
 @settings(max_examples=60, deadline=None)

@@ -21,12 +21,16 @@ class Told:
             told.put("model", model.manifest.name, model)
         for agent_ in response.snapshot.agents:
             told.put("agent", agent_.manifest.name, agent_)
+        for route in response.snapshot.routes:
+            told.put("route", route.manifest.name, route)
+        told.put("settings", "", response.snapshot.settings)
         return told
 
     def put(self, kind: str, name: str, message: Any) -> None:
         kept = type(message)()
         kept.CopyFrom(message)
-        (kept.runner if kind == "runner" else kept).ClearField("last_heartbeat_time")
+        if kind in {"runner", "model", "agent"}:
+            (kept.runner if kind == "runner" else kept).ClearField("last_heartbeat_time")
         self.messages[kind, name] = kept
 
     def hear(self, change: registry_service_pb2.Change) -> None:
@@ -37,9 +41,15 @@ class Told:
                 self.put("model", change.model.manifest.name, change.model)
             case "agent":
                 self.put("agent", change.agent.manifest.name, change.agent)
+            case "route":
+                self.put("route", change.route.manifest.name, change.route)
+            case "settings":
+                self.put("settings", "", change.settings)
             case "deleted_runner":
                 del self.messages["runner", change.deleted_runner]
             case "deleted_model":
                 del self.messages["model", change.deleted_model]
             case "deleted_agent":
                 del self.messages["agent", change.deleted_agent]
+            case "deleted_route":
+                del self.messages["route", change.deleted_route]

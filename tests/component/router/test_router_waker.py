@@ -17,7 +17,7 @@ from waker_harness import (
 
 from router_svc.policy.limits import SchedulerLimits
 from weft.dispatch.fleet import FleetView, Phase
-from weft.dispatch.port import LoadingModel, Placement
+from weft.dispatch.port import LoadingModel, Placement, WaitingInQueue
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -60,6 +60,18 @@ async def test_a_runners_error_reaches_all_who_wait_and_the_next_request_asks_ag
         assert all("exit code 3" in refusal.message for refusal in refusals)
         await waiting_places(stack, mesh, 1)
         assert await mesh.runner.asked() == MODEL
+
+
+async def test_a_load_that_found_no_memory_refuses_nobody_and_they_wait_on(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.runner.answer(WeftError(Reason.INSUFFICIENT_MEMORY, "qwen got no memory within 300 s"))
+        await mesh.until_no_wake_is_under_way()
+        await mesh.clock.advance(1.0)
+        word = await next_word(place)
+        assert isinstance(word, WaitingInQueue)
+        assert "did not fit on here a moment ago" in word.reason
 
 
 async def test_a_relayed_runner_is_asked_through_its_relay(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A runner on a real gRPC server beside a registry that only takes notes, and servers of somebody else."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -178,6 +177,7 @@ class RunningRunner:
         max_tokens: int = 8,
         allow_remote: bool = False,
         behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
+        seconds_left: float | None = None,
         **chat: Any,
     ) -> Any:
         """A running call of Generate with a good ticket; `chat` are further fields of the payload."""
@@ -204,7 +204,7 @@ class RunningRunner:
             ),
             behaviour=behaviour,
         )
-        return self.generation.Generate(request)
+        return self.generation.Generate(request, timeout=seconds_left)
 
 
 @asynccontextmanager
@@ -284,13 +284,6 @@ class OtherServer:
         async with run_fake_backend("--port", str(self._port), "--embeddings", *flags, **switches):
             begun.set()
             await self._ending.wait()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def refusal(call: Any) -> WeftError:

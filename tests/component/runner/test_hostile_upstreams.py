@@ -13,7 +13,6 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 from own_children import own_children
 from repaving_stage import living
-from runner_harness import free_port
 
 from runner_svc.backends import attached_server
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
@@ -28,6 +27,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft.testing.fake_backend.process import fake_backend_command, run_fake_backend
+from weft.testing.free_port import free_port
 
 STALL_SECONDS = 0.5
 
@@ -79,7 +79,11 @@ async def _failure(server: AttachedServer) -> WeftError:
 async def test_a_busy_upstream_says_when_to_come_back_and_is_believed(status: int) -> None:
     async with _upstream(status=status, retry_after_seconds=17) as server:
         error = await _failure(server)
-    assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
+        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
+        again = await _failure(server)
+        assert again.reason is Reason.NO_SLOT_AVAILABLE
+        assert again.retry_after_seconds is not None
+        assert 15.0 < again.retry_after_seconds <= 17.0
 
 
 @pytest.mark.parametrize(

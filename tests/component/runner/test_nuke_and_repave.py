@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 from repaving_stage import LONG, living, repaving
-from runner_harness import OtherServer, free_port
+from runner_harness import OtherServer
 
 from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.config import InstanceConfig
@@ -21,6 +21,7 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestState
 from weft.kernel.reasons import Reason
 from weft.testing.fake_backend.process import fake_backend_command
+from weft.testing.free_port import free_port
 
 NOTICE_SECONDS = 1.0
 """A fault is noticed, told to its requests, and its slots are free within this time."""

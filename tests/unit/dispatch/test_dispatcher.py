@@ -15,7 +15,7 @@ from weft.dispatch import Dispatcher, Grant, PlacementRequest, RequestContext
 from weft.dispatch.port import Decision
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Handling, Operation, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
 
@@ -39,9 +39,14 @@ class ScriptedScheduler:
         self._words = list(words)
         self.failed: list[tuple[int, Reason]] = []
         self.finished: list[Reason] = []
+        self.receipts: list[receipt_pb2.Receipt | None] = []
+        self.asked: PlacementRequest | None = None
+        self.keep_alive_seconds: float | None = None
+        """What the grants say."""
         self.first_content: list[int] = []
 
     def place(self, request: PlacementRequest) -> Self:
+        self.asked = request
         return self
 
     async def __aenter__(self) -> Self:
@@ -66,6 +71,7 @@ class ScriptedScheduler:
             host="h",
             model="m",
             attempt=len(self.failed) + 1,
+            keep_alive_seconds=self.keep_alive_seconds,
         )
 
     async def report_first_content(self, attempt: int) -> None:
@@ -74,8 +80,9 @@ class ScriptedScheduler:
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
         self.failed.append((attempt, reason))
 
-    async def report_finished(self, reason: Reason) -> None:
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         self.finished.append(reason)
+        self.receipts.append(receipt)
 
 
 class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):
@@ -83,10 +90,12 @@ class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self, *scripts: list[Step]) -> None:
         self._scripts = list(scripts)
+        self.requests: list[generation_service_pb2.GenerateRequest] = []
 
     async def Generate(  # noqa: N802 - the rpc's name
         self, request: generation_service_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        self.requests.append(request)
         async with answering(context):
             for step in self._scripts.pop(0):
                 if isinstance(step, Exception):
@@ -99,8 +108,14 @@ class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):
 
 @asynccontextmanager
 async def _runner(folder: Path, *scripts: list[Step]) -> AsyncGenerator[str]:
+    async with _listening(folder, ScriptedRunner(*scripts)) as address:
+        yield address
+
+
+@asynccontextmanager
+async def _listening(folder: Path, runner: ScriptedRunner) -> AsyncGenerator[str]:
     server = new_server()
-    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(ScriptedRunner(*scripts), server)
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
     address = f"unix:{folder / 'runner.sock'}"
     server.add_insecure_port(address)
     await server.start()
@@ -111,13 +126,13 @@ async def _runner(folder: Path, *scripts: list[Step]) -> AsyncGenerator[str]:
 
 
 async def _generate(
-    scheduler: ScriptedScheduler,
+    scheduler: ScriptedScheduler, payload: chat_pb2.ChatPayload | None = None, **about: Any
 ) -> tuple[list[event_pb2.InferenceEvent], Exception | None, receipt_pb2.Receipt | None]:
     channels = ChannelPool()
     context = RequestContext(
-        request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent()
+        request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent(), **about
     )
-    call = Dispatcher(scheduler, channels).generate(context, chat_pb2.ChatPayload())
+    call = Dispatcher(scheduler, channels).generate(context, payload or chat_pb2.ChatPayload())
     events: list[event_pb2.InferenceEvent] = []
     failure: Exception | None = None
     try:
@@ -139,6 +154,7 @@ async def test_a_completed_stream_ends_with_the_whole_receipt(tmp_path: Path) ->
     assert receipt is not None
     assert (receipt.host, receipt.request_id, receipt.outcome) == ("titan", "r1", receipt_pb2.OUTCOME_COMPLETED)
     assert (scheduler.first_content, scheduler.finished) == ([1], [Reason.UNSPECIFIED])
+    assert scheduler.receipts == [receipt], "the router is told what happened"
 
 
 async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(tmp_path: Path) -> None:
@@ -149,6 +165,7 @@ async def test_a_failure_before_content_is_reported_and_the_next_grant_is_used(t
     assert scheduler.failed == [(1, Reason.SERVER_DIED)]
     assert receipt is not None
     assert [Reason(attempt.reason) for attempt in receipt.attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
+    assert [attempt.model for attempt in receipt.attempts] == ["m", "m"]
 
 
 async def test_a_failure_after_content_ends_the_request_and_says_that_content_went_out(tmp_path: Path) -> None:
@@ -158,6 +175,7 @@ async def test_a_failure_after_content_ends_the_request_and_says_that_content_we
     assert isinstance(failure, WeftError)
     assert failure.metadata["content_started"] == "true"
     assert (scheduler.failed, scheduler.finished) == ([], [Reason.SERVER_DIED])
+    assert scheduler.receipts == [receipt], "the router is told what happened"
     assert [event.delta.text for event in events if event.HasField("delta")] == ["a"]
     assert receipt is not None
     assert receipt.outcome == receipt_pb2.OUTCOME_FAILED
@@ -241,3 +259,32 @@ async def test_a_rejection_has_a_receipt_without_attempts(reason: Reason) -> Non
     assert isinstance(failure, WeftError)
     assert receipt is not None
     assert (receipt.outcome, len(receipt.attempts)) == (receipt_pb2.OUTCOME_REJECTED, 0)
+
+
+async def test_a_scheduler_is_told_what_a_request_is_like_and_nothing_of_what_it_says(tmp_path: Path) -> None:
+    payload = chat_pb2.ChatPayload()
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="secret " * 1_000)
+    payload.messages[0].content.add().image.media_type = "image/png"
+    payload.sampling.max_tokens = 9
+    async with _runner(tmp_path, [FINISHED]) as address:
+        scheduler = ScriptedScheduler(address)
+        await _generate(scheduler, payload, session="s", client_id="editor")
+    asked = scheduler.asked
+    assert asked is not None
+    assert (asked.max_output_tokens, asked.skills, asked.client_id) == (9, frozenset({Skill.IMAGE}), "editor")
+    assert asked.prompt_tokens > 1_000
+    assert asked.prefix_digests
+    assert asked.affinity_key not in (b"", b"s")
+    assert "secret" not in repr(asked)
+
+
+@pytest.mark.parametrize(("own", "served"), [(None, 900.0), (5.0, 5.0)])
+async def test_a_routes_keep_alive_holds_where_the_request_says_nothing(
+    tmp_path: Path, own: float | None, served: float
+) -> None:
+    runner = ScriptedRunner([FINISHED])
+    async with _listening(tmp_path, runner) as address:
+        scheduler = ScriptedScheduler(address)
+        scheduler.keep_alive_seconds = 900.0
+        await _generate(scheduler, handling=Handling(keep_alive_seconds=own))
+    assert runner.requests[0].options.keep_alive.seconds == served

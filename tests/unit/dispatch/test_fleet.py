@@ -3,9 +3,9 @@
 import pytest
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, route_pb2, runner_pb2, settings_pb2
 from weft.dispatch.fleet import FleetView, Phase, apply_watch
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 
 
 def _runner(name: str, *, phase: int = runner_pb2.InstanceState.PHASE_READY) -> registry_service_pb2.WatchedRunner:
@@ -140,3 +140,69 @@ def test_the_requests_a_runner_takes_at_once_are_known() -> None:
     runner = _runner("a")
     runner.runner.capability.max_requests = 3
     assert apply_watch(FleetView(), _change(1, runner=runner)).runners["a"].max_requests == 3
+
+
+def test_what_a_runner_says_of_its_loads_and_tools_is_kept() -> None:
+    watched = _runner("a")
+    watched.runner.capability.tool_names.extend(["files.read", "web.search"])
+    view = apply_watch(FleetView(), _change(1, runner=watched))
+    assert view.runners["a"].tool_names == {"files.read", "web.search"}
+    assert view.runners["a"].instances["m-a"].usual_load_seconds is None
+    watched.runner.capability.instances[0].usual_load.FromMilliseconds(47_500)
+    view = apply_watch(view, _change(2, runner=watched))
+    assert view.runners["a"].instances["m-a"].usual_load_seconds == 47.5
+
+
+def _route(**fields: object) -> route_pb2.Route:
+    manifest = route_pb2.RouteManifest(name="sum", candidates=["m", "p"], **fields)  # type: ignore[arg-type]
+    route = route_pb2.Route(manifest=manifest)
+    route.create_time.FromSeconds(7)
+    return route
+
+
+def test_routes_come_with_the_snapshot_and_change_and_go() -> None:
+    snapshot = registry_service_pb2.Snapshot(routes=[_route(description="Short")])
+    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
+    route = view.routes["sum"]
+    assert (route.candidates, route.description, route.created_at_seconds) == (("m", "p"), "Short", 7)
+    assert (route.budget_seconds, route.keep_alive_seconds, route.pin_primary) == (None, None, False)
+    changed = _route(pin_primary=True)
+    changed.manifest.budget.FromMilliseconds(1_500)
+    changed.manifest.keep_alive.FromSeconds(-1)
+    view = apply_watch(view, _change(2, route=changed))
+    route = view.routes["sum"]
+    assert (route.budget_seconds, route.keep_alive_seconds, route.pin_primary) == (1.5, -1.0, True)
+    changed.manifest.keep_alive.FromSeconds(0)
+    assert apply_watch(view, _change(3, route=changed)).routes["sum"].keep_alive_seconds == 0.0
+    view = apply_watch(view, _change(3, deleted_route="sum"))
+    assert (view.routes, view.revision) == ({}, 3)
+
+
+def test_nothing_may_fall_back_to_the_cloud_before_the_registry_says_so() -> None:
+    assert not FleetView().settings.allow_cloud_fallback
+    # A registry of an earlier release has no settings.
+    assert not apply_watch(FleetView(), _snapshot(1, "a")).settings.allow_cloud_fallback
+    yes, no = settings_pb2.MeshSettings(allow_cloud_fallback=True), settings_pb2.MeshSettings()
+    snapshot = registry_service_pb2.Snapshot(settings=yes)
+    view = apply_watch(FleetView(), registry_service_pb2.WatchResponse(revision=1, snapshot=snapshot))
+    assert view.settings.allow_cloud_fallback
+    view = apply_watch(view, _change(2, model=_model("m")))
+    assert view.settings.allow_cloud_fallback
+    assert not apply_watch(view, _change(3, settings=no)).settings.allow_cloud_fallback
+
+
+def test_a_change_leaves_what_it_is_not_about_the_very_same() -> None:
+    view = apply_watch(FleetView(), _snapshot(1, "a"))
+    after = apply_watch(view, _change(2, route=_route()))
+    assert after.runners is view.runners
+    assert after.models is view.models
+    assert after.agents is view.agents
+    assert after.settings is view.settings
+
+
+def test_skills_that_nobody_says_are_unknown_and_not_none() -> None:
+    assert apply_watch(FleetView(), _change(1, model=_model("m"))).models["m"].skills is None
+    model = _model("m")
+    model.manifest.skills.extend([model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE])
+    view = apply_watch(FleetView(), _change(1, model=model))
+    assert view.models["m"].skills == frozenset({Skill.TEXT, Skill.IMAGE})

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
-from weft.dispatch.handling import handling_of, priority_of, serve_options
+from weft.dispatch.handling import granted_priority_of, handling_of, priority_of, serve_options
 from weft.kernel.durations import FOR_EVER
 from weft.kernel.errors import FieldError
 from weft.kernel.request import CacheMode, Handling, Priority
@@ -22,7 +23,7 @@ def test_what_is_sent_is_what_is_read(mode: CacheMode, keep_alive: float | None)
     assert (read.cache_mode, read.cache_tag) == (mode, "session-1")
     assert (read.keep_alive_seconds is None) == (keep_alive is None)
     assert read.keep_alive_seconds is None or math.isclose(read.keep_alive_seconds, keep_alive or 0.0)
-    assert priority_of(received) is Priority.LOW
+    assert granted_priority_of(received) is Priority.LOW
 
 
 def test_nothing_said_is_the_default() -> None:
@@ -58,7 +59,26 @@ def test_what_is_out_of_range_is_refused_by_name(field: str, value: int | str) -
 
 
 def test_a_priority_that_does_not_exist_is_refused() -> None:
-    options = serve_options_pb2.ServeOptions(priority=9)  # type: ignore[arg-type]  # as a newer sender might
+    options = inference_service_pb2.RequestOptions(priority=9)  # type: ignore[arg-type]  # as a newer sender might
     with pytest.raises(FieldError) as refused:
         priority_of(options)
     assert refused.value.field == "options.priority"
+    granted = serve_options_pb2.ServeOptions(priority=9)  # type: ignore[arg-type]  # as a newer sender might
+    with pytest.raises(FieldError):
+        granted_priority_of(granted)
+
+
+def test_no_caller_claims_the_band_of_the_mesh_itself_and_its_services_do() -> None:
+    with pytest.raises(FieldError) as refused:
+        priority_of(inference_service_pb2.RequestOptions(priority=priority_pb2.PRIORITY_SYSTEM))
+    assert refused.value.field == "options.priority"
+    granted = serve_options(Handling(), Priority.SYSTEM)
+    assert granted.priority == priority_pb2.PRIORITY_SYSTEM
+    assert granted_priority_of(granted) is Priority.SYSTEM
+
+
+def test_every_band_has_its_own_number_on_the_wire() -> None:
+    assert {Priority.from_wire(band.wire) for band in Priority} == set(Priority)
+    assert len({band.wire for band in Priority}) == len(Priority)
+    assert set(priority_pb2.Priority.values()) == {0, *(band.wire for band in Priority)}
+    assert Priority.from_wire(99) is None

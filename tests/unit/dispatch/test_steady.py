@@ -6,6 +6,7 @@ from typing import Self
 
 import pytest
 
+from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.port import Decision, Grant, PlacementRequest, WaitingInQueue
 from weft.dispatch.steady import SteadyConfig, SteadyPlacement
 from weft.kernel.errors import WeftError
@@ -51,7 +52,7 @@ class ScriptedPort:
 
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None: ...
 
-    async def report_finished(self, reason: Reason) -> None: ...
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None: ...
 
 
 async def _decide(placement: SteadyPlacement, clock: FakeClock, seconds: float) -> Decision:

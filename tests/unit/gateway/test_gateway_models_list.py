@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 from gateway.translate.models import known_names, model_entry, model_list
-from weft.dispatch.fleet import FleetView, ModelView
-from weft.kernel.request import Operation
+from weft.dispatch.fleet import FleetView, ModelView, RouteView, SettingsView
+from weft.kernel.request import Operation, Skill
 
 
 def view_of(*models: ModelView) -> FleetView:
@@ -66,3 +68,89 @@ def test_an_unknown_context_does_not_hide_a_known_one() -> None:
         "members": ["a", "b"],
         "remote": False,
     }
+
+
+def route(name: str, *candidates: str) -> RouteView:
+    return RouteView(
+        name=name,
+        candidates=candidates,
+        description="Short ones",
+        budget_seconds=None,
+        keep_alive_seconds=None,
+        pin_primary=False,
+        created_at_seconds=11,
+    )
+
+
+def with_routes(view: FleetView, *routes: RouteView, cloud: bool = False) -> FleetView:
+    settings = SettingsView(allow_cloud_fallback=cloud)
+    return replace(view, routes={route.name: route for route in routes}, settings=settings)
+
+
+def members(view: FleetView, name: str) -> object:
+    entry = model_entry(view, name)
+    if entry is None:
+        return None
+    assert isinstance(entry["meta"], dict)
+    return entry["meta"]["members"]
+
+
+def test_a_route_is_listed_after_the_models_with_what_it_can_fall_back_to() -> None:
+    view = with_routes(view_of(model("a", "p"), model("b", "p"), model("c", "q", active=False)), route("sum", "c", "p"))
+    assert model_entry(view, "route/sum") == {
+        "id": "route/sum",
+        "object": "model",
+        "created": 11,
+        "owned_by": "weft",
+        "meta": {
+            "route": True,
+            "candidates": ["c", "p"],
+            "description": "Short ones",
+            "status": "active",
+            "context_tokens": 0,
+            "operations": ["chat", "completion"],
+            "members": ["a", "b"],
+            "remote": False,
+        },
+    }
+    entries = model_list(view)["data"]
+    assert isinstance(entries, list)
+    assert [entry["id"] for entry in entries] == ["a", "b", "p", "route/sum"]
+    assert "route/sum" in known_names(view)
+    assert model_entry(view, "sum") is None
+
+
+def test_a_route_of_which_nobody_can_answer_is_not_listed() -> None:
+    view = with_routes(view_of(model("a", "p", active=False)), route("sum", "a", "gone"))
+    assert model_entry(view, "route/sum") is None
+    assert model_list(view)["data"] == []
+    assert model_entry(view, "route/other") is None
+
+
+def test_a_model_of_a_pool_stands_for_itself_in_a_route() -> None:
+    view = with_routes(view_of(model("a", "p"), model("b", "p")), route("one", "a"), route("all", "p"))
+    assert members(view, "route/one") == ["a"]
+    assert members(view, "route/all") == ["a", "b"]
+
+
+def test_a_fallback_off_the_premises_is_listed_only_where_that_is_allowed() -> None:
+    cloud = replace(model("cloud", "cloud"), remote=True)
+    view = view_of(model("a", "a"), cloud)
+    routes = (route("fallback", "a", "cloud"), route("primary", "cloud", "a"))
+    closed, open_ = with_routes(view, *routes), with_routes(view, *routes, cloud=True)
+    assert members(closed, "route/fallback") == ["a"]
+    assert members(closed, "route/primary") == ["a", "cloud"]
+    assert members(open_, "route/fallback") == ["a", "cloud"]
+    alone = with_routes(view_of(cloud), *routes)
+    assert members(alone, "route/fallback") is None
+
+
+def test_skills_are_told_where_every_member_says_its_own() -> None:
+    sees = replace(model("a", "p"), skills=frozenset({Skill.TEXT, Skill.IMAGE}))
+    calls = replace(model("b", "p"), skills=frozenset({Skill.TEXT, Skill.TOOLS}))
+    entry = model_entry(view_of(sees, calls), "p")
+    assert entry is not None
+    assert entry["meta"]["skills"] == ["text", "image", "tools"]  # type: ignore[index]  # a mapping
+    silent = model_entry(view_of(sees, model("c", "p")), "p")
+    assert silent is not None
+    assert "skills" not in silent["meta"]  # type: ignore[operator]  # a mapping

@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry_svc.domain import ModelDeleted, Revised
+from registry_svc.changes import ModelDeleted, Revised
 from registry_svc.watch import Broadcaster
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

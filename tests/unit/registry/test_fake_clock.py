@@ -4,7 +4,7 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from weft.testing.fake_clock import FakeClock
+from weft.testing.fake_clock import FakeClock, let_all_run
 
 if TYPE_CHECKING:
     from weft.kernel.clock import Clock
@@ -107,3 +107,27 @@ async def test_four_hours_of_five_second_rounds_take_no_real_time() -> None:
         await clock.advance(4 * 3600.0, sleepers=1)
     assert len(woke) == 2880
     tick.task.cancel()
+
+
+async def _steps(count: int, taken: list[int]) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+        taken.append(1)
+
+
+async def test_all_that_can_run_has_run_and_only_what_is_endless_is_cut_off() -> None:
+    taken, longer = list[int](), list[int]()
+    short, endless = asyncio.create_task(_steps(20, taken)), asyncio.create_task(_steps(1000, longer))
+    await let_all_run(30)
+    assert len(taken) == 20
+    assert 28 <= len(longer) <= 30
+    endless.cancel()
+    await short
+
+
+async def test_nothing_is_waited_for_once_nobody_has_anything_to_do() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for _ in range(100):
+        await let_all_run(1_000_000)
+    assert loop.time() - began < 5.0, "each took as many rounds as it may"

@@ -30,6 +30,7 @@ def _state() -> State:
     )
     state.unload_time.FromNanoseconds(1_700_000_000_250_000_000)
     state.load_eta.FromNanoseconds(1_500_000_000)
+    state.usual_load.FromNanoseconds(47_250_000_000)
     return state
 
 
@@ -63,6 +64,8 @@ def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
         (lambda state: setattr(state.unload_time, "seconds", 1 << 60), "unload_time"),
         (lambda state: setattr(state.load_eta, "seconds", -1), "load_eta"),
         (lambda state: setattr(state.load_eta, "seconds", 86_401), "load_eta"),
+        (lambda state: setattr(state.usual_load, "seconds", -1), "usual_load"),
+        (lambda state: setattr(state.usual_load, "seconds", 86_401), "usual_load"),
     ],
 )
 def test_a_bad_figure_is_refused_by_its_path(spoil: Callable[[State], None], field: str) -> None:

@@ -15,6 +15,7 @@ from registry_svc.policy.limits import agent_bytes
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.request import Skill
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS
 
 SECRET = "hunter2"
@@ -246,3 +247,22 @@ def test_an_agent_with_one_bad_value_is_refused_by_its_path(
     with pytest.raises(FieldError) as refusal:
         to_agent(manifest, "a")
     assert refusal.value.field == field
+
+
+def test_skills_arrive_once_each_in_order_and_go_out_again() -> None:
+    given = [model_pb2.MODEL_SKILL_TOOLS, model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
+    message = model(Wake(by_runner=True))
+    message.skills.extend(given)
+    manifest = to_manifest(message, "m", published=True)
+    assert manifest.skills == (Skill.TEXT, Skill.TOOLS)
+    assert list(manifest_message(manifest).skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
+    assert to_manifest(model(Wake(by_runner=True)), "m", published=True).skills == ()
+
+
+@pytest.mark.parametrize("number", [0, 5, -1])
+def test_a_skill_that_nobody_knows_is_refused(number: int) -> None:
+    message = model(Wake(by_runner=True))
+    message.skills.append(model_pb2.ModelSkill.ValueType(number))
+    with pytest.raises(FieldError) as refusal:
+        to_manifest(message, "models[0]", published=True)
+    assert refusal.value.field == "models[0].skills"

@@ -116,3 +116,12 @@ def clashes(rows_: set[tuple[Kind, str]]) -> bool:
 def test_the_check_of_uniqueness_can_fail() -> None:
     assert clashes({(Kind.MODEL, "x"), (Kind.AGENT, "x")})
     assert not clashes({(Kind.MODEL, "x"), (Kind.POOL, "x"), (Kind.AGENT, "y")})
+
+
+def test_a_route_shares_its_name_with_nothing() -> None:
+    assert not any(may_share(Kind.ROUTE, other) for other in Kind)
+    for other in set(Kind) - {Kind.ROUTE}:
+        with pytest.raises(WeftError) as refused:
+            require_free([claim(Kind.ROUTE, held(other, live=False))])
+        assert refused.value.metadata["owner_kind"] == other.value
+    assert refusal(claim(Kind.MODEL, declared(Kind.ROUTE))) == {"owner_kind": "route", "route": "x"}

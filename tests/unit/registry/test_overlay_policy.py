@@ -13,9 +13,10 @@ from registry_svc.domain import (
     Kind,
     Manifest,
     Publication,
+    RouteManifest,
     Status,
 )
-from registry_svc.policy.declaring import MAX_LISTED_NAMES, decide_model, in_use
+from registry_svc.policy.declaring import MAX_LISTED_NAMES, decide_model, decide_route, in_use
 from registry_svc.policy.overlay import (
     Publisher,
     combined,
@@ -28,7 +29,7 @@ from registry_svc.policy.overlay import (
 )
 from registry_svc.wanted import ModelDeclaration, Outcome
 from weft.kernel.errors import WeftError
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -131,3 +132,33 @@ def test_many_agents_in_the_way_are_listed_in_part() -> None:
     error = in_use(Kind.MODEL, "m1", {f"a{number:02}" for number in range(25)})
     assert len(error.metadata["agents"].split(",")) == MAX_LISTED_NAMES
     assert "and 15 more" in error.message
+
+
+def test_many_routes_in_the_way_are_listed_in_part_beside_the_agents() -> None:
+    error = in_use(Kind.MODEL, "m1", {"a1"}, {f"q{number:02}" for number in range(11)})
+    assert "by agents: a1; by routes: q00, " in error.message
+    assert "q09 and 1 more; delete" in error.message
+    assert error.metadata["agents"] == "a1"
+    assert len(error.metadata["routes"].split(",")) == MAX_LISTED_NAMES
+
+
+def test_declared_skills_win_over_published_ones_and_none_are_taken_over() -> None:
+    published = replace(PLAIN, skills=(Skill.TEXT, Skill.IMAGE))
+    assert combined(PLAIN, published).skills == published.skills
+    assert combined(replace(PLAIN, skills=(Skill.TEXT,)), published).skills == (Skill.TEXT,)
+    assert combined(replace(PLAIN, skills=(Skill.TEXT,)), None).skills == (Skill.TEXT,)
+
+
+def test_what_becomes_of_a_declared_route() -> None:
+    route = RouteManifest(
+        name="q1",
+        description="",
+        candidates=("m1", "m2"),
+        budget_seconds=None,
+        keep_alive_seconds=None,
+        pin_primary=False,
+    )
+    assert decide_route(route, None) is Outcome.CREATED
+    assert decide_route(route, replace(route)) is Outcome.UNCHANGED
+    # The order of a ladder is what it is about.
+    assert decide_route(route, replace(route, candidates=("m2", "m1"))) is Outcome.CONFIGURED

@@ -9,6 +9,7 @@ from registry_svc.config import RegistryConfig
 from weft.host.config import RegistrySection, WeftConfig
 from weft.host.home import WeftHome
 from weft.host.registry import registry_config
+from weft.host.registry_environment import allow_cloud_fallback
 from weft.kernel.errors import FieldError
 
 URL = "sqlite+aiosqlite://"
@@ -49,3 +50,35 @@ def test_no_grace_is_a_choice_but_a_negative_one_is_not() -> None:
 def test_runners_must_have_time_for_a_heartbeat_before_they_count_as_silent() -> None:
     with pytest.raises(FieldError, match="longer than heartbeat_interval_seconds"):
         RegistryConfig(database_url=URL, inactive_after_seconds=30.0)
+
+
+@pytest.mark.parametrize(
+    ("configured", "word", "allowed"),
+    [
+        (None, None, True),
+        (None, "", True),
+        (None, "false", False),
+        (None, " OFF ", False),
+        (None, "1", True),
+        (False, "true", False),
+        (True, "false", True),
+    ],
+)
+def test_cloud_fallback_begins_as_the_file_says_else_the_environment_else_allowed(
+    configured: bool | None, word: str | None, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEFT_ALLOW_CLOUD_FALLBACK", raising=False)
+    if word is not None:
+        monkeypatch.setenv("WEFT_ALLOW_CLOUD_FALLBACK", word)
+    section = RegistrySection(allow_cloud_fallback=configured)
+    assert registry_config(WeftConfig(registry=section), WeftHome(tmp_path)).allow_cloud_fallback is allowed
+
+
+def test_a_word_that_is_neither_yes_nor_no_is_refused_by_the_name_of_its_variable() -> None:
+    with pytest.raises(FieldError, match="must be true or false") as refusal:
+        allow_cloud_fallback(None, {"WEFT_ALLOW_CLOUD_FALLBACK": "perhaps"})
+    assert refusal.value.field == "WEFT_ALLOW_CLOUD_FALLBACK"
+
+
+def test_no_is_a_setting_and_not_a_limit_of_nothing() -> None:
+    assert not RegistryConfig(database_url=URL, allow_cloud_fallback=False).allow_cloud_fallback

@@ -5,7 +5,16 @@ from datetime import UTC, datetime
 from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, pool_pb2, resource_kind_pb2, runner_pb2, wake_pb2
+from weft.api.registry.v1 import (
+    agent_pb2,
+    event_pb2,
+    model_pb2,
+    pool_pb2,
+    resource_kind_pb2,
+    route_pb2,
+    runner_pb2,
+    wake_pb2,
+)
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -28,6 +37,7 @@ def some_model(name: str = "qwen", **fields: object) -> model_pb2.Model:
                 ),
                 max_wait=Duration(seconds=90),
             ),
+            skills=[model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_IMAGE],
         ),
         runner="r1",
         status=model_pb2.Model.STATUS_ACTIVE,
@@ -113,6 +123,22 @@ def some_pool(name: str = "big") -> pool_pb2.Pool:
     return pool_pb2.Pool(
         name=name, explicit=True, members=[some_model("qwen"), some_model("qwen-2")], size=2, active_count=2
     )
+
+
+def some_route(name: str = "summaries") -> route_pb2.Route:
+    route = route_pb2.Route(
+        manifest=route_pb2.RouteManifest(
+            name=name,
+            description="Short ones",
+            candidates=["qwen", "big"],
+            budget=Duration(seconds=90, nanos=500_000_000),
+            keep_alive=Duration(seconds=300),
+            pin_primary=True,
+        ),
+        status=route_pb2.Route.STATUS_ACTIVE,
+    )
+    route.create_time.FromDatetime(MOMENT)
+    return route
 
 
 def some_event(sequence: int = 1, name: str = "qwen") -> event_pb2.Event:

@@ -1,6 +1,6 @@
 """What a watcher knows after a snapshot and changes."""
 
-from resource_samples import some_agent, some_model, some_runner
+from resource_samples import some_agent, some_model, some_route, some_runner
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchedRunner, WatchResponse
@@ -70,3 +70,15 @@ def test_a_second_snapshot_tells_what_went_meanwhile() -> None:
     state.fold(_snapshot(some_model("qwen")))
     assert (MODEL, "qwen") in state.fold(_snapshot())
     assert state.documents(MODEL) == []
+
+
+def test_routes_come_change_and_go() -> None:
+    state = MeshState()
+    state.fold(WatchResponse(revision=1, snapshot=Snapshot(routes=[some_route("a")])))
+    assert [route.name for route in state.documents(ResourceKind.ROUTE)] == ["a"]
+    assert state.fold(WatchResponse(revision=2, change=Change(route=some_route("b")))) == {(ResourceKind.ROUTE, "b")}
+    assert state.document((ResourceKind.ROUTE, "b")) is not None
+    assert state.fold(WatchResponse(revision=3, change=Change(deleted_route="b"))) == {(ResourceKind.ROUTE, "b")}
+    assert state.document((ResourceKind.ROUTE, "b")) is None
+    assert (ResourceKind.ROUTE, "a") in state.fold(WatchResponse(revision=4, snapshot=Snapshot()))
+    assert state.documents(ResourceKind.ROUTE) == []

@@ -10,6 +10,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.request import Priority
 from weft.resources.operation_documents import MAX_LOAD_PARAMETERS, LoadSettings
 from weft.resources.operation_messages import (
     flush_action,
@@ -135,3 +136,10 @@ def test_memory_that_nobody_can_measure_is_unknown_and_not_zero() -> None:
     )
     assert (document.leases[0].seen_bytes, document.leases[0].priority) == (None, "normal")
     assert document.leases[0].bytes_by_device == {"0": 4}
+
+
+@pytest.mark.parametrize("band", list(Priority))
+def test_a_lease_of_every_band_can_be_told_the_meshs_own_too(band: Priority) -> None:
+    lease = lease_pb2.Lease(lease_id="l", priority=band.wire)  # type: ignore[arg-type]  # same numbers
+    (told,) = host_memory_document(lease_service_pb2.HostMemory(host="h", leases=[lease])).leases
+    assert told.priority == band.name.lower()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resource_samples import some_agent, some_event, some_model, some_pool, some_runner
+from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.kernel.errors import FieldError
@@ -20,6 +20,7 @@ from weft.resources.messages import (
     event_document,
     model_document,
     pool_document,
+    route_document,
     runner_document,
     to_declaration,
 )
@@ -31,6 +32,7 @@ EVERY_KIND: list[Callable[[], Document]] = [
     lambda: agent_document(some_agent()),
     lambda: runner_document(some_runner()),
     lambda: pool_document(some_pool()),
+    lambda: route_document(some_route()),
 ]
 
 
@@ -64,6 +66,7 @@ def test_no_runtime_field_is_outside_status() -> None:
     told = plain(model_document(some_model(), some_runner()))
     assert set(told) - {"status"} == {
         "kind", "name", "poolName", "runner", "operations", "contextTokens", "digest", "remote", "wake",
+        "skills",
     }  # fmt: skip
 
 

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
-from resource_samples import some_agent, some_event, some_model, some_pool, some_runner
+from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.resources.files import read_documents
-from weft.resources.messages import agent_document, event_document, model_document, pool_document, runner_document
+from weft.resources.messages import (
+    agent_document,
+    event_document,
+    model_document,
+    pool_document,
+    route_document,
+    runner_document,
+)
 from weft.resources.rendering import declared, plain
 from weft.resources.schemas import schemas, text_of, write
 
@@ -20,6 +27,7 @@ PRINTED: dict[str, dict[str, Any]] = {
     "agent": plain(agent_document(some_agent())),
     "runner": plain(runner_document(some_runner())),
     "pool": plain(pool_document(some_pool())),
+    "route": plain(route_document(some_route())),
     "event": plain(event_document(some_event())),
 }
 
@@ -48,6 +56,7 @@ def test_what_is_printed_holds_to_its_schema(kind: str) -> None:
 def test_what_yaml_declares_holds_to_the_same_schema() -> None:
     Draft202012Validator(schemas()["model.json"]).validate(declared(model_document(some_model())))
     Draft202012Validator(schemas()["agent.json"]).validate(declared(agent_document(some_agent())))
+    Draft202012Validator(schemas()["route.json"]).validate(declared(route_document(some_route())))
 
 
 def _fields(schema: dict[str, Any]) -> set[str]:
@@ -65,6 +74,6 @@ def test_every_field_is_documented(kind: str) -> None:
 def test_the_documented_examples_are_good() -> None:
     page = (FOLDER.parent / "resources.md").read_text("utf-8")
     examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         assert len(read_documents(example, "resources.md")) == 1

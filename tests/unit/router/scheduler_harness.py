@@ -1,14 +1,36 @@
-"""A scheduler with a fleet that is easy to write down."""
+"""A scheduler with a mesh that is easy to write down."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from router_svc.policy.candidates import Candidate, Fleet, Readiness
-from router_svc.policy.decisions import Decision, Placed, Rejects, Wakes
+from router_svc.policy.arrival import Arrival, Needs
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.decisions import Decision, Placed, Rejects, Waits, WakeFailure, Wakes
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.queue import Arrival
+from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.settings import Settings
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+
+_OF_NEEDS = frozenset({"operation", "allow_remote", "skills", "tools", "context_tokens"})
+
+
+class Mesh(Scheduler):
+    """A scheduler that is shown whole meshes, and is told what changed with each."""
+
+    def __init__(self, limits: SchedulerLimits | None = None, settings: Settings | None = None) -> None:
+        super().__init__(limits, settings)
+        self.shown: dict[str, Candidate] = {}
+
+    def show(self, candidates: Iterable[Candidate], now: float, **changes: Any) -> list[Decision]:
+        """The mesh consists of these now. `changes`: of MeshChange."""
+        shown = {each.model: each for each in candidates}
+        new = tuple(each for each in shown.values() if self.shown.get(each.model) != each)
+        gone = tuple(model for model in self.shown if model not in shown)
+        self.shown = shown
+        return self.apply(MeshChange(candidates=new, gone=gone, **changes), now)
 
 
 def candidate(runner: str = "a", model: str = "m", **changes: Any) -> Candidate:
@@ -31,14 +53,35 @@ def asleep(runner: str = "a", model: str = "m", **changes: Any) -> Candidate:
 
 
 def arrival(key: int, target: str = "m", **changes: Any) -> Arrival:
-    fields: dict[str, Any] = {"key": key, "target": target, "operation": Operation.CHAT, "arrived_at": 0.0, **changes}
+    """`changes`: of Arrival, or of its needs."""
+    needs = {"operation": Operation.CHAT, **{name: changes.pop(name) for name in _OF_NEEDS & changes.keys()}}
+    fields: dict[str, Any] = {"key": key, "target": target, "needs": Needs(**needs), "arrived_at": 0.0, **changes}
     return Arrival(**fields)
 
 
-def scheduler(*candidates: Candidate, **limits: Any) -> Scheduler:
-    made = Scheduler(SchedulerLimits(**limits))
-    made.update_fleet(Fleet.of(candidates), 0.0)
+def scheduler(*candidates: Candidate, settings: Settings | None = None, **limits: Any) -> Mesh:
+    made = Mesh(SchedulerLimits(**limits), settings)
+    made.show(candidates, 0.0)
     return made
+
+
+def failed(message: str, reason: Reason = Reason.WAKE_FAILED) -> WakeFailure:
+    return WakeFailure(reason=reason, message=message)
+
+
+def plain(decisions: list[Decision]) -> list[Decision]:
+    """Without who was considered, and how one was chosen."""
+    return [_plain(decision) for decision in decisions]
+
+
+def _plain(decision: Decision) -> Decision:
+    match decision:
+        case Waits():
+            return replace(decision, considered=())
+        case Placed():
+            return replace(decision, choice=None)
+        case _:
+            return decision
 
 
 def placed(decisions: list[Decision]) -> dict[int, str]:
@@ -49,6 +92,11 @@ def placed(decisions: list[Decision]) -> dict[int, str]:
 def rejected(decisions: list[Decision]) -> dict[int, Reason]:
     """Who was refused, and why."""
     return {decision.key: decision.reason for decision in decisions if isinstance(decision, Rejects)}
+
+
+def refusals(decisions: list[Decision]) -> dict[int, Rejects]:
+    """The refusals themselves."""
+    return {decision.key: decision for decision in decisions if isinstance(decision, Rejects)}
 
 
 def woken(decisions: list[Decision]) -> list[str]:

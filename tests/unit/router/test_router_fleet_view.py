@@ -1,13 +1,15 @@
 """From the registry's view to candidates."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router_svc.fleet_view import candidates_of
 from router_svc.policy.candidates import Candidate, Readiness
+from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakeOnLanRecipe, WakePlan
 
 MESH = WakePlan(by_runner=False, by_mesh=WakeOnLanRecipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
@@ -93,3 +95,33 @@ def test_a_candidate_carries_the_limit_of_its_runner_and_the_longest_wake() -> N
 def test_a_model_that_no_runner_serves_is_a_candidate_that_is_down() -> None:
     found = the_candidate(phase=None, runner=None, **INACTIVE)
     assert (found.incarnation, found.slots, found.detail) == ("", 0, "not heard of")
+
+
+def test_a_candidate_carries_what_is_known_of_its_loads_its_memory_and_its_tools() -> None:
+    memory = runner_pb2.InstanceMemory(estimated_bytes=6 << 30)
+    instance = replace(
+        _instance(Phase.HIBERNATING),
+        memory=memory,
+        usual_load_seconds=47.0,
+        pinned=True,
+        context_tokens=4096,
+        load_eta_seconds=3.0,
+    )
+    tools = frozenset({"files.read"})
+    found = the_candidate(
+        phase=None,
+        runner={"instances": {"m": instance}, "host": "box", "tool_names": tools},
+        context_tokens=1024,
+        skills=frozenset({Skill.IMAGE}),
+    )
+    assert (found.host, found.memory_bytes, found.usual_load_seconds) == ("box", 6 << 30, 47.0)
+    assert (found.pinned, found.tools, found.context_tokens) == (True, tools, 4096)
+    assert (found.load_eta_seconds, found.skills) == (3.0, frozenset({Skill.IMAGE}))
+
+
+def test_a_candidate_takes_what_its_lease_says_while_it_has_one() -> None:
+    memory = runner_pb2.InstanceMemory(leased_bytes=5 << 30, estimated_bytes=6 << 30)
+    instance = replace(_instance(Phase.READY), memory=memory)
+    assert the_candidate(phase=None, runner={"instances": {"m": instance}}).memory_bytes == 5 << 30
+    assert the_candidate(runner={}, context_tokens=1024).memory_bytes == 0
+    assert the_candidate(runner={}, context_tokens=1024).context_tokens == 1024

@@ -1,9 +1,9 @@
 """The scheduler decides, stepped by hand."""
 
 import pytest
-from scheduler_harness import arrival, candidate, placed, rejected, scheduler
+from scheduler_harness import arrival, candidate, placed, plain, rejected, scheduler
 
-from router_svc.policy.candidates import Fleet, Readiness
+from router_svc.policy.candidates import Readiness
 from router_svc.policy.decisions import Loads, Waits
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -42,16 +42,19 @@ def test_a_request_placed_again_after_a_lost_router_keeps_its_place_in_the_queue
 def test_waiting_says_the_position_and_what_is_awaited_and_is_repeated_only_when_it_changes() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
-    assert mesh.submit(arrival(2), 0.0) == [Waits(key=2, position=1, reason="all 1 slots of m are busy")]
-    assert mesh.submit(arrival(3), 0.0) == [Waits(key=3, position=2, reason="all 1 slots of m are busy")]
+    assert plain(mesh.submit(arrival(2), 0.0)) == [Waits(key=2, position=1, reason="all 1 slots of m are busy")]
+    assert plain(mesh.submit(arrival(3), 0.0)) == [Waits(key=3, position=2, reason="all 1 slots of m are busy")]
     assert mesh.tick(1.0) == []
-    assert Waits(key=3, position=1, reason="all 1 slots of m are busy") in mesh.finish(1, 2.0)
+    assert placed(mesh.finish(1, 1.5)) == {2: "a"}
+    assert mesh.tick(1.75) == [], "nobody is told more than once per second"
+    (word,) = mesh.tick(2.0)
+    assert word == Waits(key=3, position=1, reason="all 1 slots of m are busy", eta_seconds=word.eta_seconds)  # type: ignore[union-attr]  # it is a word about waiting, see left
 
 
 def test_a_loading_model_is_waited_for_and_said_so() -> None:
     mesh = scheduler(candidate(readiness=Readiness.LOADING, load_progress=0.4))
     assert mesh.submit(arrival(1), 0.0) == [Loads(key=1, stage="m loads on a", progress=0.4)]
-    assert placed(mesh.update_fleet(Fleet.of([candidate()]), 5.0)) == {1: "a"}
+    assert placed(mesh.show([candidate()], 5.0)) == {1: "a"}
 
 
 def test_the_queue_is_bounded_by_runner_and_the_refusal_says_when_to_come_back() -> None:
@@ -108,9 +111,7 @@ def test_who_waits_is_refused_when_the_last_runner_goes() -> None:
     mesh = scheduler(candidate())
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
-    assert rejected(mesh.update_fleet(Fleet.of([candidate(readiness=Readiness.DOWN)]), 1.0)) == {
-        2: Reason.NO_RUNNER_AVAILABLE
-    }
+    assert rejected(mesh.show([candidate(readiness=Readiness.DOWN)], 1.0)) == {2: Reason.NO_RUNNER_AVAILABLE}
 
 
 def test_an_attempt_that_broke_is_repeated_on_another_runner() -> None:
@@ -182,7 +183,7 @@ def test_content_from_a_runner_shows_that_it_is_not_full() -> None:
     mesh.submit(arrival(1), 0.0)
     mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)
     assert placed(mesh.tick(1.0)) == {1: "a"}
-    mesh.report_first_content(1)
+    mesh.report_first_content(1, 1.5)
     mesh.submit(arrival(2), 2.0)
     mesh.report_failed(2, 1, Reason.NO_SLOT_AVAILABLE, 2.0)
     assert placed(mesh.tick(3.0)) == {2: "a"}
@@ -222,7 +223,7 @@ def test_a_new_incarnation_starts_with_a_clean_record() -> None:
     mesh = scheduler(candidate("a", pool="p", model="m-a"), candidate("b", pool="p", model="m-b", slots=4))
     mesh.submit(arrival(1, "p"), 0.0)
     mesh.report_failed(1, 1, Reason.WORKER_LOST, 0.1)
-    mesh.update_fleet(Fleet.of([candidate("a", pool="p", model="m-a", incarnation="2")]), 0.2)
+    mesh.show([candidate("a", pool="p", model="m-a", incarnation="2")], 0.2)
     assert placed(mesh.submit(arrival(2, "p"), 0.2)) == {2: "a"}
 
 
@@ -250,7 +251,7 @@ def test_a_runner_never_works_on_more_requests_than_it_takes_over_all_its_models
     mesh = scheduler(*members)
     assert [len(placed(mesh.submit(arrival(key, "mn"[key % 2]), 0.0))) for key in range(1, 6)] == [1, 1, 1, 0, 0]
     assert placed(mesh.finish(1, 1.0)) == {4: "a"}
-    assert Waits(key=6, position=2, reason="all 3 slots of m are busy") in mesh.submit(arrival(6), 1.0)
+    assert Waits(key=6, position=1, reason="all 3 slots of m are busy") in plain(mesh.submit(arrival(6), 1.0))
 
 
 def test_the_limit_of_a_runner_counts_per_incarnation() -> None:
@@ -258,7 +259,7 @@ def test_the_limit_of_a_runner_counts_per_incarnation() -> None:
     mesh.submit(arrival(1), 0.0)
     mesh.submit(arrival(2), 0.0)
     back = candidate("a", slots=4, runner_max_requests=1, incarnation="2")
-    assert placed(mesh.update_fleet(Fleet.of([back]), 1.0)) == {2: "a"}
+    assert placed(mesh.show([back], 1.0)) == {2: "a"}
 
 
 def test_who_broke_everywhere_that_is_left_is_told_so_when_the_last_hope_goes() -> None:
@@ -271,7 +272,7 @@ def test_who_broke_everywhere_that_is_left_is_told_so_when_the_last_hope_goes() 
         candidate("a", pool="p", model="m-a"),
         candidate("b", pool="p", model="m-b", readiness=Readiness.DOWN),
     ]
-    assert rejected(mesh.update_fleet(Fleet.of(gone), 0.2)) == {1: Reason.SERVER_DIED}
+    assert rejected(mesh.show(gone, 0.2)) == {1: Reason.SERVER_DIED}
 
 
 def test_a_model_named_like_a_pool_belongs_to_the_pool() -> None:

@@ -6,9 +6,9 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import arrival, candidate, scheduler
+from scheduler_harness import arrival, candidate, failed, scheduler
 
-from router_svc.policy.candidates import Candidate, Fleet, Readiness
+from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, Wakes
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -113,17 +113,17 @@ class Observer:
             case "fleet", tuple(readiness):
                 self.believed -= {model for (model, was), now in zip(self.told(), readiness, strict=True) if was != now}
                 self.readiness = readiness
-                self.hear(self.mesh.update_fleet(Fleet.of(self.fleet()), self.now))
+                self.hear(self.mesh.show(self.fleet(), self.now))
             case "restart", str(runner):
                 self.incarnations[runner] += 1
                 self.believed -= {model for model in MODELS if model[-1] == runner}
-                self.hear(self.mesh.update_fleet(Fleet.of(self.fleet()), self.now))
+                self.hear(self.mesh.show(self.fleet(), self.now))
             case "wake", (int(index), None | str() as error, bool(by_word)) if self.waking:
                 model = sorted(self.waking)[index % len(self.waking)]
                 self.waking.remove(model)
                 self.woken_at = self.now if error is None else self.woken_at
                 self.believed |= {model} if error is None and by_word else set()
-                self.hear(self.mesh.wake_finished(model, error, self.now, by_word=by_word))
+                self.hear(self.mesh.wake_finished(model, failed(error) if error else None, self.now, by_word=by_word))
             case "wait", float(seconds):
                 self.now += seconds
                 self.hear(self.mesh.tick(self.now))
@@ -132,7 +132,7 @@ class Observer:
         """End every wake that is under way; those that begin because of that go on."""
         for model in sorted(self.waking):
             self.waking.remove(model)
-            self.hear(self.mesh.wake_finished(model, "no", self.now))
+            self.hear(self.mesh.wake_finished(model, failed("no"), self.now))
 
     def check(self) -> None:
         slots = Counter(placed.candidate.key for placed in self.running.values())

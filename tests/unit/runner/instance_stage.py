@@ -29,7 +29,7 @@ from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
+from weft.testing.fake_clock import FakeClock, let_all_run
 from weft.wake.recipes import Recipe
 
 CALL = CallInfo(request_id="r", traceparent="")
@@ -170,8 +170,7 @@ class Stage:
         return task
 
     async def settle(self) -> None:
-        for _ in range(40):
-            await asyncio.sleep(0)
+        await let_all_run()
 
 
 @asynccontextmanager

@@ -64,6 +64,21 @@ async def test_a_crash_loop_gives_its_lease_up_and_asks_again_after_the_pause() 
     assert book.held == {}
 
 
+async def test_whoever_wakes_a_model_is_told_whether_its_memory_may_come_later() -> None:
+    """A router keeps requests waiting where it may, and refuses them where there never is enough."""
+    book = StepBook()
+    later = WeftError(Reason.INSUFFICIENT_MEMORY, "no memory within 60 s", retry_after_seconds=5.0)
+    reasons = []
+    book.error = later
+    async with living(step_account(book)) as stage:
+        for error in (later, NEVER, later):
+            book.error = error
+            with pytest.raises(WeftError) as told:
+                await stage.instance.wake()
+            reasons.append(told.value.reason)
+    assert reasons == [Reason.INSUFFICIENT_MEMORY, Reason.WAKE_FAILED, Reason.INSUFFICIENT_MEMORY]
+
+
 async def test_memory_that_cannot_be_had_is_no_crash_and_the_next_call_tries_afresh() -> None:
     book = StepBook()
     book.error = NEVER

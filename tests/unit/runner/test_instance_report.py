@@ -10,7 +10,7 @@ from step_book import GIB, StepBook, step_account
 from runner_svc.config import RunnerConfig
 from runner_svc.load_watch import LOOK_SECONDS, follow_load
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
-from runner_svc.report import RunnerReport
+from runner_svc.report import MAX_TOLD_TOOLS, RunnerReport
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 
@@ -69,6 +69,7 @@ async def test_a_load_that_was_done_before_says_how_long_it_will_take() -> None:
             stage.backend.loaded.set()
             await task
         await stage.instance.unload()
+        assert _state(stage).usual_load.ToMilliseconds() == 9_000, "as the four loads were in the middle"
         stage.backend.loaded.clear()
         task = asyncio.create_task(stage.instance.load())
         await stage.settle()
@@ -118,3 +119,26 @@ async def test_what_a_load_waits_for_is_told_without_saying_twice_that_it_waits(
         await following
     words = {response.progress.stage: response.progress.detail for response in told[:-1]}
     assert words["waiting for memory"] == "needs 2.0 GiB on host-a, held by qwen"
+
+
+async def test_the_tools_that_can_be_called_now_are_told_up_to_a_bound() -> None:
+    names = [f"files.tool-{number:04}" for number in range(MAX_TOLD_TOOLS)]
+    config = RunnerConfig(name="r1", host="h", address="", registry_address="", session_file=Path("unused"), models=())
+    report = RunnerReport(config, "life-1", [], tool_names=lambda: tuple(names))
+    assert list(report.capability().tool_names) == names
+    names.append("web.search")
+    assert len(report.capability().tool_names) == MAX_TOLD_TOOLS
+    names.clear()
+    assert not report.capability().tool_names
+
+
+async def test_that_a_model_is_pinned_is_told_at_once_and_once() -> None:
+    """A router that does not know would have it give way, and the load for which it should would wait in vain."""
+    async with living(step_account(StepBook())) as stage:
+        stage.told.clear()
+        await stage.instance.load(LoadWish(plan=stage.instance.plan, pin=True))
+        assert (len(stage.told), _state(stage).pinned) == (1, True)
+        await stage.instance.load(LoadWish(plan=stage.instance.plan, pin=True))
+        assert len(stage.told) == 1
+        await stage.instance.load(LoadWish(plan=stage.instance.plan))
+        assert (len(stage.told), _state(stage).pinned) == (2, False)

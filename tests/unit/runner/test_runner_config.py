@@ -185,3 +185,11 @@ def test_a_wrong_field_of_a_model_is_named_and_its_value_is_not(
 def test_the_limit_on_requests_is_reported(tmp_path: Path) -> None:
     config = _config(_section(max_requests=3), tmp_path)
     assert _report(config).capability().max_requests == 3
+
+
+def test_what_a_model_can_do_is_told_where_it_is_known(tmp_path: Path) -> None:
+    assert list(_manifest(_section(), tmp_path).skills) == []
+    said = _manifest(_section(model={"skills": ["tools", "text"]}), tmp_path)
+    assert list(said.skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
+    seeing = _manifest(_supervised(model={"extra_arguments": ["--mmproj", "eyes.gguf"]}), tmp_path)
+    assert model_pb2.MODEL_SKILL_IMAGE in seeing.skills

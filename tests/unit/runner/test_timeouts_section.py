@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import _timeouts
+from weft.host.server_settings import engine_timeouts
 
 LIMITS = {
     "connect_timeout_seconds": 1.0,
@@ -25,11 +25,11 @@ def _section(**fields: Any) -> RunnerSection:
 
 @pytest.mark.parametrize(("name", "seconds"), LIMITS.items())
 def test_every_limit_of_the_section_is_a_limit_of_the_profile(name: str, seconds: float) -> None:
-    profile = _timeouts(_section(**LIMITS))
+    profile = engine_timeouts(_section(**LIMITS))
     assert getattr(profile, name.replace("liveness_probe", "probe").replace("_timeout", "")) == seconds
 
 
 def test_only_the_limits_that_can_tell_a_stall_from_long_work_are_on_by_default() -> None:
-    profile = _timeouts(_section())
+    profile = engine_timeouts(_section())
     assert (profile.headers_seconds, profile.first_token_seconds, profile.absolute_seconds) == (None, None, None)
     assert (profile.prefill_liveness_seconds, profile.idle_stream_seconds) == (120.0, 120.0)

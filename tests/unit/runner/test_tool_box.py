@@ -50,6 +50,21 @@ async def run(work: Callable[[], Awaitable[str]], timeout: float = 5.0, max_byte
     return await box_of(Scripted("files.read", work=work), timeout=timeout, max_bytes=max_bytes).run("files.read", {})
 
 
+def test_the_names_of_all_tools_that_can_be_picked_are_listed_and_none_of_a_source_that_is_down() -> None:
+    lost = Scripted("web.search")
+    box = ToolBox(
+        [
+            ToolSource(name="web", runner=lost),
+            ToolSource(name="files", runner=Scripted("files.write", "files.read")),
+            ToolSource(name="files.deep", runner=Scripted("files.deep.read")),
+        ]
+    )
+    assert box.names() == ("files.deep.read", "files.read", "files.write", "web.search")
+    assert len(box.pick(box.names())) == 4
+    lost.down = "its server is down"
+    assert box.names() == ("files.deep.read", "files.read", "files.write")
+
+
 def test_picked_tools_have_unique_wire_names_apart_from_those_taken() -> None:
     both = ToolBox(
         [

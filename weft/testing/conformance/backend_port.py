@@ -213,3 +213,4 @@ class Call:
     on_token: Callable[[], None] = _nothing
     on_prefill: Callable[[], None] = _nothing
     cache: CacheUse = field(default_factory=CacheUse)
+    answer_by: float | None = None

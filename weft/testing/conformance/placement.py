@@ -11,6 +11,7 @@ class TestMyPlacement(PlacementConformance):
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 from weft.dispatch.port import (
@@ -78,7 +79,11 @@ class PlacementConformance:
             async with port.place(_request("r2")) as two, port.place(_request("r3")) as three:
                 await _grant(two)
                 assert isinstance(await _next(three), WaitingInQueue)
-                assert list(await port.queues()) == [PoolQueue(pool=POOL, waiting=1, max_waiting=2, running=2)]
+                (told,) = await port.queues()
+                assert told.average_wait_seconds is not None, "two were placed"
+                assert 0.0 <= told.average_wait_seconds < NOTICE_SECONDS
+                expected = PoolQueue(pool=POOL, waiting=1, max_waiting=2, running=2)
+                assert replace(told, average_wait_seconds=None) == expected
 
     async def test_leaving_the_placement_frees_its_slot_without_a_report(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1")) as one:

@@ -66,6 +66,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The service drains and takes no new work."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 27
     """The caller went away or cancelled."""
+    ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 28
+    """By what the mesh has measured, the answer would come after the request's deadline or its route's budget; it was
+    refused at once and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
+    """
     ERROR_REASON_TICKET_INVALID: _ErrorReason.ValueType  # 40
     """The ticket is missing, forged, used before, or for another runner, model or request."""
     ERROR_REASON_TICKET_EXPIRED: _ErrorReason.ValueType  # 41
@@ -178,6 +182,10 @@ ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 26
 """The service drains and takes no new work."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 27
 """The caller went away or cancelled."""
+ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 28
+"""By what the mesh has measured, the answer would come after the request's deadline or its route's budget; it was
+refused at once and nothing was tried. The metadata's `estimate_seconds` says how long it would take.
+"""
 ERROR_REASON_TICKET_INVALID: ErrorReason.ValueType  # 40
 """The ticket is missing, forged, used before, or for another runner, model or request."""
 ERROR_REASON_TICKET_EXPIRED: ErrorReason.ValueType  # 41

@@ -25,11 +25,15 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
     """Not set: normal."""
     PRIORITY_HIGH: _Priority.ValueType  # 1
-    """Before everything else."""
+    """Before everything else that callers ask for."""
     PRIORITY_NORMAL: _Priority.ValueType  # 2
     """The default."""
     PRIORITY_LOW: _Priority.ValueType  # 3
     """After everything else."""
+    PRIORITY_SYSTEM: _Priority.ValueType  # 4
+    """The mesh's own work, before everybody's. Only services of the mesh say this to each other; a caller who does is
+    refused.
+    """
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
     """Priority is the band a request waits in."""
@@ -37,9 +41,13 @@ class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """Not set: normal."""
 PRIORITY_HIGH: Priority.ValueType  # 1
-"""Before everything else."""
+"""Before everything else that callers ask for."""
 PRIORITY_NORMAL: Priority.ValueType  # 2
 """The default."""
 PRIORITY_LOW: Priority.ValueType  # 3
 """After everything else."""
+PRIORITY_SYSTEM: Priority.ValueType  # 4
+"""The mesh's own work, before everybody's. Only services of the mesh say this to each other; a caller who does is
+refused.
+"""
 global___Priority = Priority

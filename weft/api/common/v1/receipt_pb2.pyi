@@ -164,19 +164,23 @@ class Attempt(google.protobuf.message.Message):
     RUNNER_FIELD_NUMBER: builtins.int
     RUNNER_INCARNATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
     """The runner's incarnation."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why it did not complete; unspecified for the attempt that did."""
+    model: builtins.str
+    """The model that was tried, by its name in the mesh: a pool or a route may try several."""
     def __init__(
         self,
         *,
         runner: builtins.str = ...,
         runner_incarnation: builtins.str = ...,
         reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
+        model: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "runner", b"runner", "runner_incarnation", b"runner_incarnation"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "reason", b"reason", "runner", b"runner", "runner_incarnation", b"runner_incarnation"]) -> None: ...
 
 global___Attempt = Attempt

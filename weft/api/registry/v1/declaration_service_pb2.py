@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 from weft.api.registry.v1 import resource_kind_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__kind__pb2
+from weft.api.registry.v1 import route_pb2 as weft_dot_api_dot_registry_dot_v1_dot_route__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/registry/v1/declaration_service.proto\x12\x14weft.api.registry.v1\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a(weft/api/registry/v1/resource_kind.proto\"\xfa\x01\n\x0b\x44\x65\x63laration\x12\x37\n\x05model\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.ModelDeclarationH\x00\x12\x34\n\x05\x61gent\x18\x02 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifestH\x00\x12\x39\n\x06runner\x18\x03 \x01(\x0b\x32\'.weft.api.registry.v1.RunnerDeclarationH\x00\x12\x35\n\x04pool\x18\x04 \x01(\x0b\x32%.weft.api.registry.v1.PoolDeclarationH\x00\x42\n\n\x08resource\"Y\n\x10ModelDeclaration\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x0e\n\x06runner\x18\x02 \x01(\t\"!\n\x11RunnerDeclaration\x12\x0c\n\x04name\x18\x01 \x01(\t\"0\n\x0fPoolDeclaration\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07members\x18\x02 \x03(\t\"g\n\x0c\x41pplyRequest\x12\x37\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.Declaration\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64opt\x18\x03 \x01(\x08\"C\n\rApplyResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\"\xd6\x02\n\x0b\x41pplyResult\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12:\n\x07outcome\x18\x03 \x01(\x0e\x32).weft.api.registry.v1.ApplyResult.Outcome\x12\x31\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.Declaration\x12\x30\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32!.weft.api.registry.v1.Declaration\"f\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CREATED\x10\x01\x12\x16\n\x12OUTCOME_CONFIGURED\x10\x02\x12\x15\n\x11OUTCOME_UNCHANGED\x10\x03\"O\n\rDeleteRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x10\n\x0e\x44\x65leteResponse2\xc5\x01\n\x12\x44\x65\x63larationService\x12U\n\x05\x41pply\x12\".weft.api.registry.v1.ApplyRequest\x1a#.weft.api.registry.v1.ApplyResponse\"\x03\x90\x02\x02\x12X\n\x06\x44\x65lete\x12#.weft.api.registry.v1.DeleteRequest\x1a$.weft.api.registry.v1.DeleteResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/registry/v1/declaration_service.proto\x12\x14weft.api.registry.v1\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a(weft/api/registry/v1/resource_kind.proto\x1a weft/api/registry/v1/route.proto\"\xb0\x02\n\x0b\x44\x65\x63laration\x12\x37\n\x05model\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.ModelDeclarationH\x00\x12\x34\n\x05\x61gent\x18\x02 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifestH\x00\x12\x39\n\x06runner\x18\x03 \x01(\x0b\x32\'.weft.api.registry.v1.RunnerDeclarationH\x00\x12\x35\n\x04pool\x18\x04 \x01(\x0b\x32%.weft.api.registry.v1.PoolDeclarationH\x00\x12\x34\n\x05route\x18\x05 \x01(\x0b\x32#.weft.api.registry.v1.RouteManifestH\x00\x42\n\n\x08resource\"Y\n\x10ModelDeclaration\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x0e\n\x06runner\x18\x02 \x01(\t\"!\n\x11RunnerDeclaration\x12\x0c\n\x04name\x18\x01 \x01(\t\"0\n\x0fPoolDeclaration\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07members\x18\x02 \x03(\t\"g\n\x0c\x41pplyRequest\x12\x37\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.Declaration\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64opt\x18\x03 \x01(\x08\"C\n\rApplyResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\"\xd6\x02\n\x0b\x41pplyResult\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\x12:\n\x07outcome\x18\x03 \x01(\x0e\x32).weft.api.registry.v1.ApplyResult.Outcome\x12\x31\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.Declaration\x12\x30\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32!.weft.api.registry.v1.Declaration\"f\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CREATED\x10\x01\x12\x16\n\x12OUTCOME_CONFIGURED\x10\x02\x12\x15\n\x11OUTCOME_UNCHANGED\x10\x03\"O\n\rDeleteRequest\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".weft.api.registry.v1.ResourceKind\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x10\n\x0e\x44\x65leteResponse2\xc5\x01\n\x12\x44\x65\x63larationService\x12U\n\x05\x41pply\x12\".weft.api.registry.v1.ApplyRequest\x1a#.weft.api.registry.v1.ApplyResponse\"\x03\x90\x02\x02\x12X\n\x06\x44\x65lete\x12#.weft.api.registry.v1.DeleteRequest\x1a$.weft.api.registry.v1.DeleteResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +39,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECLARATIONSERVICE'].methods_by_name['Apply']._serialized_options = b'\220\002\002'
   _globals['_DECLARATIONSERVICE'].methods_by_name['Delete']._loaded_options = None
   _globals['_DECLARATIONSERVICE'].methods_by_name['Delete']._serialized_options = b'\220\002\002'
-  _globals['_DECLARATION']._serialized_start=183
-  _globals['_DECLARATION']._serialized_end=433
-  _globals['_MODELDECLARATION']._serialized_start=435
-  _globals['_MODELDECLARATION']._serialized_end=524
-  _globals['_RUNNERDECLARATION']._serialized_start=526
-  _globals['_RUNNERDECLARATION']._serialized_end=559
-  _globals['_POOLDECLARATION']._serialized_start=561
-  _globals['_POOLDECLARATION']._serialized_end=609
-  _globals['_APPLYREQUEST']._serialized_start=611
-  _globals['_APPLYREQUEST']._serialized_end=714
-  _globals['_APPLYRESPONSE']._serialized_start=716
-  _globals['_APPLYRESPONSE']._serialized_end=783
-  _globals['_APPLYRESULT']._serialized_start=786
-  _globals['_APPLYRESULT']._serialized_end=1128
-  _globals['_APPLYRESULT_OUTCOME']._serialized_start=1026
-  _globals['_APPLYRESULT_OUTCOME']._serialized_end=1128
-  _globals['_DELETEREQUEST']._serialized_start=1130
-  _globals['_DELETEREQUEST']._serialized_end=1209
-  _globals['_DELETERESPONSE']._serialized_start=1211
-  _globals['_DELETERESPONSE']._serialized_end=1227
-  _globals['_DECLARATIONSERVICE']._serialized_start=1230
-  _globals['_DECLARATIONSERVICE']._serialized_end=1427
+  _globals['_DECLARATION']._serialized_start=217
+  _globals['_DECLARATION']._serialized_end=521
+  _globals['_MODELDECLARATION']._serialized_start=523
+  _globals['_MODELDECLARATION']._serialized_end=612
+  _globals['_RUNNERDECLARATION']._serialized_start=614
+  _globals['_RUNNERDECLARATION']._serialized_end=647
+  _globals['_POOLDECLARATION']._serialized_start=649
+  _globals['_POOLDECLARATION']._serialized_end=697
+  _globals['_APPLYREQUEST']._serialized_start=699
+  _globals['_APPLYREQUEST']._serialized_end=802
+  _globals['_APPLYRESPONSE']._serialized_start=804
+  _globals['_APPLYRESPONSE']._serialized_end=871
+  _globals['_APPLYRESULT']._serialized_start=874
+  _globals['_APPLYRESULT']._serialized_end=1216
+  _globals['_APPLYRESULT_OUTCOME']._serialized_start=1114
+  _globals['_APPLYRESULT_OUTCOME']._serialized_end=1216
+  _globals['_DELETEREQUEST']._serialized_start=1218
+  _globals['_DELETEREQUEST']._serialized_end=1297
+  _globals['_DELETERESPONSE']._serialized_start=1299
+  _globals['_DELETERESPONSE']._serialized_end=1315
+  _globals['_DECLARATIONSERVICE']._serialized_start=1318
+  _globals['_DECLARATIONSERVICE']._serialized_end=1515
 # @@protoc_insertion_point(module_scope)

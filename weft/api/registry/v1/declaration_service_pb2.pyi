@@ -14,6 +14,7 @@ import typing
 import weft.api.registry.v1.agent_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.resource_kind_pb2
+import weft.api.registry.v1.route_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -32,6 +33,7 @@ class Declaration(google.protobuf.message.Message):
     AGENT_FIELD_NUMBER: builtins.int
     RUNNER_FIELD_NUMBER: builtins.int
     POOL_FIELD_NUMBER: builtins.int
+    ROUTE_FIELD_NUMBER: builtins.int
     @property
     def model(self) -> global___ModelDeclaration:
         """A model."""
@@ -48,6 +50,10 @@ class Declaration(google.protobuf.message.Message):
     def pool(self) -> global___PoolDeclaration:
         """A pool."""
 
+    @property
+    def route(self) -> weft.api.registry.v1.route_pb2.RouteManifest:
+        """A route."""
+
     def __init__(
         self,
         *,
@@ -55,10 +61,11 @@ class Declaration(google.protobuf.message.Message):
         agent: weft.api.registry.v1.agent_pb2.AgentManifest | None = ...,
         runner: global___RunnerDeclaration | None = ...,
         pool: global___PoolDeclaration | None = ...,
+        route: weft.api.registry.v1.route_pb2.RouteManifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "model", b"model", "pool", b"pool", "resource", b"resource", "runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "model", b"model", "pool", b"pool", "resource", b"resource", "runner", b"runner"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "model", b"model", "pool", b"pool", "resource", b"resource", "route", b"route", "runner", b"runner"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["resource", b"resource"]) -> typing.Literal["model", "agent", "runner", "pool", "route"] | None: ...
 
 global___Declaration = Declaration
 

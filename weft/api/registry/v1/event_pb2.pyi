@@ -102,7 +102,7 @@ class Event(google.protobuf.message.Message):
     sequence: builtins.int
     """Counts up by one with every event of one registry life."""
     kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
-    """What kind of resource."""
+    """What kind of resource. Not set: the mesh itself, whose name is "settings"."""
     name: builtins.str
     """Its name."""
     reason: global___EventReason.ValueType

@@ -26,21 +26,23 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.registry.v1 import wake_pb2 as weft_dot_api_dot_registry_dot_v1_dot_wake__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/model.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/registry/v1/wake.proto\"\xcc\x01\n\rModelManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12\x38\n\noperations\x18\x03 \x03(\x0e\x32$.weft.api.registry.v1.ModelOperation\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x0e\n\x06remote\x18\x06 \x01(\x08\x12(\n\x04wake\x18\x07 \x01(\x0b\x32\x1a.weft.api.registry.v1.Wake\"\x8b\x04\n\x05Model\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x32\n\x06status\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.Model.Status\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x04kind\x18\x05 \x01(\x0e\x32 .weft.api.registry.v1.Model.Kind\x12\x37\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0f\x64\x65\x63lared_runner\x18\x08 \x01(\t\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03*\x8a\x01\n\x0eModelOperation\x12\x1f\n\x1bMODEL_OPERATION_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_OPERATION_CHAT\x10\x01\x12\x1e\n\x1aMODEL_OPERATION_COMPLETION\x10\x02\x12\x1d\n\x19MODEL_OPERATION_EMBEDDING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/model.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/registry/v1/wake.proto\"\xfe\x01\n\rModelManifest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tpool_name\x18\x02 \x01(\t\x12\x38\n\noperations\x18\x03 \x03(\x0e\x32$.weft.api.registry.v1.ModelOperation\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x0e\n\x06remote\x18\x06 \x01(\x08\x12(\n\x04wake\x18\x07 \x01(\x0b\x32\x1a.weft.api.registry.v1.Wake\x12\x30\n\x06skills\x18\x08 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkill\"\x8b\x04\n\x05Model\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x32\n\x06status\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.Model.Status\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x04kind\x18\x05 \x01(\x0e\x32 .weft.api.registry.v1.Model.Kind\x12\x37\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x0f\x64\x65\x63lared_runner\x18\x08 \x01(\t\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03*\x8a\x01\n\x0eModelOperation\x12\x1f\n\x1bMODEL_OPERATION_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_OPERATION_CHAT\x10\x01\x12\x1e\n\x1aMODEL_OPERATION_COMPLETION\x10\x02\x12\x1d\n\x19MODEL_OPERATION_EMBEDDING\x10\x03*\x84\x01\n\nModelSkill\x12\x1b\n\x17MODEL_SKILL_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_SKILL_TEXT\x10\x01\x12\x15\n\x11MODEL_SKILL_IMAGE\x10\x02\x12\x15\n\x11MODEL_SKILL_AUDIO\x10\x03\x12\x15\n\x11MODEL_SKILL_TOOLS\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELOPERATION']._serialized_start=858
-  _globals['_MODELOPERATION']._serialized_end=996
+  _globals['_MODELOPERATION']._serialized_start=908
+  _globals['_MODELOPERATION']._serialized_end=1046
+  _globals['_MODELSKILL']._serialized_start=1049
+  _globals['_MODELSKILL']._serialized_end=1181
   _globals['_MODELMANIFEST']._serialized_start=125
-  _globals['_MODELMANIFEST']._serialized_end=329
-  _globals['_MODEL']._serialized_start=332
-  _globals['_MODEL']._serialized_end=855
-  _globals['_MODEL_KIND']._serialized_start=694
-  _globals['_MODEL_KIND']._serialized_end=757
-  _globals['_MODEL_STATUS']._serialized_start=759
-  _globals['_MODEL_STATUS']._serialized_end=855
+  _globals['_MODELMANIFEST']._serialized_end=379
+  _globals['_MODEL']._serialized_start=382
+  _globals['_MODEL']._serialized_end=905
+  _globals['_MODEL_KIND']._serialized_start=744
+  _globals['_MODEL_KIND']._serialized_end=807
+  _globals['_MODEL_STATUS']._serialized_start=809
+  _globals['_MODEL_STATUS']._serialized_end=905
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,38 @@ MODEL_OPERATION_EMBEDDING: ModelOperation.ValueType  # 3
 """Embeddings."""
 global___ModelOperation = ModelOperation
 
+class _ModelSkill:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ModelSkillEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ModelSkill.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    MODEL_SKILL_UNSPECIFIED: _ModelSkill.ValueType  # 0
+    """Not set."""
+    MODEL_SKILL_TEXT: _ModelSkill.ValueType  # 1
+    """It takes text. A model that names any skill names this one too where it has it."""
+    MODEL_SKILL_IMAGE: _ModelSkill.ValueType  # 2
+    """It takes images."""
+    MODEL_SKILL_AUDIO: _ModelSkill.ValueType  # 3
+    """It takes audio."""
+    MODEL_SKILL_TOOLS: _ModelSkill.ValueType  # 4
+    """It calls tools."""
+
+class ModelSkill(_ModelSkill, metaclass=_ModelSkillEnumTypeWrapper):
+    """ModelSkill is what a model can do that not every model can."""
+
+MODEL_SKILL_UNSPECIFIED: ModelSkill.ValueType  # 0
+"""Not set."""
+MODEL_SKILL_TEXT: ModelSkill.ValueType  # 1
+"""It takes text. A model that names any skill names this one too where it has it."""
+MODEL_SKILL_IMAGE: ModelSkill.ValueType  # 2
+"""It takes images."""
+MODEL_SKILL_AUDIO: ModelSkill.ValueType  # 3
+"""It takes audio."""
+MODEL_SKILL_TOOLS: ModelSkill.ValueType  # 4
+"""It calls tools."""
+global___ModelSkill = ModelSkill
+
 @typing.final
 class ModelManifest(google.protobuf.message.Message):
     """ModelManifest is what a runner says about a model it publishes."""
@@ -62,6 +94,7 @@ class ModelManifest(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     REMOTE_FIELD_NUMBER: builtins.int
     WAKE_FIELD_NUMBER: builtins.int
+    SKILLS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit, at most 128
     characters.
@@ -82,6 +115,10 @@ class ModelManifest(google.protobuf.message.Message):
     def wake(self) -> weft.api.registry.v1.wake_pb2.Wake:
         """Who can wake it when it sleeps. Not set: it never sleeps."""
 
+    @property
+    def skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ModelSkill.ValueType]:
+        """What it can do beyond text. Empty: unknown, and it is asked for everything."""
+
     def __init__(
         self,
         *,
@@ -92,9 +129,10 @@ class ModelManifest(google.protobuf.message.Message):
         digest: builtins.str = ...,
         remote: builtins.bool = ...,
         wake: weft.api.registry.v1.wake_pb2.Wake | None = ...,
+        skills: collections.abc.Iterable[global___ModelSkill.ValueType] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wake", b"wake"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "remote", b"remote", "wake", b"wake"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "remote", b"remote", "skills", b"skills", "wake", b"wake"]) -> None: ...
 
 global___ModelManifest = ModelManifest
 

@@ -14,7 +14,9 @@ import weft.api.registry.v1.event_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.pool_pb2
 import weft.api.registry.v1.resource_kind_pb2
+import weft.api.registry.v1.route_pb2
 import weft.api.registry.v1.runner_pb2
+import weft.api.registry.v1.settings_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -313,6 +315,91 @@ class GetAgentResponse(google.protobuf.message.Message):
 global___GetAgentResponse = GetAgentResponse
 
 @typing.final
+class ListRoutesRequest(google.protobuf.message.Message):
+    """ListRoutesRequest asks for a page of routes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """At most this many; 0 means 100, more than 1,000 means 1,000."""
+    page_token: builtins.str
+    """Where the last page ended."""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListRoutesRequest = ListRoutesRequest
+
+@typing.final
+class ListRoutesResponse(google.protobuf.message.Message):
+    """ListRoutesResponse is a page of routes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Token of the next page; empty at the end."""
+    @property
+    def routes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.route_pb2.Route]:
+        """The routes."""
+
+    def __init__(
+        self,
+        *,
+        routes: collections.abc.Iterable[weft.api.registry.v1.route_pb2.Route] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "routes", b"routes"]) -> None: ...
+
+global___ListRoutesResponse = ListRoutesResponse
+
+@typing.final
+class GetRouteRequest(google.protobuf.message.Message):
+    """GetRouteRequest names a route."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The route's name."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___GetRouteRequest = GetRouteRequest
+
+@typing.final
+class GetRouteResponse(google.protobuf.message.Message):
+    """GetRouteResponse is the route."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUTE_FIELD_NUMBER: builtins.int
+    @property
+    def route(self) -> weft.api.registry.v1.route_pb2.Route:
+        """The route."""
+
+    def __init__(
+        self,
+        *,
+        route: weft.api.registry.v1.route_pb2.Route | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["route", b"route"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["route", b"route"]) -> None: ...
+
+global___GetRouteResponse = GetRouteResponse
+
+@typing.final
 class ListRunnersRequest(google.protobuf.message.Message):
     """ListRunnersRequest asks for a page of runners."""
 
@@ -456,6 +543,8 @@ class Snapshot(google.protobuf.message.Message):
     RUNNERS_FIELD_NUMBER: builtins.int
     MODELS_FIELD_NUMBER: builtins.int
     AGENTS_FIELD_NUMBER: builtins.int
+    ROUTES_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
     @property
     def runners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WatchedRunner]:
         """Every runner."""
@@ -468,14 +557,25 @@ class Snapshot(google.protobuf.message.Message):
     def agents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.agent_pb2.Agent]:
         """Every agent."""
 
+    @property
+    def routes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.route_pb2.Route]:
+        """Every route."""
+
+    @property
+    def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
+        """What operators set for the whole mesh."""
+
     def __init__(
         self,
         *,
         runners: collections.abc.Iterable[global___WatchedRunner] | None = ...,
         models: collections.abc.Iterable[weft.api.registry.v1.model_pb2.Model] | None = ...,
         agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.Agent] | None = ...,
+        routes: collections.abc.Iterable[weft.api.registry.v1.route_pb2.Route] | None = ...,
+        settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "runners", b"runners"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "routes", b"routes", "runners", b"runners", "settings", b"settings"]) -> None: ...
 
 global___Snapshot = Snapshot
 
@@ -491,12 +591,17 @@ class Change(google.protobuf.message.Message):
     DELETED_MODEL_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
     DELETED_AGENT_FIELD_NUMBER: builtins.int
+    ROUTE_FIELD_NUMBER: builtins.int
+    DELETED_ROUTE_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
     deleted_runner: builtins.str
     """The runner of this name is gone."""
     deleted_model: builtins.str
     """The model of this name is gone."""
     deleted_agent: builtins.str
     """The agent of this name is gone."""
+    deleted_route: builtins.str
+    """The route of this name is gone."""
     @property
     def runner(self) -> global___WatchedRunner:
         """A runner appeared or changed."""
@@ -509,6 +614,14 @@ class Change(google.protobuf.message.Message):
     def agent(self) -> weft.api.registry.v1.agent_pb2.Agent:
         """An agent appeared or changed."""
 
+    @property
+    def route(self) -> weft.api.registry.v1.route_pb2.Route:
+        """A route appeared or changed."""
+
+    @property
+    def settings(self) -> weft.api.registry.v1.settings_pb2.MeshSettings:
+        """The mesh's settings changed."""
+
     def __init__(
         self,
         *,
@@ -518,10 +631,13 @@ class Change(google.protobuf.message.Message):
         deleted_model: builtins.str = ...,
         agent: weft.api.registry.v1.agent_pb2.Agent | None = ...,
         deleted_agent: builtins.str = ...,
+        route: weft.api.registry.v1.route_pb2.Route | None = ...,
+        deleted_route: builtins.str = ...,
+        settings: weft.api.registry.v1.settings_pb2.MeshSettings | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "runner", b"runner"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent"] | None: ...
+    def HasField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "deleted_agent", b"deleted_agent", "deleted_model", b"deleted_model", "deleted_route", b"deleted_route", "deleted_runner", b"deleted_runner", "kind", b"kind", "model", b"model", "route", b"route", "runner", b"runner", "settings", b"settings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["runner", "model", "deleted_runner", "deleted_model", "agent", "deleted_agent", "route", "deleted_route", "settings"] | None: ...
 
 global___Change = Change
 

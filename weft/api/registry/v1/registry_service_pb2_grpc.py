@@ -70,6 +70,16 @@ class RegistryServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.FromString,
                 _registered_method=True)
+        self.ListRoutes = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/ListRoutes',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesResponse.FromString,
+                _registered_method=True)
+        self.GetRoute = channel.unary_unary(
+                '/weft.api.registry.v1.RegistryService/GetRoute',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.FromString,
+                _registered_method=True)
         self.ListRunners = channel.unary_unary(
                 '/weft.api.registry.v1.RegistryService/ListRunners',
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRunnersRequest.SerializeToString,
@@ -150,6 +160,20 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRoutes(self, request, context):
+        """ListRoutes returns routes by name, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRoute(self, request, context):
+        """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRunners(self, request, context):
         """ListRunners returns runners by name, a page at a time.
         """
@@ -225,6 +249,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.GetAgent,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.SerializeToString,
+            ),
+            'ListRoutes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRoutes,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesResponse.SerializeToString,
+            ),
+            'GetRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRoute,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.SerializeToString,
             ),
             'ListRunners': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRunners,
@@ -442,6 +476,60 @@ class RegistryService(object):
             '/weft.api.registry.v1.RegistryService/GetAgent',
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRoutes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/ListRoutes',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.ListRoutesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RegistryService/GetRoute',
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_registry__service__pb2.GetRouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

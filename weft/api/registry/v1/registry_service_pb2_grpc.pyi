@@ -63,6 +63,18 @@ class RegistryServiceStub:
     ]
     """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
 
+    ListRoutes: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListRoutesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListRoutesResponse,
+    ]
+    """ListRoutes returns routes by name, a page at a time."""
+
+    GetRoute: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetRouteRequest,
+        weft.api.registry.v1.registry_service_pb2.GetRouteResponse,
+    ]
+    """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
+
     ListRunners: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
         weft.api.registry.v1.registry_service_pb2.ListRunnersResponse,
@@ -142,6 +154,18 @@ class RegistryServiceAsyncStub:
         weft.api.registry.v1.registry_service_pb2.GetAgentResponse,
     ]
     """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
+
+    ListRoutes: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.ListRoutesRequest,
+        weft.api.registry.v1.registry_service_pb2.ListRoutesResponse,
+    ]
+    """ListRoutes returns routes by name, a page at a time."""
+
+    GetRoute: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.registry_service_pb2.GetRouteRequest,
+        weft.api.registry.v1.registry_service_pb2.GetRouteResponse,
+    ]
+    """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
 
     ListRunners: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.registry_service_pb2.ListRunnersRequest,
@@ -236,6 +260,22 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetAgentResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetAgentResponse]]:
         """GetAgent returns one agent; NOT_FOUND / NOT_FOUND when there is none."""
+
+    @abc.abstractmethod
+    def ListRoutes(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.ListRoutesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.ListRoutesResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.ListRoutesResponse]]:
+        """ListRoutes returns routes by name, a page at a time."""
+
+    @abc.abstractmethod
+    def GetRoute(
+        self,
+        request: weft.api.registry.v1.registry_service_pb2.GetRouteRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.registry_service_pb2.GetRouteResponse, collections.abc.Awaitable[weft.api.registry.v1.registry_service_pb2.GetRouteResponse]]:
+        """GetRoute returns one route; NOT_FOUND / NOT_FOUND when there is none."""
 
     @abc.abstractmethod
     def ListRunners(

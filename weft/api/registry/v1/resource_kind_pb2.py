@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/resource_kind.proto\x12\x14weft.api.registry.v1*\x91\x01\n\x0cResourceKind\x12\x1d\n\x19RESOURCE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOURCE_KIND_MODEL\x10\x01\x12\x17\n\x13RESOURCE_KIND_AGENT\x10\x02\x12\x18\n\x14RESOURCE_KIND_RUNNER\x10\x03\x12\x16\n\x12RESOURCE_KIND_POOL\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/resource_kind.proto\x12\x14weft.api.registry.v1*\xaa\x01\n\x0cResourceKind\x12\x1d\n\x19RESOURCE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOURCE_KIND_MODEL\x10\x01\x12\x17\n\x13RESOURCE_KIND_AGENT\x10\x02\x12\x18\n\x14RESOURCE_KIND_RUNNER\x10\x03\x12\x16\n\x12RESOURCE_KIND_POOL\x10\x04\x12\x17\n\x13RESOURCE_KIND_ROUTE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.resour
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESOURCEKIND']._serialized_start=67
-  _globals['_RESOURCEKIND']._serialized_end=212
+  _globals['_RESOURCEKIND']._serialized_end=237
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,8 @@ class _ResourceKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """A Runner."""
     RESOURCE_KIND_POOL: _ResourceKind.ValueType  # 4
     """A Pool."""
+    RESOURCE_KIND_ROUTE: _ResourceKind.ValueType  # 5
+    """A Route."""
 
 class ResourceKind(_ResourceKind, metaclass=_ResourceKindEnumTypeWrapper):
     """ResourceKind is a kind of thing with a name. All kinds share one namespace; only a pool may be called like a model."""
@@ -46,4 +48,6 @@ RESOURCE_KIND_RUNNER: ResourceKind.ValueType  # 3
 """A Runner."""
 RESOURCE_KIND_POOL: ResourceKind.ValueType  # 4
 """A Pool."""
+RESOURCE_KIND_ROUTE: ResourceKind.ValueType  # 5
+"""A Route."""
 global___ResourceKind = ResourceKind

@@ -120,6 +120,7 @@ class Capability(google.protobuf.message.Message):
     INSTANCES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     MAX_REQUESTS_FIELD_NUMBER: builtins.int
+    TOOL_NAMES_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
@@ -128,14 +129,19 @@ class Capability(google.protobuf.message.Message):
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
 
+    @property
+    def tool_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools of the mesh that it has, by name; at most 1,024."""
+
     def __init__(
         self,
         *,
         instances: collections.abc.Iterable[global___InstanceState] | None = ...,
         draining: builtins.bool = ...,
         max_requests: builtins.int = ...,
+        tool_names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "instances", b"instances", "max_requests", b"max_requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
 
 global___Capability = Capability
 
@@ -203,6 +209,7 @@ class InstanceState(google.protobuf.message.Message):
     UNLOAD_TIME_FIELD_NUMBER: builtins.int
     PINNED_FIELD_NUMBER: builtins.int
     LOAD_ETA_FIELD_NUMBER: builtins.int
+    USUAL_LOAD_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -231,6 +238,10 @@ class InstanceState(google.protobuf.message.Message):
     def load_eta(self) -> google.protobuf.duration_pb2.Duration:
         """How long loading will still take, from earlier loads. Absent: unknown, or it does not load."""
 
+    @property
+    def usual_load(self) -> google.protobuf.duration_pb2.Duration:
+        """How long a load from nothing takes, as earlier ones took. Absent: unknown."""
+
     def __init__(
         self,
         *,
@@ -245,9 +256,10 @@ class InstanceState(google.protobuf.message.Message):
         unload_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         pinned: builtins.bool = ...,
         load_eta: google.protobuf.duration_pb2.Duration | None = ...,
+        usual_load: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState

@@ -32,7 +32,7 @@ from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.common.v1 import receipt_pb2 as weft_dot_api_dot_common_dot_v1_dot_receipt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/inference_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\"weft/api/common/v1/embedding.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\"\xcb\x01\n\x0eRequestOptions\x12.\n\x08priority\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x02 \x01(\x08\x12\x31\n\ncache_mode\x18\x03 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x04 \x01(\t\x12-\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x07payload\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"B\n\x0c\x43hatResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x8d\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x07payload\x18\x02 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"F\n\x10\x43ompleteResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x89\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\x8b\x02\n\x10InferenceService\x12K\n\x04\x43hat\x12\x1f.weft.api.router.v1.ChatRequest\x1a .weft.api.router.v1.ChatResponse0\x01\x12W\n\x08\x43omplete\x12#.weft.api.router.v1.CompleteRequest\x1a$.weft.api.router.v1.CompleteResponse0\x01\x12Q\n\x05\x45mbed\x12 .weft.api.router.v1.EmbedRequest\x1a!.weft.api.router.v1.EmbedResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/inference_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\"weft/api/common/v1/embedding.proto\x1a\x1eweft/api/common/v1/event.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\"\xef\x01\n\x0eRequestOptions\x12.\n\x08priority\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x02 \x01(\x08\x12\x31\n\ncache_mode\x18\x03 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x04 \x01(\t\x12-\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x0f\n\x07session\x18\x07 \x01(\t\"\x83\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x07payload\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"B\n\x0c\x43hatResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x8d\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x07payload\x18\x02 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"F\n\x10\x43ompleteResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x89\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt2\x8b\x02\n\x10InferenceService\x12K\n\x04\x43hat\x12\x1f.weft.api.router.v1.ChatRequest\x1a .weft.api.router.v1.ChatResponse0\x01\x12W\n\x08\x43omplete\x12#.weft.api.router.v1.CompleteRequest\x1a$.weft.api.router.v1.CompleteResponse0\x01\x12Q\n\x05\x45mbed\x12 .weft.api.router.v1.EmbedRequest\x1a!.weft.api.router.v1.EmbedResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,19 +42,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFERENCESERVICE'].methods_by_name['Embed']._loaded_options = None
   _globals['_INFERENCESERVICE'].methods_by_name['Embed']._serialized_options = b'\220\002\001'
   _globals['_REQUESTOPTIONS']._serialized_start=341
-  _globals['_REQUESTOPTIONS']._serialized_end=544
-  _globals['_CHATREQUEST']._serialized_start=547
-  _globals['_CHATREQUEST']._serialized_end=678
-  _globals['_CHATRESPONSE']._serialized_start=680
-  _globals['_CHATRESPONSE']._serialized_end=746
-  _globals['_COMPLETEREQUEST']._serialized_start=749
-  _globals['_COMPLETEREQUEST']._serialized_end=890
-  _globals['_COMPLETERESPONSE']._serialized_start=892
-  _globals['_COMPLETERESPONSE']._serialized_end=962
-  _globals['_EMBEDREQUEST']._serialized_start=965
-  _globals['_EMBEDREQUEST']._serialized_end=1102
-  _globals['_EMBEDRESPONSE']._serialized_start=1104
-  _globals['_EMBEDRESPONSE']._serialized_end=1216
-  _globals['_INFERENCESERVICE']._serialized_start=1219
-  _globals['_INFERENCESERVICE']._serialized_end=1486
+  _globals['_REQUESTOPTIONS']._serialized_end=580
+  _globals['_CHATREQUEST']._serialized_start=583
+  _globals['_CHATREQUEST']._serialized_end=714
+  _globals['_CHATRESPONSE']._serialized_start=716
+  _globals['_CHATRESPONSE']._serialized_end=782
+  _globals['_COMPLETEREQUEST']._serialized_start=785
+  _globals['_COMPLETEREQUEST']._serialized_end=926
+  _globals['_COMPLETERESPONSE']._serialized_start=928
+  _globals['_COMPLETERESPONSE']._serialized_end=998
+  _globals['_EMBEDREQUEST']._serialized_start=1001
+  _globals['_EMBEDREQUEST']._serialized_end=1138
+  _globals['_EMBEDRESPONSE']._serialized_start=1140
+  _globals['_EMBEDRESPONSE']._serialized_end=1252
+  _globals['_INFERENCESERVICE']._serialized_start=1255
+  _globals['_INFERENCESERVICE']._serialized_end=1522
 # @@protoc_insertion_point(module_scope)

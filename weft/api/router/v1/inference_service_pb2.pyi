@@ -31,6 +31,8 @@ class RequestOptions(google.protobuf.message.Message):
     CACHE_MODE_FIELD_NUMBER: builtins.int
     CACHE_TAG_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    CLIENT_ID_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The band to wait in. Unspecified: normal."""
     allow_remote: builtins.bool
@@ -39,6 +41,12 @@ class RequestOptions(google.protobuf.message.Message):
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
+    client_id: builtins.str
+    """Who the caller is, for profiles and figures; same form as a tenant. Empty: nobody in particular."""
+    session: builtins.str
+    """Requests of one session go to the same runner where they can, which has their prefix in its cache; at most 256
+    characters.
+    """
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
         """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when nobody
@@ -53,9 +61,11 @@ class RequestOptions(google.protobuf.message.Message):
         cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType = ...,
         cache_tag: builtins.str = ...,
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
+        client_id: builtins.str = ...,
+        session: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "keep_alive", b"keep_alive", "priority", b"priority"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "client_id", b"client_id", "keep_alive", b"keep_alive", "priority", b"priority", "session", b"session"]) -> None: ...
 
 global___RequestOptions = RequestOptions
 
@@ -69,7 +79,7 @@ class ChatRequest(google.protobuf.message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model or a pool, by name, or "agent/" and the name of an agent."""
+    """A model or a pool, by name, "route/" and the name of a route, or "agent/" and the name of an agent."""
     @property
     def payload(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
         """The conversation."""
@@ -120,7 +130,7 @@ class CompleteRequest(google.protobuf.message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model or a pool, by name."""
+    """A model or a pool, by name, or "route/" and the name of a route."""
     @property
     def payload(self) -> weft.api.common.v1.completion_pb2.CompletionPayload:
         """The prompts."""
@@ -171,7 +181,7 @@ class EmbedRequest(google.protobuf.message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model or a pool, by name."""
+    """A model or a pool, by name, or "route/" and the name of a route."""
     @property
     def payload(self) -> weft.api.common.v1.embedding_pb2.EmbeddingPayload:
         """The inputs."""

@@ -13,6 +13,7 @@ import typing
 import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.event_pb2
 import weft.api.common.v1.priority_pb2
+import weft.api.common.v1.receipt_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.runner.v1.ticket_pb2
 
@@ -60,6 +61,7 @@ class PoolQueue(google.protobuf.message.Message):
     WAITING_COUNT_FIELD_NUMBER: builtins.int
     MAX_WAITING_FIELD_NUMBER: builtins.int
     RUNNING_COUNT_FIELD_NUMBER: builtins.int
+    AVERAGE_WAIT_FIELD_NUMBER: builtins.int
     pool: builtins.str
     """The pool; a model without one is a pool of its own."""
     waiting_count: builtins.int
@@ -68,6 +70,10 @@ class PoolQueue(google.protobuf.message.Message):
     """How many may."""
     running_count: builtins.int
     """Requests that this router has running on its models."""
+    @property
+    def average_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the requests waited that were placed lately, on average. Not set: none were."""
+
     def __init__(
         self,
         *,
@@ -75,8 +81,10 @@ class PoolQueue(google.protobuf.message.Message):
         waiting_count: builtins.int = ...,
         max_waiting: builtins.int = ...,
         running_count: builtins.int = ...,
+        average_wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["max_waiting", b"max_waiting", "pool", b"pool", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["average_wait", b"average_wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["average_wait", b"average_wait", "max_waiting", b"max_waiting", "pool", b"pool", "running_count", b"running_count", "waiting_count", b"waiting_count"]) -> None: ...
 
 global___PoolQueue = PoolQueue
 
@@ -135,12 +143,19 @@ class PlaceOpen(google.protobuf.message.Message):
     AGE_FIELD_NUMBER: builtins.int
     TIME_LEFT_FIELD_NUMBER: builtins.int
     ATTEMPTS_USED_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    NEEDED_SKILLS_FIELD_NUMBER: builtins.int
+    NEEDED_TOOLS_FIELD_NUMBER: builtins.int
+    AFFINITY_KEY_FIELD_NUMBER: builtins.int
+    PREFIX_DIGESTS_FIELD_NUMBER: builtins.int
+    CLIENT_ID_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
     """The tenant it is for."""
     model: builtins.str
-    """A model or a pool, by name."""
+    """A model or a pool, by name; or "route/" and the name of a route."""
     operation: weft.api.registry.v1.model_pb2.ModelOperation.ValueType
     """What is asked of the model."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
@@ -149,6 +164,16 @@ class PlaceOpen(google.protobuf.message.Message):
     """Whether it may leave the premises."""
     attempts_used: builtins.int
     """Attempts granted by an earlier placement of the same request; attempt numbers go on from there."""
+    prompt_tokens: builtins.int
+    """Estimated tokens of its prompt. 0: unknown."""
+    max_output_tokens: builtins.int
+    """The most tokens that its answer may have. Absent: it does not say."""
+    affinity_key: builtins.bytes
+    """Requests with the same key should go to the same runner. Empty: none. At most 64 bytes; a digest that is salted with
+    the tenant.
+    """
+    client_id: builtins.str
+    """Who the caller says it is. Empty: nobody in particular."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """How long ago it first arrived: a request placed again after a lost router keeps its age."""
@@ -156,6 +181,18 @@ class PlaceOpen(google.protobuf.message.Message):
     @property
     def time_left(self) -> google.protobuf.duration_pb2.Duration:
         """Time left to its deadline. Absent: none."""
+
+    @property
+    def needed_skills(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.registry.v1.model_pb2.ModelSkill.ValueType]:
+        """What a model must be able to do for it."""
+
+    @property
+    def needed_tools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools of the mesh that its runner must have, by name; at most 128."""
+
+    @property
+    def prefix_digests(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Digests of ever longer beginnings of the prompt, salted with the tenant and the cache tag; at most 32."""
 
     def __init__(
         self,
@@ -169,9 +206,17 @@ class PlaceOpen(google.protobuf.message.Message):
         age: google.protobuf.duration_pb2.Duration | None = ...,
         time_left: google.protobuf.duration_pb2.Duration | None = ...,
         attempts_used: builtins.int = ...,
+        prompt_tokens: builtins.int = ...,
+        max_output_tokens: builtins.int | None = ...,
+        needed_skills: collections.abc.Iterable[weft.api.registry.v1.model_pb2.ModelSkill.ValueType] | None = ...,
+        needed_tools: collections.abc.Iterable[builtins.str] | None = ...,
+        affinity_key: builtins.bytes = ...,
+        prefix_digests: collections.abc.Iterable[builtins.int] | None = ...,
+        client_id: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["age", b"age", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["age", b"age", "allow_remote", b"allow_remote", "attempts_used", b"attempts_used", "model", b"model", "operation", b"operation", "priority", b"priority", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "time_left", b"time_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "attempts_used", b"attempts_used", "client_id", b"client_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "needed_skills", b"needed_skills", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen
 
@@ -222,14 +267,21 @@ class PlaceFinished(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why it failed; unspecified when it completed."""
+    @property
+    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
+        """What happened: the router corrects its estimates by it and remembers it for a while. Not set: nothing is known."""
+
     def __init__(
         self,
         *,
         reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
+        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "receipt", b"receipt"]) -> None: ...
 
 global___PlaceFinished = PlaceFinished
 
@@ -280,6 +332,7 @@ class Granted(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
+    KEEP_ALIVE_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
@@ -296,6 +349,12 @@ class Granted(google.protobuf.message.Message):
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The permit."""
 
+    @property
+    def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the model stays loaded after this request, where the request's route says so. Not set: as the request
+        says, else as the model is configured. Negative: until it is unloaded.
+        """
+
     def __init__(
         self,
         *,
@@ -306,8 +365,9 @@ class Granted(google.protobuf.message.Message):
         host: builtins.str = ...,
         model: builtins.str = ...,
         attempt: builtins.int = ...,
+        keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "host", b"host", "model", b"model", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "host", b"host", "keep_alive", b"keep_alive", "model", b"model", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket"]) -> None: ...
 
 global___Granted = Granted

@@ -1,0 +1,109 @@
+"""What one decision of the scheduler costs: the policy alone, on one core, with a standing queue before full runners.
+
+A placement is one request from its arrival to its end: it is submitted and waits, another one ends, the one whose turn
+it is gets the slot. Ten tenants share one pool; every answer is told with the tokens that it took.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench import measures
+from bench.book import Book
+from bench.contender import WEFT
+from bench.scenarios import Options
+from router_svc.policy.arrival import Arrival, Needs
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.decisions import Decision, Placed, Served
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.scheduler import Scheduler
+from weft.kernel.request import Operation
+
+RUNNERS = 1_000
+QUEUED = 10_000
+TENANTS = 10
+PLACEMENTS = 10_000
+"""In one run of the figure; a point of the curve has half as many."""
+STEP_SECONDS = 50e-6
+"""Virtual time between two placements: as if they came at the goal's rate."""
+NEEDS = Needs(Operation.CHAT)
+
+
+class Crowd:
+    """A pool of full runners, and a queue that is always as long."""
+
+    def __init__(self, runners: int, queued: int) -> None:
+        limits = SchedulerLimits(
+            queue_depth_per_runner=(queued + 1) // runners + 2, queue_timeout_seconds=1e9, overload_after_seconds=1e9
+        )
+        self._scheduler = Scheduler(limits)
+        self._running: deque[int] = deque()
+        self._now = 0.0
+        self._submitted = 0
+        members = tuple(
+            Candidate(
+                model=f"model-{number}",
+                pool="pool",
+                runner=f"runner-{number}",
+                incarnation="1",
+                readiness=Readiness.READY,
+                slots=1,
+                operations=frozenset({Operation.CHAT}),
+            )
+            for number in range(runners)
+        )
+        self._scheduler.apply(MeshChange(candidates=members), self._now)
+        for arrival in self.arrivals(runners + queued):
+            self._now = arrival.arrived_at
+            self._note(self._scheduler.submit(arrival, self._now))
+        assert (self._scheduler.running, self._scheduler.waiting) == (runners, queued), "the queue is not as it should"
+
+    def arrivals(self, count: int) -> list[Arrival]:
+        """So many requests, of changing length, one step after the other."""
+        first = self._submitted
+        self._submitted += count
+        return [
+            Arrival(
+                key=key,
+                target="pool",
+                needs=NEEDS,
+                tenant=f"tenant-{key % TENANTS}",
+                arrived_at=self._now + (key - first + 1) * STEP_SECONDS,
+                prompt_tokens=50 + (key * 37) % 400,
+            )
+            for key in range(first, first + count)
+        ]
+
+    def placements_seconds(self, count: int) -> float:
+        """CPU seconds of one placement, over so many of them."""
+        arrivals = self.arrivals(count)
+        took = Served(prompt_tokens=200, cached_tokens=50, output_tokens=120)
+        begin = time.process_time()
+        for arrival in arrivals:
+            self._now = arrival.arrived_at
+            self._note(self._scheduler.finish(self._running.popleft(), self._now, took))
+            self._note(self._scheduler.submit(arrival, self._now))
+        seconds = time.process_time() - begin
+        assert len(self._running) == self._scheduler.running, "not every end made room for one"
+        return seconds / count
+
+    def _note(self, decisions: Iterable[Decision]) -> None:
+        self._running.extend(decision.key for decision in decisions if isinstance(decision, Placed))
+
+
+def measure_placements(options: Options, book: Book, folder: Path) -> None:
+    """The figure as often as everything else, the curves once per point."""
+    del folder
+    crowd = Crowd(RUNNERS, QUEUED)
+    for _ in range(options.repetitions):
+        seconds = crowd.placements_seconds(PLACEMENTS)
+        book.add(measures.PLACEMENT_RATE, WEFT.name, 1 / seconds)
+        book.add(measures.PLACEMENT_CPU, WEFT.name, 1e6 * seconds)
+    by_runners = {runners: Crowd(runners, QUEUED) for runners in measures.PLACEMENT_BY_RUNNERS}
+    by_queued = {queued: Crowd(RUNNERS, queued) for queued in measures.PLACEMENT_BY_QUEUED}
+    for curve, crowds in ((measures.PLACEMENT_BY_RUNNERS, by_runners), (measures.PLACEMENT_BY_QUEUED, by_queued)):
+        for size, measure in curve.items():
+            for _ in range(options.repetitions):
+                book.add(measure, WEFT.name, 1e6 * crowds[size].placements_seconds(PLACEMENTS // 2))

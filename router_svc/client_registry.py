@@ -1,0 +1,204 @@
+"""Who asks: profiles of clients, how each of them asks, and who has to pause."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from router_svc.policy.client_patterns import MAX_TARGETS_TOLD, ClientPattern
+from router_svc.policy.cooldowns import Cooldown, CooldownRule
+from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimitConfig, RateLimits
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.agents import AUTO_MODEL, ROUTE_PREFIX
+from weft.dispatch.port import PlacementRequest
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate
+from weft.kernel.reasons import Reason, traits
+from weft.kernel.request import Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProfile:
+    """What is configured for one client, by the id that its requests carry."""
+
+    priority: Priority = Priority.NORMAL
+    """The band of requests that name none."""
+    route: str = ""
+    """Where requests for AUTO_MODEL go; empty: there is no such model for it."""
+    rates: tuple[Rate, ...] = ()
+    """How much it may ask for, in each tenant on its own; empty: as much as its tenant."""
+    cooldown: CooldownRule = field(default_factory=CooldownRule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientsConfig:
+    """Clients of one router."""
+
+    profiles: Mapping[str, ClientProfile] = field(default_factory=dict)
+    default: ClientProfile = field(default_factory=ClientProfile)
+    """Of a client without a profile."""
+    max_clients: int = 1024
+    """Clients that are remembered; the one that was not seen for longest is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Client:
+    client_id: str
+    pattern: ClientPattern
+    cooldown: Cooldown = field(default_factory=Cooldown)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    client: _Client | None
+    counted: Counted
+    was_refused: bool = False
+
+
+class ClientRegistry:
+    """Lets requests in, or not. Called from the router's event loop alone.
+
+    A client is told apart by tenant: what one tenant's requests say of themselves costs no other tenant anything.
+    """
+
+    def __init__(self, config: ClientsConfig, limits: RateLimitConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        rates = {client: profile.rates for client, profile in config.profiles.items() if profile.rates}
+        self._limits = RateLimits(limits, rates, clock, max_clients=config.max_clients)
+        self._clients: OrderedDict[tuple[str, str], _Client] = OrderedDict()
+        """By tenant and id; the one seen last is the last."""
+        self._under_way: dict[int, _UnderWay] = {}
+
+    def resolve(self, request: PlacementRequest) -> PlacementRequest:
+        """The request with what its client's profile says where it says nothing itself."""
+        profile = self._config.profiles.get(request.client_id) if request.client_id else None
+        if profile is None:
+            return request
+        if not request.names_priority and profile.priority is not request.priority:
+            request = replace(request, priority=profile.priority)
+        if request.model == AUTO_MODEL and profile.route:
+            request = replace(request, model=ROUTE_PREFIX + profile.route)
+        return request
+
+    def admit(self, key: int, request: PlacementRequest) -> None:
+        """Count a request that arrived; its end is told under the same key.
+
+        Raises RATE_LIMIT_EXCEEDED for a tenant or client that asks too often; such a request has no end to be told.
+        The mesh's own work, and a request that is placed again, are not counted.
+        """
+        now = self._clock.monotonic()
+        client = self._client(request, now) if request.client_id else None
+        if client is not None:
+            client.pattern.note_arrival(request.model, now)
+        counts = request.priority is not Priority.SYSTEM and request.age_seconds == 0.0
+        try:
+            counted = self._counted(request, client, now) if counts else NOTHING_COUNTED
+        except WeftError:
+            if client is not None:
+                client.pattern.note_end(refused=True, tokens=0)
+            raise
+        self._under_way[key] = _UnderWay(client, counted)
+
+    def note_rejected(self, key: int, reason: Reason) -> None:
+        """The scheduler gave a request up. Where nothing was generated for it, it took nothing, receipt or not."""
+        found = self._under_way.get(key)
+        if found is not None:
+            found.was_refused = traits(reason).safe_to_retry
+
+    def note_end(self, key: int, receipt: receipt_pb2.Receipt | None) -> None:
+        """A request is over; without a receipt nobody knows what it took, and the estimate stands. Idempotent."""
+        found = self._under_way.pop(key, None)
+        if found is None:
+            return
+        tokens, refused = found.counted.tokens, found.was_refused
+        if receipt is not None:
+            tokens = receipt.usage.prompt_tokens + receipt.usage.completion_tokens
+            refused = receipt.outcome == receipt_pb2.OUTCOME_REJECTED
+        elif refused:
+            tokens = 0
+        self._limits.correct(found.counted, tokens)
+        if found.client is not None:
+            found.client.pattern.note_end(refused=refused, tokens=tokens)
+
+    def records(self) -> list[pb.ClientRecord]:
+        """What is known of the clients, by id; of an id that several tenants use, the sum."""
+        by_id: dict[str, list[_Client]] = {}
+        for client in self._clients.values():
+            by_id.setdefault(client.client_id, []).append(client)
+        now, wall = self._clock.monotonic(), self._clock.utc_now()
+        return [self._record(client_id, by_id[client_id], now, wall) for client_id in sorted(by_id)]
+
+    def _counted(self, request: PlacementRequest, client: _Client | None, now: float) -> Counted:
+        if client is None:
+            return self._limits.take(request.tenant, "", request.prompt_tokens)
+        pause = client.cooldown.seconds_left(now)
+        if pause:
+            raise self._pausing(request, pause)
+        try:
+            counted = self._limits.take(request.tenant, request.client_id, request.prompt_tokens)
+        except WeftError:
+            client.cooldown.note_refused(self._profile(request.client_id).cooldown, now)
+            raise
+        client.cooldown.note_allowed()
+        return counted
+
+    def _pausing(self, request: PlacementRequest, seconds: float) -> WeftError:
+        ends = self._clock.utc_now().timestamp() + seconds
+        return WeftError(
+            Reason.RATE_LIMIT_EXCEEDED,
+            f"Client {request.client_id} was refused too often in a row and is refused for {seconds:.0f} s more",
+            metadata={"tenant": request.tenant, "limit": "0", "remaining": "0", "resetAt": str(int(ends) + 1)},
+            retry_after_seconds=seconds,
+        )
+
+    def _profile(self, client_id: str) -> ClientProfile:
+        return self._config.profiles.get(client_id, self._config.default)
+
+    def _client(self, request: PlacementRequest, now: float) -> _Client:
+        key = (request.tenant, request.client_id)
+        client = self._clients.get(key)
+        if client is None:
+            if len(self._clients) >= self._config.max_clients:
+                self._clients.popitem(last=False)
+            client = self._clients[key] = _Client(request.client_id, ClientPattern(first_seen_at=now, last_seen_at=now))
+        else:
+            self._clients.move_to_end(key)
+        return client
+
+    def _record(self, client_id: str, clients: list[_Client], now: float, wall: datetime) -> pb.ClientRecord:
+        patterns = [client.pattern for client in clients]
+        profile = self._profile(client_id)
+        record = pb.ClientRecord(
+            client_id=client_id,
+            has_profile=client_id in self._config.profiles,
+            request_count=sum(pattern.request_count for pattern in patterns),
+            refused_count=sum(pattern.refused_count for pattern in patterns),
+            running_count=sum(pattern.running_count for pattern in patterns),
+            token_count=sum(pattern.token_count for pattern in patterns),
+            route=profile.route,
+            default_priority=profile.priority.wire,  # type: ignore[arg-type]  # same numbers
+        )
+        _fill_targets(record, patterns)
+        newest = max(patterns, key=lambda pattern: pattern.last_seen_at)
+        if newest.usual_interval_seconds is not None:
+            record.usual_interval.FromNanoseconds(int(newest.usual_interval_seconds * 1e9))
+        first_seen = min(pattern.first_seen_at for pattern in patterns)
+        record.first_seen_time.FromDatetime(wall - timedelta(seconds=now - first_seen))
+        record.last_seen_time.FromDatetime(wall - timedelta(seconds=now - newest.last_seen_at))
+        pause = max(client.cooldown.seconds_left(now) for client in clients)
+        if pause:
+            record.cooldown_end_time.FromDatetime(wall + timedelta(seconds=pause))
+        return record
+
+
+def _fill_targets(record: pb.ClientRecord, patterns: list[ClientPattern]) -> None:
+    counts: dict[str, int] = {}
+    for pattern in patterns:
+        for target, count in pattern.targets:
+            counts[target] = counts.get(target, 0) + count
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for target, count in most[:MAX_TARGETS_TOLD]:
+        record.targets.add(target=target, request_count=count)

@@ -1,0 +1,37 @@
+"""Where the decisions about one request wait until its caller reads them."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from weft.dispatch import port
+from weft.kernel.errors import WeftError
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """The decisions for one request, in order. At most one caller waits on it."""
+
+    request: port.PlacementRequest
+    allow_remote: bool
+    """The permit: request and tenant allow that it leaves the premises."""
+    _decisions: deque[port.Decision | WeftError] = field(default_factory=deque)
+    _arrived: asyncio.Future[None] | None = None
+
+    def put(self, decision: port.Decision | WeftError) -> None:
+        """Deliver a decision. A word about waiting replaces an older one that nobody has read yet."""
+        if self._decisions and isinstance(self._decisions[-1], (port.WaitingInQueue, port.LoadingModel)):
+            self._decisions.pop()
+        self._decisions.append(decision)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def get(self) -> port.Decision:
+        """The next decision; raises the WeftError of a rejection."""
+        while not self._decisions:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        decision = self._decisions.popleft()
+        if isinstance(decision, WeftError):
+            raise decision
+        return decision

@@ -1,0 +1,146 @@
+"""Whether one more request may wait, and who makes room for it in a full queue."""
+
+from dataclasses import dataclass
+
+from router_svc.policy import refusals
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.decisions import Rejects
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.line import Line
+from router_svc.policy.load_plan import GateWord
+from router_svc.policy.outlook import Outlook
+from router_svc.policy.prospects import Prospects
+from router_svc.policy.waiting import LiveRequest
+from weft.kernel.request import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One more may wait once this one does not any more; None: there is a place."""
+
+    instead_of: int | None = None
+
+
+class Admission:
+    """Looks at a line and decides; it changes nothing."""
+
+    def __init__(self, limits: SchedulerLimits, prospects: Prospects) -> None:
+        self._limits = limits
+        self._prospects = prospects
+
+    def admit(
+        self, request: LiveRequest, line: Line, outlook: Outlook, gate: GateWord | None, now: float
+    ) -> Rejects | Room:
+        """Whether this request may wait in this line. Costs the same however many wait, unless somebody makes room."""
+        slow = self._too_slow(request, line, outlook, now)
+        if slow is not None:
+            return slow
+        unreachable = self.unreachable(request, line, outlook, gate, now)
+        if unreachable is not None:
+            return unreachable
+        if line.waiting < self.depth(outlook):
+            return Room()
+        victim = self._victim(request, line, self.depth(outlook))
+        if victim is None:
+            return self.full(request, line, outlook, now)
+        return Room(instead_of=victim)
+
+    def depth(self, outlook: Outlook) -> int:
+        """How many may wait."""
+        return self._limits.queue_depth_per_runner * outlook.count
+
+    def unreachable(
+        self, request: LiveRequest, line: Line, outlook: Outlook, gate: GateWord | None, now: float
+    ) -> Rejects | None:
+        """A refusal of one that would certainly end too late, by what is known; None: it may be in time."""
+        if request.deadline_at is None:
+            return None
+        if now >= request.deadline_at:
+            return refusals.deadline_passed(request.arrival)
+        position = line.position_of(request)
+        parts = self._prospects.parts(request, line, outlook, position, gate, now)
+        left = request.deadline_at - now
+        if sum(seconds for _, seconds in parts) <= left:
+            return None
+        return refusals.deadline_unreachable(request.arrival, parts, left)
+
+    def too_late(self, request: LiveRequest, candidate: Candidate, now: float) -> Rejects | None:
+        """A refusal of one that is answered there too late though nothing keeps it waiting; None: it is in time."""
+        if request.deadline_at is None:
+            return None
+        if now >= request.deadline_at:
+            return refusals.deadline_passed(request.arrival)
+        answer = self._prospects.service(candidate, request.arrival)
+        if answer is None or now + answer <= request.deadline_at:
+            return None
+        return refusals.deadline_unreachable(request.arrival, (("to answer", answer),), request.deadline_at - now)
+
+    def full(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Rejects:
+        """The refusal of one for whom there is no room."""
+        wait = line.pace.average_wait_seconds
+        back = self.retry_after(request, line, now)
+        return refusals.queue_full(request.arrival, line.waiting, self.depth(outlook), wait, back)
+
+    def made_room(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Rejects:
+        """The refusal of one whose place another one got."""
+        wait = line.pace.average_wait_seconds
+        back = self.retry_after(request, line, now)
+        return refusals.made_room(request.arrival, line.waiting, self.depth(outlook), wait, back)
+
+    def timed_out(self, request: LiveRequest, line: Line, outlook: Outlook, waited: float, now: float) -> Rejects:
+        """The refusal of one that waited as long as any may."""
+        wait = line.pace.average_wait_seconds
+        back = self.retry_after(request, line, now)
+        return refusals.waited_too_long(request.arrival, waited, line.waiting, self.depth(outlook), wait, back)
+
+    def retry_after(self, request: LiveRequest, line: Line, now: float) -> float:
+        """When its tenant has a turn again, by what is known; else a fixed time."""
+        rate = self._own_rate(request, line, now)
+        return refusals.retry_after(self._limits.full_retry_seconds if rate is None else 1.0 / rate)
+
+    def _too_slow(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Rejects | None:
+        """In overload only as many wait as get their turn before the queue timeout: the others are told at once."""
+        expected = max(self._behind_all(request, line, now), self._behind_own(request, line, now))
+        if expected <= self._limits.overload_fill * self._limits.queue_timeout_seconds:
+            return None
+        wait = line.pace.average_wait_seconds
+        back = self.retry_after(request, line, now)
+        return refusals.too_slow(request.arrival, expected, line.waiting, self.depth(outlook), wait, back)
+
+    def _behind_all(self, request: LiveRequest, line: Line, now: float) -> float:
+        """How long those take who wait and go before it; 0 where the line is in no overload, or nobody knows."""
+        if line.pace.backlogged_seconds(now) < self._limits.overload_after_seconds:
+            return 0.0
+        rate = line.pace.grants_per_second(now)
+        return 0.0 if rate is None else line.position_of(request) / rate
+
+    def _behind_own(self, request: LiveRequest, line: Line, now: float) -> float:
+        """How long its tenant's requests in its band take at their pace, which those who come later leave them."""
+        tenant, band = request.arrival.tenant, request.arrival.priority
+        pace = line.pace_of(tenant, band)
+        if pace is None or pace.backlogged_seconds(now) < self._limits.overload_after_seconds:
+            return 0.0
+        rate = pace.grants_per_second(now)
+        return 0.0 if rate is None else (line.tenants_in(band)[tenant] + 1) / rate
+
+    def _own_rate(self, request: LiveRequest, line: Line, now: float) -> float | None:
+        """Turns per second that its tenant has, if all others who wait take theirs; None: unknown."""
+        rate = line.pace.grants_per_second(now)
+        return None if rate is None else rate * line.share_of(request.arrival.tenant)
+
+    def _victim(self, request: LiveRequest, line: Line, depth: int) -> int | None:
+        """Who makes room in a full queue for a higher band, or for a tenant with less than its share of the places.
+
+        It is the last one of who has most places by weight in the lowest band.
+        """
+        band = line.lowest_band()
+        if band is None or band is Priority.SYSTEM:
+            return None
+        arrival = request.arrival
+        if arrival.priority == band:
+            fair = depth * line.share_of(arrival.tenant)
+            if line.places_of(arrival.tenant) + 1 > fair:
+                return None
+        elif arrival.priority > band:
+            return None
+        return line.last_of_largest(band, spared=arrival.tenant if arrival.priority == band else None)

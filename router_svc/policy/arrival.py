@@ -1,0 +1,56 @@
+"""A request as the scheduler sees it: what it asks for, who asks, and until when."""
+
+from dataclasses import dataclass
+
+from weft.kernel.names import DEFAULT_TENANT
+from weft.kernel.request import Operation, Priority, Skill
+
+ROUTE_PREFIX = "route/"
+"""A target that begins so names a route."""
+SURE_SHARE_OF_PROMPT = 0.5
+"""Prompts are measured in characters and not in tokens: only half of what is estimated is sure to be there, so nothing
+is refused for a context that it would have fitted into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a candidate must have to serve a request. Requests with equal needs can stand in for each other."""
+
+    operation: Operation
+    allow_remote: bool = False
+    skills: frozenset[Skill] = frozenset()
+    tools: frozenset[str] = frozenset()
+    context_tokens: int = 0
+    """Rounded down to a power of two, so that there are few different needs; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request as the scheduler sees it. Times are seconds on the router's monotonic clock."""
+
+    key: int
+    """The scheduler's own number for it; callers may reuse their request ids."""
+    target: str
+    """A model or a pool, by name; or ROUTE_PREFIX and a route's name."""
+    needs: Needs
+    tenant: str = DEFAULT_TENANT
+    priority: Priority = Priority.NORMAL
+    arrived_at: float
+    """When it first arrived anywhere, so that being placed again costs no place in the queue."""
+    deadline_at: float | None = None
+    attempts_used: int = 0
+    """Attempts granted before it was placed here; the numbers go on from there."""
+    prompt_tokens: int = 0
+    """An estimate; 0: unknown."""
+    max_output_tokens: int | None = None
+    """None: it does not say."""
+    affinity_key: bytes = b""
+    """Requests with the same key should go to the same runner; empty: none."""
+    prefix_digests: tuple[int, ...] = ()
+    """Digests of ever longer beginnings of its prompt, salted with its tenant."""
+
+
+def context_class(prompt_tokens: int) -> int:
+    """`Needs.context_tokens` of a prompt of about this many tokens."""
+    sure = int(prompt_tokens * SURE_SHARE_OF_PROMPT)
+    return 1 << (sure.bit_length() - 1) if sure else 0

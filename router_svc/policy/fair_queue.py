@@ -1,0 +1,193 @@
+"""The order of waiting within one band of one class: tenants by their accounts, and within a tenant by deadline.
+
+A class is a set of requests of one line that can stand in for each other: equal needs, tried in vain in the same
+places.
+"""
+
+import bisect
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.kernel.request import Priority
+
+Place = tuple[float, float, int]
+"""Deadline or infinity, arrival, key: who of a tenant goes first is the lower one."""
+
+_SPARE_ENTRIES = 64
+_SPARE_HEAD = 64
+
+
+@dataclass(slots=True)
+class SortedPlaces:
+    """Places in order. Taking the first one costs nothing much, however many there are."""
+
+    _places: list[Place] = field(default_factory=list)
+    _gone: int = 0
+    """So many at the front are no longer there."""
+
+    def __len__(self) -> int:
+        return len(self._places) - self._gone
+
+    @property
+    def first(self) -> Place:
+        """Whose turn is next; there must be one."""
+        return self._places[self._gone]
+
+    @property
+    def last(self) -> Place:
+        """Whose turn comes after all others'; there must be one."""
+        return self._places[-1]
+
+    def at(self, index: int) -> Place | None:
+        """The one after so many others; None: there are not so many."""
+        index += self._gone
+        return self._places[index] if index < len(self._places) else None
+
+    def add(self, place: Place) -> None:
+        """Put it where it belongs, which is the end for most."""
+        if len(self) and place > self._places[-1]:
+            self._places.append(place)
+        else:
+            bisect.insort(self._places, place, lo=self._gone)
+
+    def remove(self, place: Place) -> None:
+        """Take it out; it must be there."""
+        if self._places[self._gone] != place:
+            index = bisect.bisect_left(self._places, place, lo=self._gone)
+            assert self._places[index : index + 1] == [place], "only who waits can be taken out"
+            del self._places[index]
+            return
+        self._gone += 1
+        if self._gone > _SPARE_HEAD and self._gone * 2 > len(self._places):
+            del self._places[: self._gone]
+            self._gone = 0
+
+    def ahead_of(self, place: Place) -> int:
+        """How many go before this one, whether it is there or not."""
+        if self._places[-1] == place:
+            return len(self._places) - self._gone - 1
+        return bisect.bisect_left(self._places, place, lo=self._gone) - self._gone
+
+    def everybody(self) -> list[int]:
+        """The keys of all, in order."""
+        return [place[2] for place in self._places[self._gone :]]
+
+
+class Turn(NamedTuple):
+    """Whose turn it is in a band of a class. A tuple, because one is made for every line that is looked at."""
+
+    account: float
+    place: Place
+    tenant: str
+
+    @property
+    def key(self) -> int:
+        """Of the request."""
+        return self.place[2]
+
+
+@dataclass(slots=True)
+class FairQueue:
+    """One band of one class. Tenants who may not have more running are set aside until they are listed again."""
+
+    band: Priority
+    account_of: Callable[[str], float]
+    may_run: Callable[[str], bool]
+    """Whether a tenant may have one more request running."""
+    _tenants: dict[str, SortedPlaces] = field(default_factory=dict)
+    _heap: list[tuple[float, Place, str]] = field(default_factory=list)
+    """By account, lazily put right: an account only ever rises, and a new first request is entered anew."""
+    _aside: set[str] = field(default_factory=set)
+    waiting: int = 0
+
+    def add(self, tenant: str, place: Place) -> None:
+        """A request of this tenant waits."""
+        places = self._tenants.get(tenant)
+        if places is None:
+            places = self._tenants[tenant] = SortedPlaces()
+        places.add(place)
+        self.waiting += 1
+        if places.first is place and tenant not in self._aside:
+            self._enter(tenant, places)
+
+    def remove(self, tenant: str, place: Place) -> None:
+        """This request of this tenant does not wait any more; it must have waited."""
+        places = self._tenants[tenant]
+        was_first = places.first == place
+        places.remove(place)
+        self.waiting -= 1
+        if not len(places):
+            del self._tenants[tenant]
+            self._aside.discard(tenant)
+        elif was_first and tenant not in self._aside:
+            self._enter(tenant, places)
+
+    def turn(self) -> Turn | None:
+        """Whose turn it is; None: nobody's, or only tenants wait who may not have more running."""
+        heap = self._heap
+        while heap:
+            account, place, tenant = heap[0]
+            places = self._tenants.get(tenant)
+            if places is None or places.first != place or tenant in self._aside:
+                heapq.heappop(heap)
+                continue
+            if not self.may_run(tenant):
+                heapq.heappop(heap)
+                self._aside.add(tenant)
+                continue
+            current = self.account_of(tenant)
+            if current == account:
+                return Turn(account, place, tenant)
+            heapq.heapreplace(heap, (current, place, tenant))
+        return None
+
+    def is_aside(self, tenant: str) -> bool:
+        """Whether this tenant was set aside."""
+        return tenant in self._aside
+
+    def list_again(self, tenant: str) -> None:
+        """It may have more running again."""
+        if tenant in self._aside:
+            self._aside.discard(tenant)
+            self._enter(tenant, self._tenants[tenant])
+
+    def ahead_of(self, tenant: str, place: Place) -> int:
+        """How many of the tenant's own requests go before this one."""
+        places = self._tenants.get(tenant)
+        return 0 if places is None else places.ahead_of(place)
+
+    def last_of(self, tenant: str) -> Place | None:
+        """The tenant's last request; None: it has none here."""
+        places = self._tenants.get(tenant)
+        return None if places is None else places.last
+
+    def place_of(self, tenant: str, index: int) -> Place | None:
+        """The tenant's request that comes after so many of its own; None: it has none here."""
+        places = self._tenants.get(tenant)
+        return None if places is None else places.at(index)
+
+    def earliest_deadline(self) -> float:
+        """The earliest one of all who wait; infinity: none has one."""
+        return min((places.first[0] for places in self._tenants.values()), default=math.inf)
+
+    def everybody(self) -> list[int]:
+        """The keys of all who wait, tenant by tenant."""
+        return [key for places in self._tenants.values() for key in places.everybody()]
+
+    def _enter(self, tenant: str, places: SortedPlaces) -> None:
+        heapq.heappush(self._heap, (self.account_of(tenant), places.first, tenant))
+        if len(self._heap) > 2 * len(self._tenants) + _SPARE_ENTRIES:
+            self._heap = [
+                (self.account_of(name), waiting.first, name)
+                for name, waiting in self._tenants.items()
+                if name not in self._aside
+            ]
+            heapq.heapify(self._heap)
+
+
+def place_of(key: int, arrived_at: float, deadline_at: float | None) -> Place:
+    """Where a request stands among those of its tenant."""
+    return (math.inf if deadline_at is None else deadline_at, arrived_at, key)

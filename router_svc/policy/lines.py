@@ -1,0 +1,88 @@
+"""All lines, and who waits in them."""
+
+from collections.abc import Collection, Iterator
+
+from router_svc.policy.fair_share import FairShare
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.line import Line
+from router_svc.policy.tenant_caps import TenantCaps
+from router_svc.policy.waiting import LiveRequest, RequestClass
+
+
+class Lines:
+    """A line is made when it is first needed, and lives as long as the mesh has it or somebody waits in it."""
+
+    def __init__(self, limits: SchedulerLimits, shares: FairShare, caps: TenantCaps) -> None:
+        self._limits = limits
+        self._shares = shares
+        self._caps = caps
+        self._lines: dict[str, Line] = {}
+        self._backlogged: dict[str, Line] = {}
+        self._of_tenant: dict[str, set[str]] = {}
+        """In which lines a tenant waits."""
+        self.waiting = 0
+
+    def get(self, name: str) -> Line | None:
+        """None: nobody has asked for it yet."""
+        return self._lines.get(name)
+
+    def open(self, name: str) -> Line:
+        """The line so called, new if need be."""
+        line = self._lines.get(name)
+        if line is None:
+            line = self._lines[name] = Line(name, self._limits, self._shares, self._caps.may_run)
+        return line
+
+    def drop(self, name: str) -> None:
+        """The mesh has no line of this name any more, and nobody waits in it."""
+        if name not in self._backlogged:
+            self._lines.pop(name, None)
+
+    def backlogged(self) -> tuple[Line, ...]:
+        """Those in which somebody waits."""
+        return tuple(self._backlogged.values())
+
+    def backlogged_of(self, names: Collection[str]) -> list[Line]:
+        """Those of these lines in which somebody waits, in an order that does not depend on chance."""
+        if len(names) > 1:
+            names = sorted(names)
+        return [self._backlogged[name] for name in names if name in self._backlogged]
+
+    def add(self, request: LiveRequest, now: float) -> None:
+        """It waits from now on."""
+        line = self.open(request.line)
+        line.add(request, now)
+        self._backlogged[line.name] = line
+        self._of_tenant.setdefault(request.arrival.tenant, set()).add(line.name)
+        self.waiting += 1
+
+    def remove(self, request: LiveRequest, now: float) -> None:
+        """It does not wait any more."""
+        line = self._lines[request.line]
+        line.remove(request, now)
+        self.waiting -= 1
+        if not line.waiting:
+            del self._backlogged[line.name]
+        tenant = request.arrival.tenant
+        if not line.places_of(tenant):
+            names = self._of_tenant[tenant]
+            names.discard(line.name)
+            if not names:
+                del self._of_tenant[tenant]
+
+    def list_again(self, tenant: str) -> set[str]:
+        """The tenant may have more running again. Returns the lines in which it waits."""
+        names = self._of_tenant.get(tenant, set())
+        for name in names:
+            for of in self._lines[name].classes.values():
+                _list_again(of, tenant)
+        return set(names)
+
+    def classes(self) -> Iterator[RequestClass]:
+        """All in which somebody waits."""
+        return (of for line in self.backlogged() for of in tuple(line.classes.values()))
+
+
+def _list_again(of: RequestClass, tenant: str) -> None:
+    for queue in of.queues():
+        queue.list_again(tenant)

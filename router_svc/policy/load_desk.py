@@ -1,0 +1,180 @@
+"""What the load planner is told of the queues, and when it is asked."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from router_svc.policy.candidate_index import CandidateIndex
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.demands import demands_of
+from router_svc.policy.estimates import Estimates
+from router_svc.policy.grants import CandidateKey
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.line import Line
+from router_svc.policy.load_plan import GateWord, LoadPlan, Resident
+from router_svc.policy.load_planner import LoadPlanner
+from router_svc.policy.mesh_board import MeshBoard
+from router_svc.policy.outlook import Outlook
+from router_svc.policy.waiting import RequestClass
+from router_svc.policy.wakes import WakeBook
+from weft.kernel.request import Priority
+
+REVIEW_INTERVAL_SECONDS = 0.05
+"""How often loads are planned anew while only the queues change."""
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What waits for one resident, over all lines that it is in."""
+
+    queued_tokens: float = 0.0
+    account: float = math.inf
+    band: Priority | None = None
+
+
+@dataclass(slots=True)
+class LoadDesk:
+    """Collects demands and residents, and asks the planner."""
+
+    index: CandidateIndex
+    board: MeshBoard
+    wakes: WakeBook
+    estimates: Estimates
+    limits: SchedulerLimits
+    line_of: Callable[[str], Line | None]
+    _planner: LoadPlanner = field(init=False)
+    _wanting: dict[RequestClass, Outlook] = field(default_factory=dict)
+    """Classes in which somebody waits and that have sleeping members."""
+    _gates: Mapping[str, GateWord] = field(default_factory=dict)
+    _label_of: Mapping[RequestClass, str] = field(default_factory=dict)
+    """What the demand of each class was called."""
+    _held: frozenset[CandidateKey] = frozenset()
+    _granted_at: dict[str, float] = field(default_factory=dict)
+    """When a model was last granted a request."""
+    _failed_at: dict[str, float] = field(default_factory=dict)
+    """When a model's last load failed."""
+    _reviewed_at: float = -math.inf
+    _is_urgent: bool = False
+    _is_stale: bool = False
+
+    def __post_init__(self) -> None:
+        self._planner = LoadPlanner(self.limits, self.estimates)
+
+    def want(self, of: RequestClass, outlook: Outlook) -> None:
+        """Somebody waits in this class, whose members are these now."""
+        if not outlook.asleep:
+            self.want_no_more(of)
+            return
+        self._is_urgent |= of not in self._wanting
+        self._is_stale = True
+        self._wanting[of] = outlook
+
+    def want_no_more(self, of: RequestClass) -> None:
+        """Nobody waits in this class, or none of its members sleeps."""
+        if self._wanting.pop(of, None) is not None:
+            self._is_urgent = True
+
+    def note_change(self) -> None:
+        """The mesh, its memory or a load under way is not what it was."""
+        self._is_urgent = True
+
+    def note_grant(self, model: str, now: float) -> None:
+        """A request went there."""
+        self._granted_at[model] = now
+        self._is_stale = True
+
+    def note_release(self, candidate: Candidate) -> None:
+        """A request there is over."""
+        self._is_stale = True
+        if self._held and candidate.key in self._held and not self.index.in_flight(candidate):
+            self._is_urgent = True
+
+    def note_no_memory(self, model: str, now: float) -> None:
+        """A load found no memory."""
+        self._planner.note_no_memory(model, now)
+        self._is_urgent = True
+
+    def note_failed(self, model: str, now: float) -> None:
+        """A load failed. Those who have somebody else to wait for do not remember that, and would ask again at once."""
+        self._failed_at[model] = now
+        self._is_urgent = True
+
+    def forget(self, model: str) -> None:
+        """It is not in the mesh any more."""
+        self._granted_at.pop(model, None)
+        self._failed_at.pop(model, None)
+
+    def gate_of(self, of: RequestClass) -> GateWord | None:
+        """What a class waits for that cannot be loaded yet; None: nothing of the kind."""
+        return self._gates.get(self._label_of.get(of, of.line))
+
+    def is_held(self, candidate: Candidate) -> bool:
+        """Whether it takes no new requests because it gives way."""
+        return candidate.key in self._held
+
+    def is_due(self, now: float) -> bool:
+        """Whether the planner should be asked now."""
+        if not self._wanting:
+            return bool(self._held or self._gates)
+        return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
+
+    def note_time(self) -> None:
+        """Time passed, which alone makes demands due."""
+        self._is_stale = True
+
+    def review(self, now: float) -> tuple[LoadPlan, frozenset[CandidateKey]]:
+        """Ask the planner. Returns its plan and who is not held any more."""
+        self._reviewed_at, self._is_urgent, self._is_stale = now, False, False
+        asked = demands_of(self._wanting, lambda outlook: self._worth_asking(outlook, now), now)
+        hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
+        residents = {host: self._residents_of(host) for host in sorted(hosts)}
+        plan = self._planner.review(asked.demands, residents, self.board.hosts, self.wakes.under_way, now)
+        lifted = self._held - plan.hold
+        if plan.hold != self._held:
+            self._held = plan.hold
+            self.index.hold(plan.hold)
+        self._gates, self._label_of = plan.gates, asked.label_of
+        return plan, lifted
+
+    def band_for(self, candidate: Candidate) -> Priority:
+        """The highest band of those for whom it is to be woken."""
+        firsts = (of.turn() for of, outlook in self._wanting.items() if candidate in outlook.asleep)
+        return min((first[0] for first in firsts if first is not None), default=Priority.NORMAL)
+
+    def _worth_asking(self, outlook: Outlook, now: float) -> tuple[Candidate, ...]:
+        """The sleeping members. Where others serve, load or wake, those are left alone whose load has just failed."""
+        if outlook.is_cold and not outlook.loading and not outlook.waking:
+            return outlook.asleep
+        since = now - self.limits.failed_load_pause_seconds
+        failed_at = self._failed_at
+        return tuple(each for each in outlook.asleep if failed_at.get(each.model, -math.inf) <= since)
+
+    def _residents_of(self, host: str) -> list[Resident]:
+        return [self._resident(candidate, since) for candidate, since in self.board.ready_on(host)]
+
+    def _resident(self, candidate: Candidate, since: float) -> Resident:
+        standing = self._standing(self.index.lines_of(candidate))
+        return Resident(
+            candidate=candidate,
+            active=self.index.in_flight(candidate),
+            queued_tokens=standing.queued_tokens,
+            account=standing.account,
+            band=standing.band,
+            last_granted_at=self._granted_at.get(candidate.model, -math.inf),
+            since=since,
+        )
+
+    def _standing(self, lines: Iterable[str]) -> _Standing:
+        standing = _Standing()
+        for name in lines:
+            line = self.line_of(name)
+            if line is None or not line.waiting:
+                continue
+            standing.queued_tokens += line.queued_tokens()
+            for of in line.classes.values():
+                first = of.turn()
+                if first is None:
+                    continue
+                standing.band = first[0] if standing.band is None else min(standing.band, first[0])
+                standing.account = min(standing.account, first[1].account)
+        return standing

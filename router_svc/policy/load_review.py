@@ -1,0 +1,134 @@
+"""What one review of the load planner works with: loads that are decided, ways to load, and all that it was told."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.grants import CandidateKey
+from router_svc.policy.host_memory import HostMemory
+from router_svc.policy.load_plan import Demand, GateWord, Resident, Start
+from router_svc.policy.memory_gate import HostSpace
+from router_svc.policy.swap_cost import BAND_WEIGHTS
+from weft.kernel.request import Priority
+
+
+@dataclass(slots=True, kw_only=True)
+class Swap:
+    """A load that is decided: it waits until its victims are idle, or is under way."""
+
+    candidate: Candidate
+    line: str
+    victims: frozenset[CandidateKey]
+    is_cold: bool
+    why: str
+    was_booked: bool
+    """Whether the book still has a lease of its last life, which is not the one that this load gets."""
+    begun: bool = False
+    begun_at: float = 0.0
+    left: frozenset[CandidateKey] = frozenset()
+    """Victims that take no requests any more; what the book still says of them is on its way back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to load one model."""
+
+    candidate: Candidate
+    space: HostSpace | None
+    """None: nobody knows the memory there, or the model takes none; the ledger decides."""
+    victims: tuple[Resident, ...] | None
+    """Who gives way; None: it does not fit whoever does."""
+    turn_left: float
+    """How long the turns of the victims still last."""
+    cost: float
+    """What everybody loses by it, in seconds."""
+    effort_seconds: float
+    """The same with its own load and the wait for turns: of two ways the lower one is taken."""
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether somebody wants what would have to give way."""
+        return self.victims is None or any(victim.is_wanted for victim in self.victims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A line that wants a load, and the best way to it."""
+
+    demand: Demand
+    joint: Demand
+    """With what waits in other lines that the model would serve too."""
+    option: Option
+    is_cold: bool
+    """Whether nothing takes its requests, and nothing is on the way to."""
+    due_at: float
+    """When others have to give way whatever it costs."""
+    is_due: bool
+
+
+OptionsKey = tuple[tuple[str, ...], Priority, bool]
+"""The models that may be loaded, the band of who waits for them, and whether others serve it meanwhile."""
+
+
+@dataclass(slots=True)
+class Review:
+    """What one review knows and has decided."""
+
+    residents: Mapping[str, Sequence[Resident]]
+    hosts: Mapping[str, HostMemory]
+    waking: Collection[str]
+    now: float
+    spaces: dict[str, HostSpace] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Requests that wait, over all lines, by the models that could serve them."""
+    waited: dict[str, float] = field(default_factory=dict)
+    """How many seconds they waited, each by what it counts for."""
+    swaps: dict[str, list[Swap]] = field(default_factory=dict)
+    """By line."""
+    losses: dict[CandidateKey, float] = field(default_factory=dict)
+    """What is lost when they give way, by whoever was asked about."""
+    options: dict[OptionsKey, list[Option]] = field(default_factory=dict)
+    """What was found already, as long as nothing else is promised."""
+    begin: list[Start] = field(default_factory=list)
+    gates: dict[str, GateWord] = field(default_factory=dict)
+
+    def space(self, candidate: Candidate) -> HostSpace | None:
+        """The memory of its host; None where there is no book of it or the model's size is unknown."""
+        memory = self.hosts.get(candidate.host)
+        if memory is None or candidate.memory_bytes <= 0:
+            return None
+        if candidate.host not in self.spaces:
+            self.spaces[candidate.host] = HostSpace(memory, self.residents.get(candidate.host, ()))
+        return self.spaces[candidate.host]
+
+    def keys_on(self, host: str) -> frozenset[CandidateKey]:
+        """What takes requests there."""
+        return frozenset(resident.candidate.key for resident in self.residents.get(host, ()))
+
+    def note(self, demand: Demand) -> None:
+        """A line waits."""
+        for candidate in demand.asleep:
+            model, counted = candidate.model, BAND_WEIGHTS[demand.band] * demand.waited_seconds
+            self.waiting[model] = self.waiting.get(model, 0) + demand.waiting
+            self.waited[model] = self.waited.get(model, 0.0) + counted
+
+    def joint(self, demand: Demand, candidate: Candidate) -> Demand:
+        """With what waits in other lines that `candidate` would serve too, each second by what it counts for."""
+        waited_seconds = self.waited[candidate.model] / BAND_WEIGHTS[demand.band]
+        return replace(demand, waiting=self.waiting[candidate.model], waited_seconds=waited_seconds)
+
+    def reserve(self, space: HostSpace, candidate: Candidate, giving: Iterable[CandidateKey], **other: bool) -> None:
+        """See HostSpace.reserve. What was found before it may not be possible any more."""
+        self.options.clear()
+        space.reserve(candidate, giving, **other)
+
+    def held_by(self, swap: Swap) -> Iterable[CandidateKey]:
+        """Those of its victims that still take requests; all of them on a host of which nothing was told."""
+        if swap.candidate.host not in self.residents:
+            return swap.victims
+        return [victim.candidate.key for victim in self.present(swap)]
+
+    def present(self, swap: Swap) -> list[Resident]:
+        """Those of its victims that still take requests."""
+        among = self.residents.get(swap.candidate.host, ())
+        return [resident for resident in among if resident.candidate.key in swap.victims]

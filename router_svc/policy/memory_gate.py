@@ -1,0 +1,114 @@
+"""Whether a load fits on a host, and who would have to give way for it. Counts bytes; the ledger has the last word."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.grants import CandidateKey
+from router_svc.policy.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.load_plan import Resident
+
+
+class HostSpace:
+    """The memory of one host while loads are planned. What is reserved for one load is not there for the next.
+
+    The book is seconds old: what takes requests and is not in it yet counts as held.
+    """
+
+    def __init__(self, memory: HostMemory, residents: Sequence[Resident]) -> None:
+        self.memory = memory
+        self._models = {holder.name: holder for holder in memory.holders if holder.is_model}
+        self._residents = {resident.candidate.model: resident for resident in residents}
+        self._spoken_for: set[CandidateKey] = set()
+        self.free_bytes = memory.free_bytes - sum(
+            resident.candidate.memory_bytes for resident in residents if resident.candidate.model not in self._models
+        )
+
+    @property
+    def host(self) -> str:
+        """Its name."""
+        return self.memory.host
+
+    def bytes_of(self, resident: Resident) -> int:
+        """What comes free when it gives way."""
+        return self._held_by(resident.candidate.model)
+
+    def may_give_way(self, resident: Resident) -> bool:
+        """Whether it may be asked to, and no other load counts on its memory already."""
+        return resident.candidate.key not in self._spoken_for and not self.is_pinned(resident)
+
+    def is_pinned(self, resident: Resident) -> bool:
+        """By its runner's word or by the book's."""
+        holder = self._models.get(resident.candidate.model)
+        return resident.candidate.pinned or (holder is not None and holder.pinned)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether it fits beside everything that is there."""
+        return candidate.memory_bytes <= self.free_bytes
+
+    def could_ever_fit(self, candidate: Candidate) -> bool:
+        """Whether it would fit if nobody held anything."""
+        return candidate.memory_bytes <= self.memory.total_bytes
+
+    def victims(
+        self, candidate: Candidate, among: Iterable[Resident], price: Callable[[Resident], tuple[float, float]]
+    ) -> tuple[Resident, ...] | None:
+        """Who of `among` gives way for it: the cheapest, and nobody in vain. None: not even all of them are enough."""
+        missing = candidate.memory_bytes - self.free_bytes
+        chosen: list[Resident] = []
+        for resident in sorted(among, key=lambda each: (price(each), each.candidate.model)):
+            if missing <= 0:
+                break
+            if self.bytes_of(resident) > 0:
+                chosen.append(resident)
+                missing -= self.bytes_of(resident)
+        if missing > 0:
+            return None
+        for resident in chosen[::-1]:
+            if missing + self.bytes_of(resident) <= 0:
+                chosen.remove(resident)
+                missing += self.bytes_of(resident)
+        return tuple(chosen)
+
+    def has_booked(self, candidate: Candidate) -> bool:
+        """Whether the book has a lease for it that it keeps."""
+        holder = self._models.get(candidate.model)
+        return holder is not None and not holder.is_leaving
+
+    def reserve(self, candidate: Candidate, victims: Iterable[CandidateKey], *, is_booked: bool = False) -> None:
+        """Keep room for it, made of what its victims hold and of free memory; one that is in the book needs none."""
+        victims = tuple(victims)
+        self._spoken_for.update(victims)
+        if not is_booked:
+            given = sum(self._held_by(model) for model, _, _ in victims)
+            self.free_bytes -= max(0, candidate.memory_bytes - given)
+
+    def _held_by(self, model: str) -> int:
+        """What a victim holds, also when it takes no requests any more and its memory is on its way back."""
+        resident, holder = self._residents.get(model), self._models.get(model)
+        if holder is not None:
+            return holder.held_bytes
+        return 0 if resident is None else resident.candidate.memory_bytes
+
+    def kept_for_good(self) -> list[MemoryHolder]:
+        """Holders that give way for nobody: programs and pinned models, the largest first."""
+        pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
+        kept = [each for each in self.memory.holders if not each.is_model or each.pinned or each.name in pinned]
+        return sorted(kept, key=lambda holder: (-holder.held_bytes, holder.name))
+
+    def total_for_models(self) -> int:
+        """What there would be for a model if all gave way that ever do."""
+        kept = sum(holder.held_bytes for holder in self.kept_for_good())
+        return self.memory.total_bytes - kept - self.unleased_bytes()
+
+    def in_motion(self) -> list[MemoryHolder]:
+        """Models that hold memory and take no requests: they load, or they are on their way out."""
+        return [
+            holder
+            for holder in self.memory.holders
+            if holder.is_model and not holder.pinned and holder.name not in self._residents
+        ]
+
+    def unleased_bytes(self) -> int:
+        """What processes hold that have no lease."""
+        held = sum(holder.held_bytes for holder in self.memory.holders)
+        return max(0, self.memory.total_bytes - self.memory.free_bytes - held)

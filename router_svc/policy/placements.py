@@ -1,0 +1,98 @@
+"""Requests that run: who pays for them, what was learned when they end."""
+
+from router_svc.policy.candidate_index import CandidateIndex
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.choice import Choice
+from router_svc.policy.decisions import Placed, Served
+from router_svc.policy.estimates import Estimates
+from router_svc.policy.fair_share import FairShare
+from router_svc.policy.load_desk import LoadDesk
+from router_svc.policy.retry_budget import RetryBudget
+from router_svc.policy.tenant_caps import TenantCaps
+from router_svc.policy.waiting import LiveRequest
+
+
+class Placements:
+    """Takes slots and gives them back, with all that hangs on it."""
+
+    def __init__(
+        self,
+        index: CandidateIndex,
+        estimates: Estimates,
+        shares: FairShare,
+        caps: TenantCaps,
+        desk: LoadDesk,
+        retries: RetryBudget,
+    ) -> None:
+        self._index = index
+        self._estimates = estimates
+        self._shares = shares
+        self._caps = caps
+        self._desk = desk
+        self._retries = retries
+
+    def may_try(self, request: LiveRequest, candidate: Candidate, now: float) -> bool:
+        """Whether the attempt is a first one, or its line has a further one left."""
+        if not request.is_retry:
+            return True
+        return self._retries.allow(request.line, self._index.is_clean(candidate, now), now)
+
+    def place(self, request: LiveRequest, choice: Choice, now: float) -> Placed:
+        """It runs there from now on."""
+        candidate, tenant = choice.candidate, request.arrival.tenant
+        if request.attempt == request.arrival.attempts_used:
+            self._retries.note_first_attempt(request.line, now)
+        request.attempt += 1
+        request.placed_on, request.placed_at, request.content_at = candidate, now, None
+        request.told = None
+        request.charged = self._shares.charge(tenant, request.cost)
+        self._caps.take(tenant)
+        self._index.take(candidate, now)
+        self._desk.note_grant(candidate.model, now)
+        return Placed(
+            key=request.key,
+            candidate=candidate,
+            attempt=request.attempt,
+            choice=choice,
+            keep_alive_seconds=request.keep_alive_seconds,
+        )
+
+    def note_content(self, request: LiveRequest, now: float) -> None:
+        """Its answer has begun."""
+        if request.placed_on is not None and request.content_at is None:
+            request.content_at = now
+            self._index.note_content(request.placed_on, now)
+
+    def take_back(self, request: LiveRequest) -> tuple[Candidate, bool]:
+        """Its attempt failed and cost its tenant nothing. Returns where it ran, and what `_release` does."""
+        return self._release(request, tokens=0.0)
+
+    def end(self, request: LiveRequest, served: Served | None, now: float) -> bool:
+        """It is over. Returns whether its tenant may have more running only now."""
+        tokens = _tokens_of(request, served)
+        content_at = request.content_at
+        candidate, is_relieved = self._release(request, tokens)
+        if served is not None:
+            first = None if content_at is None else content_at - request.placed_at
+            seconds = now - request.placed_at
+            self._estimates.note_served(candidate, request.arrival.tenant, served, seconds, first)
+            if content_at is None:
+                self._index.note_success(candidate, now)
+        return is_relieved
+
+    def _release(self, request: LiveRequest, tokens: float) -> tuple[Candidate, bool]:
+        candidate, tenant = request.placed_on, request.arrival.tenant
+        assert candidate is not None, "only a placed request holds a slot"
+        request.placed_on = None
+        self._shares.correct(tenant, request.charged, tokens)
+        is_relieved = self._caps.release(tenant)
+        self._index.release(candidate)
+        self._desk.note_release(candidate)
+        return candidate, is_relieved
+
+
+def _tokens_of(request: LiveRequest, served: Served | None) -> float:
+    """What it cost. Where nobody says, nothing before its first content, and as much as was thought after it."""
+    if served is None:
+        return request.charged if request.content_at is not None else 0.0
+    return float(max(0, served.prompt_tokens - served.cached_tokens) + served.output_tokens)

@@ -1,0 +1,187 @@
+"""All requests that are not over, and those of them that wait: in which line, until when, and told what."""
+
+import math
+from collections.abc import Collection
+
+from router_svc.policy import refusals, words
+from router_svc.policy.admission import Admission
+from router_svc.policy.decisions import Decision, Rejects, Waits
+from router_svc.policy.expiry import Expiries
+from router_svc.policy.fair_share import FairShare
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.line import Line
+from router_svc.policy.lines import Lines
+from router_svc.policy.load_desk import LoadDesk
+from router_svc.policy.outlook import Outlook
+from router_svc.policy.prospects import Prospects
+from router_svc.policy.telling import Announcer, Rounds
+from router_svc.policy.waiting import LiveRequest, RequestClass
+
+
+class WaitingRoom:
+    """Requests come in, wait, may come back to wait, and leave."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        lines: Lines,
+        shares: FairShare,
+        prospects: Prospects,
+        desk: LoadDesk,
+        admission: Admission,
+        announcer: Announcer,
+    ) -> None:
+        self._limits = limits
+        self._lines = lines
+        self._shares = shares
+        self._prospects = prospects
+        self._desk = desk
+        self._admission = admission
+        self._announcer = announcer
+        self._requests: dict[int, LiveRequest] = {}
+        self._joined: set[str] = set()
+        self._rounds = Rounds(limits.tell_interval_seconds, self._waiting)
+        self._expiries = Expiries()
+
+    def get(self, key: int) -> LiveRequest | None:
+        """None: it is over, or never came."""
+        return self._requests.get(key)
+
+    def live(self, key: int) -> LiveRequest:
+        """The request of this number; it must not be over."""
+        return self._requests[key]
+
+    def line(self, request: LiveRequest) -> Line:
+        """The line that it belongs to."""
+        return self._lines.open(request.line)
+
+    def outlook(self, request: LiveRequest) -> Outlook:
+        """The members of its line that it may go to."""
+        return self._prospects.outlook(self.line(request), request.kind)
+
+    def take_joined(self) -> Collection[str]:
+        """The lines that somebody joined since this was asked last."""
+        joined, self._joined = self._joined, set()
+        return joined
+
+    # -- in and out
+
+    def enter(self, request: LiveRequest) -> None:
+        """It arrived. It neither waits nor runs yet."""
+        self._requests[request.key] = request
+        self._shares.enter(request.arrival.tenant)
+
+    def leave(self, request: LiveRequest) -> None:
+        """It is over. It neither waits nor runs any more."""
+        del self._requests[request.key]
+        self._shares.leave(request.arrival.tenant)
+
+    def queue(self, request: LiveRequest, now: float) -> None:
+        """It waits from now on, where it belongs, which is not the end for one that waited before."""
+        self._lines.add(request, now)
+        of = _class_of(request)
+        self._joined.add(request.line)
+        request.queued_since = now - request.waited_seconds
+        outlook = self.outlook(request)
+        if of.waiting == 1:
+            self.settle_pause(of, outlook, now)
+        self._desk.want(of, outlook)
+        self._await_expiry(request, max(now, request.queued_since + self._limits.queue_timeout_seconds))
+
+    def unqueue(self, request: LiveRequest, now: float) -> None:
+        """It does not wait any more."""
+        of = _class_of(request)
+        request.waited_seconds = now - self._counted_from(request, of, now)
+        self._expiries.forget(request.key)
+        self._lines.remove(request, now)
+        if not of.waiting:
+            self._desk.want_no_more(of)
+
+    def drop(self, request: LiveRequest, rejection: Rejects, now: float) -> Rejects:
+        """One that waits is refused."""
+        self.unqueue(request, now)
+        self.leave(request)
+        return rejection
+
+    # -- time
+
+    def settle_pause(self, of: RequestClass, outlook: Outlook, now: float) -> None:
+        """The queue timeout stands still while a class waits for a load, and begins anew with its end."""
+        if not outlook.is_cold or not (outlook.waking or outlook.loading):
+            if of.paused_since is not None:
+                of.counted_from = now
+            of.paused_since = of.awaited_wake = None
+            return
+        if of.paused_since is None:
+            of.paused_since = now
+        if outlook.loading:
+            of.awaited_wake = None
+        elif of.awaited_wake not in outlook.waking:
+            of.awaited_wake = outlook.waking[0]
+
+    def expire(self, now: float) -> list[Decision]:
+        """Refuse those whose deadline or queue timeout has come."""
+        decisions: list[Decision] = []
+        for key in self._expiries.due(now):
+            rejection = self._expiry(self._requests[key], now)
+            if rejection is not None:
+                decisions.append(self.drop(self._requests[key], rejection, now))
+        return decisions
+
+    def _expiry(self, request: LiveRequest, now: float) -> Rejects | None:
+        of = _class_of(request)
+        if request.deadline_at is not None and now >= request.deadline_at:
+            return refusals.deadline_passed(request.arrival)
+        since = self._counted_from(request, of, now)
+        at = since + self._limits.queue_timeout_seconds
+        if now < at:
+            self._await_expiry(request, at)
+            return None
+        return self._admission.timed_out(request, self.line(request), self.outlook(request), now - since, now)
+
+    def _counted_from(self, request: LiveRequest, of: RequestClass, now: float) -> float:
+        if of.is_paused(now, self._limits.max_load_pause_seconds):
+            return now
+        return max(request.queued_since, of.counted_from)
+
+    def _await_expiry(self, request: LiveRequest, at: float) -> None:
+        self._expiries.note(request.key, min(at, math.inf if request.deadline_at is None else request.deadline_at))
+
+    # -- words
+
+    def tell_due(self, now: float) -> list[Decision]:
+        """Tell those whose turn it is where they stand, and refuse whoever waits in vain by now."""
+        decisions: list[Decision] = []
+        for request in self._rounds.due(now, self._limits.max_told_per_tick):
+            gate = self._desk.gate_of(_class_of(request))
+            rejection = self._admission.unreachable(request, self.line(request), self.outlook(request), gate, now)
+            if rejection is None:
+                decisions += self.tell(request, now)
+            else:
+                decisions.append(self.drop(request, rejection, now))
+        return decisions
+
+    def tell(self, request: LiveRequest, now: float) -> list[Decision]:
+        """Where it stands, unless it does not wait or knows."""
+        if request.waits_in is None:
+            return []
+        line = self.line(request)
+        word = self._announcer.word(request, line, self._prospects.outlook(line, request.kind), now)
+        self._rounds.note_told(request, now)
+        if word == request.told:
+            return []
+        request.told = word
+        if isinstance(word, Waits) and not request.was_told:
+            word = words.with_considered(word, self._prospects.considered(line, request, now))
+        request.was_told = True
+        return [word]
+
+    def _waiting(self, key: int) -> LiveRequest | None:
+        request = self._requests.get(key)
+        return request if request is not None and request.waits_in is not None else None
+
+
+def _class_of(request: LiveRequest) -> RequestClass:
+    of = request.waits_in
+    assert of is not None, "it does not wait"
+    return of

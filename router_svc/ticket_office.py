@@ -1,0 +1,47 @@
+"""Turns a placed request into a grant: the ticket, signed with the key of the runner's session, and where to use it."""
+
+from router_svc.mailbox import Mailbox
+from router_svc.policy.decisions import Placed
+from weft.api.runner.v1 import ticket_pb2
+from weft.dispatch import port
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.tickets import sign
+from weft.kernel.clock import Clock
+from weft.kernel.ids import new_id
+
+
+class TicketOffice:
+    """Issues tickets of one router."""
+
+    def __init__(self, clock: Clock, *, lifetime_seconds: float) -> None:
+        self._clock = clock
+        self._lifetime_seconds = lifetime_seconds
+
+    def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> port.Grant:
+        """The permit of one attempt. `view` is the one that the scheduler decided by: it has the candidate's runner."""
+        candidate, request = placed.candidate, mailbox.request
+        runner = view.runners[candidate.runner]
+        claims = ticket_pb2.TicketClaims(
+            ticket_id=new_id("tkt"),
+            request_id=request.request_id,
+            tenant=request.tenant,
+            model=candidate.model,
+            runner=candidate.runner,
+            runner_incarnation=candidate.incarnation,
+            attempt=placed.attempt,
+            allow_remote=mailbox.allow_remote,
+        )
+        expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
+        claims.expire_time.FromNanoseconds(int(expires * 1e9))
+        signed = claims.SerializeToString()
+        return port.Grant(
+            claims=signed,
+            mac=sign(signed, runner.ticket_key),
+            runner=candidate.runner,
+            runner_incarnation=candidate.incarnation,
+            address=runner.address,
+            host=runner.host,
+            model=candidate.model,
+            attempt=placed.attempt,
+            keep_alive_seconds=placed.keep_alive_seconds,
+        )

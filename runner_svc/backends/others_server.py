@@ -1,0 +1,141 @@
+"""What every Backend over a server of somebody else's has in common: no process, no log, nothing to load.
+
+Where the server is and what key it wants stays in this process: no error of such a backend names them, not even in
+words that the server itself wrote.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from yarl import URL
+
+from runner_svc.backends.openai_http import OpenAiHttp
+from runner_svc.backends.port import CallInfo, EmbeddingResult, ErasedCache, LoadOrder, ProcessSigns
+from runner_svc.policy.load_parameters import LoadParameter, check_parameters
+from runner_svc.policy.server_pace import ServerPace
+from runner_svc.supervise.logs import LogRing
+from weft.api.common.v1 import completion_pb2, embedding_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.wake.redaction import redacted
+
+
+class OthersServer:
+    """The part of a Backend that is the same for every server that weft did not start."""
+
+    def __init__(self, operations: frozenset[Operation]) -> None:
+        self._operations = operations
+        self._http: OpenAiHttp | None = None
+        self._pace = ServerPace()
+        """When it may be asked."""
+        self._secrets: tuple[str, ...] = ()
+        """Words that nobody else may hear."""
+        self._log = LogRing()
+
+    @property
+    def process_id(self) -> int | None:
+        """None: the process is not ours."""
+        return None
+
+    @property
+    def containment(self) -> str:
+        """Empty: the process is not ours."""
+        return ""
+
+    def load_progress(self) -> float | None:
+        """None: servers do not tell."""
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        """None: the process is not ours, and may be on another machine."""
+        return None
+
+    @property
+    def log(self) -> LogRing:
+        """Empty: the output is not ours."""
+        return self._log
+
+    def log_lines(self, count: int) -> list[str]:
+        """None: the output is not ours."""
+        return self._log.last(count)
+
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """None: the server loads as it likes."""
+        return ()
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """None: they are not ours."""
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Refused: OpenAI's interface has no word for it."""
+        del slots
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+
+    async def stop(self) -> None:
+        """Close our connections; the server goes on. Idempotent."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """See Backend.generate."""
+        if Operation.COMPLETION not in self._operations and isinstance(payload, completion_pb2.CompletionPayload):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
+        try:
+            async with aclosing(self._running().generate(payload, call)) as frames:
+                async for frame in frames:
+                    yield frame
+        except WeftError as error:
+            raise self._discreet(error) from None
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed."""
+        if Operation.EMBEDDING not in self._operations:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
+        try:
+            return await self._running().embed(payload, call)
+        except WeftError as error:
+            raise self._discreet(error) from None
+
+    def _require_no_orders(self, order: LoadOrder | None) -> None:
+        """Raises INVALID_ARGUMENT for an order that sets something: it is not ours to load."""
+        order = order or LoadOrder()
+        check_parameters(order.parameters, self.load_parameters)
+        if order.model_path is not None:
+            raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
+
+    def _require_willing(self) -> None:
+        """Raises NO_SLOT_AVAILABLE while the server wants to be left alone."""
+        wait = self._pace.seconds_to_wait(asyncio.get_running_loop().time())
+        if wait > 0.0:
+            # This reason says for certain that nothing has been sent; see weft.dispatch.journey.
+            message = "the server is busy and has not been asked"
+            raise WeftError(Reason.NO_SLOT_AVAILABLE, message, retry_after_seconds=wait)
+
+    def _running(self) -> OpenAiHttp:
+        if self._http is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+        return self._http
+
+    def _discreet(self, error: WeftError) -> WeftError:
+        if isinstance(error, FieldError):
+            return error  # our own words about the caller's request
+        return WeftError(
+            error.reason,
+            redacted(error.message, self._secrets),
+            metadata=error.metadata,
+            retry_after_seconds=error.retry_after_seconds,
+        )
+
+
+def secret_words(base_url: str, api_key: str) -> tuple[str, ...]:
+    """The words about a server that nobody else may hear."""
+    url = URL(base_url)
+    host, port = url.host or "", str(url.explicit_port or "")
+    return (base_url, f"{host}:{port}", host, port, api_key)

@@ -1,0 +1,234 @@
+"""`weft explain`, `weft get requests` and `weft get clients`, against a real RequestService over a router's own log."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from router_svc.client_registry import ClientProfile, ClientRegistry, ClientsConfig
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.choice import Choice, Considered
+from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
+from router_svc.rate_limits import RateLimitConfig
+from router_svc.request_log import RequestLog
+from router_svc.request_servicer import LocalRequests, RequestServicer
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import request_service_pb2_grpc
+from weft.cli.main import app
+from weft.dispatch.port import PlacementRequest
+from weft.kernel.clock import SystemClock
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.kernel.rpc import new_server
+
+PROFILES = {"batch": ClientProfile(priority=Priority.LOW, route="drafts")}
+BUSY = Considered(model="qwen-1", runner="atlas", score=0.25, gate="all 4 slots are busy")
+FREE = Considered(model="qwen-2", runner="titan", score=0.75, chosen=True)
+
+
+class Mesh:
+    """A router's memory behind a socket, and the command line against it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.clock = SystemClock()
+        self.log = RequestLog()
+        self.clients = ClientRegistry(ClientsConfig(profiles=PROFILES), RateLimitConfig(), self.clock)
+
+    def run(self, *arguments: str) -> Result:
+        """A `weft` command to its end."""
+        return CliRunner().invoke(app, arguments, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+
+    def arrive(self, key: int, request_id: str, ago_seconds: float = 5.0, **fields: str) -> float:
+        """A request that came a while ago; returns when, on the monotonic clock."""
+        given = {"tenant": "default", "model": "qwen", **fields}
+        request = PlacementRequest(request_id=request_id, operation=Operation.CHAT, **given)  # type: ignore[arg-type]
+        at = self.clock.monotonic() - ago_seconds
+        self.log.note_arrival(key, request, at, datetime.now(UTC) - timedelta(seconds=ago_seconds))
+        self.clients.admit(key, request)
+        return at
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """On an event loop of its own: commands block theirs."""
+        ready, over = threading.Event(), asyncio.Event()
+        loops: list[asyncio.AbstractEventLoop] = []
+
+        async def serve() -> None:
+            server = new_server()
+            servicer = RequestServicer(LocalRequests(self.log, self.clients, self.clock))
+            request_service_pb2_grpc.add_RequestServiceServicer_to_server(servicer, server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            (self.home / "run").mkdir(parents=True)
+            (self.home / "run" / "up.json").write_text(json.dumps({"grpc": f"127.0.0.1:{port}"}))
+            await server.start()
+            loops.append(asyncio.get_running_loop())
+            ready.set()
+            await over.wait()
+            await server.stop(grace=None)
+
+        thread = threading.Thread(target=asyncio.run, args=(serve(),))
+        thread.start()
+        assert ready.wait(10)
+        try:
+            yield
+        finally:
+            loops[0].call_soon_threadsafe(over.set)
+            thread.join(10)
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Mesh]:
+    mesh = Mesh(tmp_path / "home")
+    with mesh.serving():
+        yield mesh
+
+
+def _served(mesh: Mesh) -> None:
+    at = mesh.arrive(1, "req-1", 20.0, client_id="batch")
+    mesh.log.note_decisions([Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", considered=(BUSY,))], at)
+    wakes = Wakes(model="qwen-2", runner="titan", max_wait_seconds=60.0, why="its turn has come")
+    mesh.log.note_decisions(
+        [wakes, Loads(key=1, stage="waking qwen-2 on titan", progress=None, eta_seconds=8.0)], at + 1
+    )
+    candidate = Candidate(
+        model="qwen-2",
+        pool="qwen",
+        runner="titan",
+        incarnation="run-1",
+        readiness=Readiness.READY,
+        slots=4,
+        operations=frozenset({Operation.CHAT}),
+    )
+    choice = Choice(candidate=candidate, policy="least_loaded", considered=(FREE, BUSY), count=40)
+    mesh.log.note_decisions([Placed(key=1, candidate=candidate, attempt=1, choice=choice)], at + 9)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, left_premises=True)
+    receipt.attempts.add(runner="atlas", model="qwen-1", reason=Reason.CONNECT_FAILED.value)
+    receipt.attempts.add(runner="titan", model="qwen-2")
+    receipt.queue_wait.FromMilliseconds(1_000)
+    receipt.load_wait.FromMilliseconds(8_000)
+    receipt.time_to_first_token.FromMilliseconds(9_500)
+    receipt.usage.prompt_tokens, receipt.usage.cached_prompt_tokens, receipt.usage.completion_tokens = 120, 64, 30
+    mesh.log.note_end(1, at + 12.5, Reason.UNSPECIFIED, receipt)
+    mesh.clients.note_end(1, receipt)
+
+
+def test_explain_tells_the_whole_story_of_a_request(mesh: Mesh) -> None:
+    _served(mesh)
+    found = mesh.run("explain", "req-1")
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert lines[0].split() == ["Request:", "req-1"]
+    assert "tenant default, client batch, band normal" in found.stdout
+    assert "completed after 12.5 s" in found.stdout
+    decisions = [line.strip() for line in lines if line.strip().startswith("+")]
+    assert decisions == [
+        "+0.000 s  queued: VRAM: needs 5.1 GiB (position 2)",
+        "+1.000 s  load started: qwen-2 on titan is loaded: its turn has come",
+        "+1.000 s  loading: waking qwen-2 on titan, about 8 s",
+        "+9.000 s  placed by least_loaded: attempt 1 goes to qwen-2 on titan",
+    ]
+    rows = [line.split() for line in lines if "0.75" in line or "0.25" in line]
+    assert rows == [
+        ["qwen-1", "atlas", "0.25", "all", "4", "slots", "are", "busy"],
+        ["*", "qwen-2", "titan", "0.75", "-"],
+        ["qwen-1", "atlas", "0.25", "all", "4", "slots", "are", "busy"],
+    ]
+    assert "and 38 more" in found.stdout
+    assert [line.split(maxsplit=2)[2] for line in lines if "Attempt" in line] == [
+        "qwen-1 on atlas: connect_failed",
+        "qwen-2 on titan: answered",
+    ]
+    assert "1 s in the queue, 8 s for loads" in found.stdout
+    assert "120 in (64 cached), 30 out" in found.stdout
+    assert lines[-1].split() == ["Off", "premises:", "yes"]
+
+
+def test_explain_as_json_is_the_same_document_as_over_http(mesh: Mesh) -> None:
+    _served(mesh)
+    found = json.loads(mesh.run("explain", "req-1", "-o", "json").stdout)
+    assert (found["kind"], found["state"], found["receipt"]["outcome"]) == ("request", "ended", "completed")
+    assert found["decisions"][3]["candidates"][0] == {
+        "model": "qwen-2",
+        "runner": "titan",
+        "score": 0.75,
+        "chosen": True,
+    }
+
+
+def test_explain_of_one_that_waits_says_what_is_awaited(mesh: Mesh) -> None:
+    at = mesh.arrive(1, "req-1")
+    mesh.log.note_decisions([Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", eta_seconds=9.0)], at)
+    assert "queued at position 2: VRAM: needs 5.1 GiB, about 9 s" in mesh.run("explain", "req-1").stdout
+    mesh.log.note_decisions([Loads(key=1, stage="qwen-2 loads on titan", progress=0.5)], at)
+    assert "loading (50%): qwen-2 loads on titan" in mesh.run("explain", "req-1").stdout
+
+
+def test_explain_of_one_that_was_refused_says_why(mesh: Mesh) -> None:
+    at = mesh.arrive(1, "req-1")
+    refusal = Rejects(key=1, reason=Reason.DEADLINE_UNREACHABLE, message="it would take 52 s, and has 30 s")
+    mesh.log.note_decisions([refusal], at + 0.01)
+    assert "deadline_unreachable after 0.01 s: it would take 52 s, and has 30 s" in mesh.run("explain", "req-1").stdout
+
+
+def test_words_of_others_cannot_steer_the_terminal(mesh: Mesh) -> None:
+    at = mesh.arrive(1, "req-1")
+    mesh.log.note_decisions([Waits(key=1, position=1, reason="\x1b[2J red", considered=(BUSY,))], at)
+    assert "\x1b" not in mesh.run("explain", "req-1").stdout
+    assert "\x1b" not in mesh.run("get", "requests").stdout
+
+
+def test_explain_of_an_unknown_request_ends_with_the_code_for_not_found(mesh: Mesh) -> None:
+    found = mesh.run("explain", "req-9")
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert "no request req-9 is remembered" in found.stderr
+
+
+def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None:
+    at = mesh.arrive(1, "req-1", 5.0)
+    mesh.log.note_decisions([Waits(key=1, position=4, reason="all 4 slots are busy", eta_seconds=7.0)], at)
+    mesh.arrive(2, "req-2", 60.0, tenant="b", model="route/drafts", client_id="batch")
+    mesh.arrive(3, "req-3")
+    mesh.log.note_end(3, mesh.clock.monotonic())
+    header, *rows = mesh.run("get", "requests").stdout.splitlines()
+    assert header.split() == ["REQUEST", "TARGET", "STATE", "TENANT", "BAND", "POSITION", "ETA", "AGE", "AWAITS"]
+    assert [row.split()[:7] for row in rows] == [
+        ["req-2", "route/drafts", "queued", "b", "normal", "-", "-"],
+        ["req-1", "qwen", "queued", "default", "normal", "4", "7s"],
+    ]
+    assert rows[1].endswith("all 4 slots are busy")
+    assert mesh.run("get", "requests", "-o", "name").stdout == "req-2\nreq-1\n"
+    assert json.loads(mesh.run("get", "requests", "-o", "json").stdout)["total"] == 2
+    assert "batch" in mesh.run("get", "requests", "-o", "wide").stdout
+    assert mesh.run("get", "request", "req-3", "-o", "name").stdout == "req-3\n", "one by name, also after its end"
+
+
+def test_get_clients_shows_how_they_ask(mesh: Mesh) -> None:
+    _served(mesh)
+    mesh.arrive(2, "req-2", client_id="editor")
+    header, *rows = mesh.run("get", "clients", "-o", "wide").stdout.splitlines()
+    assert header.split()[:8] == ["CLIENT", "PROFILE", "BAND", "REQUESTS", "REFUSED", "RUNNING", "TOKENS", "EVERY"]
+    assert [row.split()[:8] for row in rows] == [
+        ["batch", "yes", "low", "1", "0", "0", "150", "-"],
+        ["editor", "no", "normal", "1", "0", "1", "0", "-"],
+    ]
+    assert [row.split()[-2:] for row in rows] == [["drafts", "qwen=1"], ["-", "qwen=1"]]
+    assert mesh.run("get", "clients", "editor", "-o", "name").stdout == "editor\n"
+    assert mesh.run("get", "clients", "nobody").exit_code == 3
+
+
+@pytest.mark.parametrize("arguments", [("requests", "-o", "yaml"), ("clients", "-o", "yaml"), ("requests", "--watch")])
+def test_what_requests_and_clients_cannot_do_is_refused(mesh: Mesh, arguments: tuple[str, ...]) -> None:
+    assert mesh.run("get", *arguments).exit_code == 2
+
+
+def test_without_a_mesh_the_command_says_so(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["explain", "req-1"], env={"WEFT_HOME": str(tmp_path)})
+    assert found.exit_code == 1
+    assert "no mesh runs on" in found.stderr

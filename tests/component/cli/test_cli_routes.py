@@ -1,0 +1,149 @@
+"""Routes on the command line, and `weft config`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_harness import ScriptedMesh
+from cli_samples import some_route
+
+from weft.api.registry.v1 import route_pb2
+from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("cli_mesh",)
+
+ROUTE = "kind: Route\nname: fast\ncandidates: [qwen, solo]\nkeepAlive: 5m\n"
+
+
+def test_a_route_is_described_with_its_ladder(mesh: ScriptedMesh) -> None:
+    mesh.state.routes["summaries"].manifest.candidates.extend(["solo", "gone"])
+    text = mesh.run("describe", "route", "summaries").stdout
+    for line in (
+        "Ask for:      route/summaries",
+        "Pinned:       the primary is waited for while it is there",
+        "Candidates:\n  1. qwen [active]\n  2. big [pool, 2 of 2 active]\n",
+        "  3. solo [active]\n  4. gone [not there now]\n",
+        "Budget:       60 s",
+        "Kept loaded:  300s",
+        "Description:  Short ones",
+    ):
+        assert line in text, text
+    assert "Ready  True    Active  a candidate is active" in text
+
+
+def test_models_and_pools_are_described_with_the_routes_that_name_them(mesh: ScriptedMesh) -> None:
+    for target in ("model/qwen", "pool/big"):
+        assert "Routes:\n  - summaries [active]\n" in mesh.run("describe", target).stdout
+    assert "Routes:" not in mesh.run("describe", "model/solo").stdout
+
+
+def test_wide_shows_how_long_models_stay_and_whether_the_primary_is_pinned(mesh: ScriptedMesh) -> None:
+    header, row = mesh.run("get", "routes", "-o", "wide").stdout.splitlines()
+    assert header.split() == ["NAME", "STATUS", "CANDIDATES", "BUDGET", "KEEP", "PINNED", "AGE", "DESCRIPTION"]
+    assert row.split()[:6] == ["summaries", "active", "qwen,big", "60s", "300s", "yes"]
+
+
+def test_a_route_is_applied_changed_and_deleted(mesh: ScriptedMesh) -> None:
+    assert mesh.run("apply", "-f", "-", stdin=ROUTE).stdout == "route/fast created\n"
+    declared = mesh.applied[-1].declarations[0].route
+    assert (list(declared.candidates), declared.keep_alive.ToSeconds()) == (["qwen", "solo"], 300)
+    assert mesh.run("apply", "-f", "-", stdin=ROUTE).stdout == "route/fast unchanged\n"
+    changed = ROUTE.replace("5m", "-1")
+    diff = mesh.run("diff", "-f", "-", stdin=changed)
+    assert diff.exit_code == 1
+    assert "-keepAlive: 300\n+keepAlive: -1\n" in diff.stdout
+    assert mesh.run("apply", "-f", "-", stdin=changed).stdout == "route/fast configured\n"
+    assert "keepAlive: -1\n" in mesh.run("get", "route", "fast", "-o", "yaml").stdout
+    assert mesh.run("delete", "route", "fast").stdout == "route/fast deleted\n"
+    assert mesh.run("get", "route/fast").exit_code == 3
+
+
+def test_routes_are_deleted_before_the_models_that_they_name(mesh: ScriptedMesh, tmp_path: Path) -> None:
+    mesh.run("delete", "agent", "coder")
+    file = tmp_path / "all.yaml"
+    file.write_text("kind: model\nname: qwen\n---\nkind: route\nname: summaries\ncandidates: [qwen]\n")
+    assert mesh.run("delete", "-f", str(file)).stdout == "route/summaries deleted\nmodel/qwen deleted\n"
+
+
+def test_what_is_wrong_with_a_route_is_named_by_place_and_field(mesh: ScriptedMesh) -> None:
+    refused = mesh.run("apply", "-f", "-", stdin=ROUTE.replace("5m", "soon"))
+    assert refused.exit_code == 2
+    assert "document 1 (line 4): keepAlive: must be seconds such as 300" in refused.stderr
+    assert mesh.applied == []
+
+
+def test_a_wait_for_a_route_ends_when_it_can_answer(mesh: ScriptedMesh) -> None:
+    asleep = some_route("slow")
+    asleep.status = route_pb2.Route.STATUS_INACTIVE
+    mesh.add(asleep)
+    mesh.changes.put(Change(route=some_route("slow")))
+    waited = mesh.run("wait", "route", "slow", "--for", "status=active", "--timeout", "20s")
+    assert (waited.exit_code, waited.stdout) == (0, "route/slow: status=active\n")
+    late = mesh.run("wait", "route/gone", "--timeout", "0")
+    assert late.exit_code == 5
+    assert mesh.run("wait", "route/slow", "--for", "condition=Awake").exit_code == 2
+
+
+def test_a_watch_of_routes_shows_each_that_changes(mesh: ScriptedMesh) -> None:
+    mesh.changes.put(Change(route=some_route("new")))
+    mesh.changes.put(Change(deleted_route="summaries"))
+    mesh.changes.put(Change(deleted_route="never-there"))
+    mesh.changes.put(WeftError(Reason.INTERNAL, "the script is over"))
+    lines = mesh.run("get", "routes", "-w").stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["summaries", "active"],
+        ["new", "active"],
+        ["summaries", "deleted"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["summaries", "route/summaries"])
+def test_a_chat_with_a_route_asks_for_it_as_a_model(mesh: ScriptedMesh, name: str) -> None:
+    answered = mesh.run("chat", name, "-m", "hello")
+    assert answered.exit_code == 0, answered.stderr
+    assert mesh.asked[-1].model == "route/summaries"
+    assert "Route: summaries → qwen, big" in answered.stderr
+
+
+def test_a_chat_with_a_route_that_is_not_there_says_where_they_are_listed(mesh: ScriptedMesh) -> None:
+    refused = mesh.run("chat", "route/nothing", "-m", "hello")
+    assert refused.exit_code == 3
+    assert "there is no route nothing; `weft get routes` lists them" in refused.stderr
+
+
+def test_the_mesh_settings_are_shown_and_set(mesh: ScriptedMesh) -> None:
+    table = mesh.run("config", "get").stdout.splitlines()
+    assert table[1].split(maxsplit=2) == [
+        "allowCloudFallback",
+        "true",
+        "routes may fall back to models off the premises",
+    ]
+    assert json.loads(mesh.run("config", "get", "-o", "json").stdout) == {"allowCloudFallback": True}
+    changed = mesh.run("config", "set", "allowCloudFallback=false", "-o", "json")
+    assert json.loads(changed.stdout) == {"allowCloudFallback": False}
+    assert not mesh.settings.allow_cloud_fallback
+    assert mesh.run("config", "get", "-o", "yaml").stdout == "allowCloudFallback: false\n"
+    assert mesh.run("config", "set", "allowCloudFallback=ON").exit_code == 0
+    assert mesh.settings.allow_cloud_fallback
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("allowCloudFallback",), "has no '='"),
+        (("allowCloudFallback=perhaps",), "allowCloudFallback: must be true or false"),
+        (("allowCloudFallback=",), "allowCloudFallback: must be true or false"),
+        (("cloud=true",), "cloud: there is no such setting; there is allowCloudFallback"),
+        (("=true",), "NAME: there is no such setting"),
+        (("allowCloudFallback=true", "allowCloudFallback=false"), "is given twice"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_changes_nothing(
+    mesh: ScriptedMesh, arguments: tuple[str, ...], words: str
+) -> None:
+    refused = mesh.run("config", "set", *arguments)
+    assert refused.exit_code == 2
+    assert words in refused.stderr
+    assert mesh.settings.revision == 1

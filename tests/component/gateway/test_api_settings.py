@@ -1,0 +1,132 @@
+"""GET and PUT /api/v1/config."""
+
+import json
+
+import pytest
+from gateway_script import RawResponse, serving
+from registry_script import ScriptedRegistry
+
+from gateway.ports import MeshSettings
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PATH = "/api/v1/config"
+JSON = {"content-type": "application/json"}
+
+
+def body_of(response: RawResponse, status: int = 200) -> dict[str, object]:
+    assert response.status == status, response
+    found = json.loads(response.body)
+    assert isinstance(found, dict)
+    return found
+
+
+def error_of(response: RawResponse, status: int) -> tuple[object, object]:
+    error = body_of(response, status)["error"]
+    assert isinstance(error, dict)
+    return error["code"], error["param"]
+
+
+async def test_what_is_set_is_told_and_set_anew() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": True}
+        for allowed in (False, True):
+            put = await gateway.request("PUT", PATH, json.dumps({"allowCloudFallback": allowed}).encode(), headers=JSON)
+            assert body_of(put) == {"allowCloudFallback": allowed}
+            assert body_of(await gateway.request("GET", PATH)) == {"allowCloudFallback": allowed}
+    assert ("update settings", MeshSettings(allow_cloud_fallback=False)) in registry.asked
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{}", "invalid_argument", "allowCloudFallback"),
+        (b'{"allowCloudFallback": "false"}', "invalid_argument", "allowCloudFallback"),
+        (b'{"allowCloudFallback": 0}', "invalid_argument", "allowCloudFallback"),
+        (b'{"allowCloudFallback": null}', "invalid_argument", "allowCloudFallback"),
+        (b'{"allow_cloud_fallback": false}', "invalid_argument", "allowCloudFallback"),
+        (b'{"allowCloudFallback": false, "allowCloud": false}', "invalid_argument", "allowCloud"),
+        (b'{"allowCloudFallback": false, "allowCloudFallback": true}', "malformed_request", None),
+        (b"[]", "malformed_request", None),
+        (b"{", "malformed_request", None),
+    ],
+)
+async def test_a_body_that_is_wrong_is_refused_by_name_and_changes_nothing(
+    body: bytes, code: str, param: str | None
+) -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        assert error_of(await gateway.request("PUT", PATH, body, headers=JSON), 400) == (code, param)
+        mistyped = await gateway.request("PUT", f"{PATH}?dryRun=1", b'{"allowCloudFallback": false}', headers=JSON)
+        assert error_of(mistyped, 400) == ("invalid_argument", "dryRun")
+    assert registry.asked == []
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application/yaml"])
+async def test_what_a_form_can_send_does_not_change_the_mesh(media_type: str) -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        sent = await gateway.request(
+            "PUT", PATH, b'{"allowCloudFallback": false}', headers={"content-type": media_type}
+        )
+        assert error_of(sent, 400) == ("malformed_request", None)
+    assert registry.asked == []
+
+
+async def test_a_page_of_another_origin_does_not_change_the_mesh() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        headers = {**JSON, "origin": "https://elsewhere.example"}
+        sent = await gateway.request("PUT", PATH, b'{"allowCloudFallback": false}', headers=headers)
+    assert sent.status == 403
+    assert registry.asked == []
+
+
+async def test_what_could_not_be_kept_is_not_told_as_set() -> None:
+    registry = ScriptedRegistry(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the registry is away"))
+    async with serving(registry=registry) as gateway:
+        sent = await gateway.request("PUT", PATH, b'{"allowCloudFallback": false}', headers=JSON)
+        assert error_of(sent, 503)[0] == "service_unavailable"
+    assert registry.allow_cloud_fallback
+
+
+async def test_other_methods_are_not_there() -> None:
+    async with serving() as gateway:
+        for method in ("POST", "DELETE", "PATCH"):
+            assert (await gateway.request(method, PATH, b"{}", headers=JSON)).status == 405
+
+
+async def test_a_route_is_put_read_and_deleted_like_an_agent() -> None:
+    registry = ScriptedRegistry()
+    document = {"candidates": ["tiny", "chat"], "budgetSeconds": 60, "keepAlive": "5m", "pinPrimary": True}
+    async with serving(registry=registry) as gateway:
+        path = "/api/v1/routes/fast"
+        put = body_of(
+            await gateway.request("PUT", path, json.dumps({**document, "name": "fast"}).encode(), headers=JSON), 201
+        )
+        bad = await gateway.request("PUT", path, b'{"name": "fast", "candidates": []}', headers=JSON)
+        assert error_of(bad, 400) == ("invalid_argument", "candidates")
+        found = body_of(await gateway.request("GET", "/api/v1/routes/summaries"))
+        assert (await gateway.request("DELETE", "/api/v1/routes/summaries")).status == 204
+    assert isinstance(put["results"], list)
+    assert put["results"][0]["after"] == {
+        "kind": "route",
+        "name": "fast",
+        "description": "",
+        **document,
+        "keepAlive": 300,
+    }
+    assert (found["candidates"], found["budgetSeconds"], found["keepAlive"]) == (["tiny", "small"], 60, 300)
+    assert registry.asked[0] == ("apply", ["route/fast"], False, False)
+
+
+async def test_the_published_document_knows_routes_and_settings() -> None:
+    async with serving() as gateway:
+        published = body_of(await gateway.request("GET", "/openapi.json"))
+    paths, components = published["paths"], published["components"]
+    assert isinstance(paths, dict)
+    assert isinstance(components, dict)
+    assert set(paths[PATH]) == {"get", "put"}
+    assert set(paths["/api/v1/routes/{name}"]) == {"get", "put", "delete"}
+    assert {"MeshConfig", "RouteList", "RouteDocument"} <= set(components["schemas"])

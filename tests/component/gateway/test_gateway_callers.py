@@ -1,0 +1,150 @@
+"""What callers say of themselves: band, client and session, in headers or in the body, and what is made of it."""
+
+import json
+from typing import Any
+
+import pytest
+from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving, started
+
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"model": "tiny", "prompt": "hi"},
+    "/v1/embeddings": {"model": "tiny", "input": "hi"},
+}
+GENERATING = ("/v1/chat/completions", "/v1/completions")
+
+
+def _body(path: str, **fields: object) -> bytes:
+    return json.dumps({**BODIES[path], **fields}).encode()
+
+
+async def _context(path: str, headers: dict[str, str], **fields: object) -> RequestContext:
+    async with serving(ScriptedDispatcher(hello(), vectors=[[0.5]])) as gateway:
+        response = await gateway.request("POST", path, _body(path, **fields), headers)
+        assert response.status == 200, response
+        (context,) = gateway.dispatcher.contexts
+    return context
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_body_says_who_asks_and_how_urgently(path: str) -> None:
+    context = await _context(path, {}, x_priority="low", x_client_id="nightly", prompt_cache_key="thread-7")
+    assert (context.priority, context.names_priority) == (Priority.LOW, True)
+    assert (context.client_id, context.session) == ("nightly", "thread-7")
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_headers_say_the_same_and_win(path: str) -> None:
+    headers = {"X-Priority": "high", "X-Client-Id": "editor", "X-Session-Affinity": "s-2"}
+    context = await _context(path, headers, x_priority="low", x_client_id="nightly", prompt_cache_key="thread-7")
+    assert (context.priority, context.client_id, context.session) == (Priority.HIGH, "editor", "s-2")
+    headers["X-Session-Id"] = "s-1"
+    assert (await _context(path, headers)).session == "s-1"
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_nothing_said_is_the_normal_band_of_nobody_in_particular(path: str) -> None:
+    context = await _context(path, {}, x_priority=None, x_client_id=None, prompt_cache_key=None)
+    assert (context.priority, context.names_priority) == (Priority.NORMAL, False)
+    assert (context.client_id, context.session) == ("", "")
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("headers", "fields", "param"),
+    [
+        ({"X-Priority": "system"}, {}, "X-Priority"),
+        ({"X-Priority": "urgent"}, {}, "X-Priority"),
+        ({}, {"x_priority": "system"}, "x_priority"),
+        ({}, {"x_priority": 1}, "x_priority"),
+        ({"X-Client-Id": "two words"}, {}, "X-Client-Id"),
+        ({"X-Client-Id": "x" * 65}, {}, "X-Client-Id"),
+        ({}, {"x_client_id": "x" * 65}, "x_client_id"),
+        ({}, {"x_client_id": "-x"}, "x_client_id"),
+        ({"X-Session-Id": "x" * 257}, {}, "X-Session-Id"),
+        ({"X-Session-Affinity": "x" * 257}, {}, "X-Session-Affinity"),
+        ({}, {"prompt_cache_key": "x" * 257}, "prompt_cache_key"),
+    ],
+)
+async def test_what_no_caller_can_claim_is_400_and_named(
+    path: str, headers: dict[str, str], fields: dict[str, object], param: str
+) -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", path, _body(path, **fields), headers)
+        assert gateway.dispatcher.contexts == []
+    assert response.status == 400
+    assert json.loads(response.body)["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_no_engine_hears_of_fields_about_the_mesh(path: str) -> None:
+    given = {"x_priority": "low", "x_client_id": "c", "x_task": "draft", "prompt_cache_key": "k", "mirostat": 2}
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        await gateway.request("POST", path, _body(path, **given))
+        payload: Any = gateway.dispatcher.payloads[0]
+    assert plain_object(payload.extra_parameters) == {"mirostat": 2}
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_an_extension_that_weft_does_not_know_is_warned_about(path: str) -> None:
+    fields = {"x_task": "draft", "x_nothing": None, "x_priority": "low"}
+    async with serving(ScriptedDispatcher(hello())) as gateway:
+        whole = await gateway.request("POST", path, _body(path, **fields))
+        streamed = await gateway.request("POST", path, _body(path, stream=True, **fields))
+    (warning,) = json.loads(whole.body)["warnings"]
+    assert (warning["code"], warning["field"]) == ("unsupported_parameter", "x_task")
+    assert whole.headers["x-weft-warnings"] == "1"
+    comments = [line for line in streamed.body.decode().splitlines() if line.startswith(": warning")]
+    assert len(comments) == 1
+    assert "field=x_task" in comments[0]
+    assert streamed.body.rstrip().endswith(b"data: [DONE]")
+
+
+async def test_the_warning_is_there_also_when_a_whole_answer_comes_in_one_frame_or_after_another_attempt() -> None:
+    path = GENERATING[0]
+    one_frame: list[Step] = [[started(), delta("Hi"), delta(finish="STOP"), finished()]]
+    retried: list[Step] = [[started("a")], [started("b")], [delta("Hi")], [delta(finish="STOP"), finished()]]
+    for steps in (one_frame, retried):
+        async with serving(ScriptedDispatcher(steps)) as gateway:
+            answer = await gateway.request("POST", path, _body(path, x_task="draft"))
+        assert [warning["field"] for warning in json.loads(answer.body)["warnings"]] == ["x_task"]
+
+
+async def test_a_route_and_the_choice_of_a_profile_may_be_asked_for() -> None:
+    for model in ("route/drafts", "auto"):
+        assert (await _context(GENERATING[0], {}, model=model)).model == model
+    async with serving() as gateway:
+        response = await gateway.request("POST", GENERATING[0], _body(GENERATING[0], model="route/"))
+    assert (response.status, json.loads(response.body)["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_of_the_router_is_told_whole(stream: bool) -> None:
+    refusal = WeftError(
+        Reason.RATE_LIMIT_EXCEEDED,
+        "Tenant a exceeded 100 req/min",
+        metadata={"tenant": "a", "limit": "100", "remaining": "0", "resetAt": "1745880060"},
+        retry_after_seconds=300,
+    )
+    path = GENERATING[0]
+    async with serving(ScriptedDispatcher([refusal])) as gateway:
+        response = await gateway.request("POST", path, _body(path, stream=stream), {"X-Request-Id": "mine"})
+    assert (response.status, response.headers["retry-after"], response.headers["x-should-retry"]) == (429, "60", "true")
+    found = json.loads(response.body)
+    assert found["request_id"] == response.headers["x-request-id"] == "mine"
+    assert (found["error"]["limit"], found["error"]["remaining"], found["error"]["resetAt"]) == (100, 0, 1745880060)
+
+
+async def test_a_failure_within_a_stream_names_its_request() -> None:
+    path = GENERATING[0]
+    steps: list[Step] = [[started()], [delta("Hel")], WeftError(Reason.WORKER_LOST, "gone")]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        response = await gateway.request("POST", path, _body(path, stream=True), {"X-Request-Id": "mine"})
+    last = [line for line in response.body.decode().splitlines() if line.startswith("data: ")][-1]
+    assert json.loads(last.removeprefix("data: "))["request_id"] == "mine"

@@ -1,0 +1,180 @@
+"""GET /v1/requests, one of them, and GET /v1/clients."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from gateway_script import RawResponse, serving
+
+from weft.api.common.v1 import priority_pb2, receipt_pb2
+from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.requests import RequestsUnderWay, not_remembered
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def waiting(request_id: str = "req-1", tenant: str = "default") -> pb.RequestRecord:
+    record = pb.RequestRecord(
+        request_id=request_id,
+        tenant=tenant,
+        target="qwen",
+        priority=priority_pb2.PRIORITY_HIGH,
+        state=pb.RequestRecord.STATE_QUEUED,
+    )
+    record.arrive_time.FromJsonString("2026-11-20T12:00:00Z")
+    record.queued.position, record.queued.reason = 3, "VRAM: needs 5.1 GiB on host-a, held by qwen until idle"
+    record.queued.eta.FromMilliseconds(8_500)
+    decision = record.decisions.add(kind=pb.DecisionRecord.KIND_QUEUED, detail="it waits", candidate_count=1)
+    decision.candidates.add(model="qwen-1", runner="titan", score=0.5, gate="all 4 slots are busy")
+    return record
+
+
+def ended() -> pb.RequestRecord:
+    record = pb.RequestRecord(
+        request_id="req-2",
+        tenant="default",
+        target="route/drafts",
+        state=pb.RequestRecord.STATE_ENDED,
+        reason=Reason.WORKER_LOST.value,  # type: ignore[arg-type]  # same numbers
+        message="the runner is gone",
+    )
+    record.receipt.outcome = receipt_pb2.OUTCOME_FAILED
+    record.receipt.attempts.add(runner="titan", model="qwen-1", reason=Reason.WORKER_LOST.value)
+    record.receipt.queue_wait.FromMilliseconds(150)
+    record.receipt.usage.prompt_tokens = 7
+    return record
+
+
+@dataclass
+class ScriptedRequests:
+    """Remembers `records`, and what it was asked."""
+
+    records: list[pb.RequestRecord] = field(default_factory=lambda: [waiting(), ended(), waiting("req-3", "b")])
+    failure: WeftError | None = None
+    asked: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def request(self, request_id: str, tenant: str = "") -> pb.RequestRecord:
+        self._note(request_id, tenant)
+        for record in self.records:
+            if record.request_id == request_id and tenant in ("", record.tenant):
+                return record
+        raise not_remembered(request_id)
+
+    async def requests(self, limit: int = 100, tenant: str = "") -> RequestsUnderWay:
+        self._note(limit, tenant)
+        found = [record for record in self.records if record.tenant == tenant]
+        return RequestsUnderWay(requests=found[:limit], total=len(found))
+
+    async def clients(self) -> Sequence[pb.ClientRecord]:
+        self._note()
+        client = pb.ClientRecord(client_id="batch", has_profile=True, request_count=5, route="drafts")
+        client.targets.add(target="qwen", request_count=5)
+        client.usual_interval.FromMilliseconds(2_000)
+        return [client]
+
+    def _note(self, *asked: object) -> None:
+        self.asked.append(asked)
+        if self.failure is not None:
+            raise self.failure
+
+
+def body_of(response: RawResponse, status: int = 200) -> dict[str, Any]:
+    assert response.status == status, response
+    found = json.loads(response.body)
+    assert isinstance(found, dict)
+    return found
+
+
+async def test_a_request_that_waits_says_for_what_and_how_long() -> None:
+    async with serving(requests=ScriptedRequests()) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/requests/req-1"))
+    assert (found["kind"], found["requestId"], found["state"], found["priority"]) == (
+        "request", "req-1", "queued", "high",
+    )  # fmt: skip
+    assert found["queued"] == {
+        "position": 3,
+        "reason": "VRAM: needs 5.1 GiB on host-a, held by qwen until idle",
+        "etaSeconds": 8.5,
+    }
+    (decision,) = found["decisions"]
+    assert (decision["kind"], decision["candidateCount"]) == ("queued", 1)
+    assert decision["candidates"] == [
+        {"model": "qwen-1", "runner": "titan", "score": 0.5, "gate": "all 4 slots are busy", "chosen": False}
+    ]
+    assert found["arrivedAt"] == "2026-11-20T12:00:00Z"
+
+
+async def test_a_request_that_failed_has_its_reason_and_its_receipt() -> None:
+    async with serving(requests=ScriptedRequests()) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/requests/req-2"))
+    assert (found["state"], found["reason"], found["message"]) == ("ended", "worker_lost", "the runner is gone")
+    receipt = found["receipt"]
+    assert (receipt["outcome"], receipt["queueWaitSeconds"], receipt["promptTokens"]) == ("failed", 0.15, 7)
+    assert receipt["attempts"] == [{"runner": "titan", "model": "qwen-1", "reason": "worker_lost"}]
+
+
+async def test_another_tenants_request_is_not_found() -> None:
+    async with serving(requests=ScriptedRequests()) as gateway:
+        for path, headers in (("req-3", {}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):
+            response = await gateway.request("GET", f"/v1/requests/{path}", headers=headers)
+            error = body_of(response, 404)["error"]
+            assert (error["code"], "is remembered" in error["message"]) == ("not_found", True)
+        assert body_of(await gateway.request("GET", "/v1/requests/req-3", headers={"X-Tenant-ID": "b"}))
+
+
+async def test_the_list_is_the_callers_tenants_own() -> None:
+    script = ScriptedRequests()
+    async with serving(requests=script) as gateway:
+        mine = body_of(await gateway.request("GET", "/v1/requests?limit=1"))
+        theirs = body_of(await gateway.request("GET", "/v1/requests", headers={"X-Tenant-ID": "b"}))
+    assert ([one["requestId"] for one in mine["items"]], mine["total"]) == (["req-1"], 2)
+    assert ([one["requestId"] for one in theirs["items"]], theirs["total"]) == (["req-3"], 1)
+    assert script.asked == [(1, "default"), (100, "b")]
+
+
+async def test_clients_are_listed_for_callers_on_this_machine_only() -> None:
+    config = {"Host": "gateway.example"}
+    async with serving(requests=ScriptedRequests()) as gateway:
+        found = body_of(await gateway.request("GET", "/v1/clients"))
+        refused = await gateway.request("GET", "/v1/clients", headers=config)
+    (client,) = found["items"]
+    assert (client["clientId"], client["requestCount"], client["route"]) == ("batch", 5, "drafts")
+    assert (client["usualIntervalSeconds"], client["defaultPriority"]) == (2.0, "normal")
+    assert client["targets"] == [{"target": "qwen", "requestCount": 5}]
+    assert refused.status == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "param"),
+    [
+        ("/v1/requests?limit=0", {}, "limit"),
+        ("/v1/requests?limit=1001", {}, "limit"),
+        ("/v1/requests?all=1", {}, "all"),
+        ("/v1/requests/req-1?watch=1", {}, "watch"),
+        ("/v1/requests/two%20words", {}, "id"),
+        ("/v1/requests/" + "x" * 129, {}, "id"),
+        ("/v1/requests/req-1", {"X-Tenant-ID": "two words"}, "X-Tenant-ID"),
+        ("/v1/clients?limit=1", {}, "limit"),
+    ],
+)
+async def test_wrong_parameters_are_400_and_named(path: str, headers: dict[str, str], param: str) -> None:
+    script = ScriptedRequests()
+    async with serving(requests=script) as gateway:
+        response = await gateway.request("GET", path, headers=headers)
+    assert body_of(response, 400)["error"]["param"] == param
+    assert script.asked == []
+
+
+@pytest.mark.parametrize("path", ["/v1/requests", "/v1/requests/req-1", "/v1/clients"])
+async def test_a_router_that_is_away_is_503(path: str) -> None:
+    script = ScriptedRequests(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the connection was lost"))
+    async with serving(requests=script) as gateway:
+        response = await gateway.request("GET", path)
+    assert body_of(response, 503)["error"]["code"] == "service_unavailable"
+
+
+async def test_where_nobody_remembers_there_is_no_such_path() -> None:
+    async with serving() as gateway:
+        assert (await gateway.request("GET", "/v1/requests/req-1")).status == 404

@@ -1,0 +1,99 @@
+"""What callers over gRPC say of themselves: band, client and session."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gateway_script import ScriptedDispatcher, hello
+
+from router_svc.inference_servicer import InferenceServicer
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
+from weft.api.router.v1 import inference_service_pb2 as pb
+from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.kernel.rpc import error_from_call, new_server, open_channel
+
+
+@asynccontextmanager
+async def serving(folder: Path, dispatcher: ScriptedDispatcher) -> AsyncIterator[Any]:
+    server = new_server()
+    servicer = InferenceServicer(dispatcher, default_timeout_seconds=30)  # type: ignore[arg-type]  # it is asked the same
+    inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+    address = f"unix:{folder / 'router.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    try:
+        yield inference_service_pb2_grpc.InferenceServiceStub(channel)
+    finally:
+        await channel.close(grace=None)
+        await server.stop(grace=0.5)
+
+
+async def ask_all(stub: Any, options: pb.RequestOptions, model: str = "tiny") -> None:
+    """Each of the three calls, to its end. Raises what the service answers, as a WeftError."""
+    chat = chat_pb2.ChatPayload()
+    chat.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hi")
+    prompts = [completion_pb2.PromptInput(text="hi")]
+    text, inputs = completion_pb2.CompletionPayload(prompts=prompts), embedding_pb2.EmbeddingPayload(inputs=prompts)
+    try:
+        async for _ in stub.Chat(pb.ChatRequest(model=model, payload=chat, options=options)):
+            pass
+        async for _ in stub.Complete(pb.CompleteRequest(model=model, payload=text, options=options)):
+            pass
+        await stub.Embed(pb.EmbedRequest(model=model, payload=inputs, options=options))
+    except grpc.aio.AioRpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+
+async def test_every_call_says_who_asks_and_how_urgently(tmp_path: Path) -> None:
+    dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
+    options = pb.RequestOptions(priority=priority_pb2.PRIORITY_LOW, client_id="nightly", session="thread 7")
+    async with serving(tmp_path, dispatcher) as stub:
+        await ask_all(stub, options, model="route/drafts")
+    assert [(one.priority, one.names_priority) for one in dispatcher.contexts] == [(Priority.LOW, True)] * 3
+    assert [(one.client_id, one.session) for one in dispatcher.contexts] == [("nightly", "thread 7")] * 3
+    assert {one.model for one in dispatcher.contexts} == {"route/drafts"}
+
+
+async def test_nothing_said_leaves_the_band_to_the_clients_profile(tmp_path: Path) -> None:
+    dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
+    async with serving(tmp_path, dispatcher) as stub:
+        await ask_all(stub, pb.RequestOptions())
+    assert [(one.priority, one.names_priority) for one in dispatcher.contexts] == [(Priority.NORMAL, False)] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (pb.RequestOptions(priority=priority_pb2.PRIORITY_SYSTEM), "options.priority"),
+        (pb.RequestOptions(priority=99), "options.priority"),  # type: ignore[arg-type]
+        (pb.RequestOptions(client_id="two words"), "options.client_id"),
+        (pb.RequestOptions(client_id="x" * 65), "options.client_id"),
+        (pb.RequestOptions(session="x" * 257), "options.session"),
+    ],
+)
+async def test_what_no_caller_can_claim_is_refused_by_name(
+    tmp_path: Path, options: pb.RequestOptions, field: str
+) -> None:
+    dispatcher = ScriptedDispatcher(hello())
+    async with serving(tmp_path, dispatcher) as stub:
+        with pytest.raises(FieldError) as refused:
+            await ask_all(stub, options)
+    assert refused.value.field == field
+    assert dispatcher.contexts == []
+
+
+async def test_a_refusal_of_the_router_keeps_its_figures_and_says_when_to_come_back(tmp_path: Path) -> None:
+    metadata = {"tenant": "a", "limit": "100", "remaining": "0", "resetAt": "1745880060"}
+    refusal = WeftError(Reason.RATE_LIMIT_EXCEEDED, "too much", metadata=metadata, retry_after_seconds=29.5)
+    async with serving(tmp_path, ScriptedDispatcher([refusal])) as stub:
+        with pytest.raises(WeftError) as refused:
+            await ask_all(stub, pb.RequestOptions())
+    assert (refused.value.reason, refused.value.metadata) == (Reason.RATE_LIMIT_EXCEEDED, metadata)
+    assert refused.value.retry_after_seconds == 29.5

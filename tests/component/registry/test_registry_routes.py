@@ -1,0 +1,325 @@
+"""Routes: declared, checked, told, kept, and in the way of what they name."""
+
+from pathlib import Path
+
+import pytest
+from registry_harness import (
+    AGENT,
+    MODEL,
+    POOL,
+    ROUTE,
+    ROUTE_ACTIVE,
+    ROUTE_HIBERNATING,
+    ROUTE_INACTIVE,
+    RUNNER,
+    Declaration,
+    RunningRegistry,
+    SomeRunner,
+    a_route,
+    an_agent,
+    by_mesh,
+    declare,
+    in_phase,
+    manifest,
+    refused,
+    running_registry,
+)
+
+from weft.api.registry.v1 import (
+    declaration_service_pb2,
+    registry_service_pb2,
+    resource_kind_pb2,
+    route_pb2,
+    runner_pb2,
+)
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+
+HIBERNATING = runner_pb2.InstanceState.PHASE_HIBERNATING
+READY = runner_pb2.InstanceState.PHASE_READY
+
+
+def a_whole_route(name: str = "summaries") -> route_pb2.RouteManifest:
+    route = route_pb2.RouteManifest(
+        name=name, description="Short — and to the point 🧶", candidates=["m1", "big"], pin_primary=True
+    )
+    route.budget.FromMilliseconds(90_500)
+    route.keep_alive.FromSeconds(300)
+    return route
+
+
+async def test_a_route_is_kept_with_every_field_over_a_restart(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await SomeRunner(mesh, models=("m1", manifest("m2", pool="big"))).open()
+        assert await mesh.apply(Declaration(route=a_whole_route())) == ["route summaries created"]
+        before = await mesh.route("summaries")
+        assert before.manifest == a_whole_route()
+        assert before.status == ROUTE_ACTIVE
+        assert before.HasField("create_time")
+    async with running_registry(tmp_path) as mesh:
+        assert await mesh.route("summaries") == before
+        assert (await mesh.watch()).snapshot.snapshot.routes[0] == before
+
+
+async def test_a_route_that_keeps_models_for_ever_or_not_at_all_says_so(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh).open()
+    route = route_pb2.RouteManifest(name="q1", candidates=["m1"])
+    route.keep_alive.FromSeconds(-30)
+    await mesh.apply(Declaration(route=route))
+    assert (await mesh.route("q1")).manifest.keep_alive.ToSeconds() == -1
+    route.keep_alive.FromSeconds(0)
+    await mesh.apply(Declaration(route=route))
+    assert (await mesh.route("q1")).manifest.HasField("keep_alive")
+    assert (await mesh.route("q1")).manifest.keep_alive.ToNanoseconds() == 0
+
+
+async def test_what_happens_to_a_route_is_told_in_order_and_written_down(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    watch = await mesh.watch()
+    assert await mesh.apply(a_route("q1"), dry_run=True) == ["route q1 created"]
+    assert await mesh.apply(a_route("q1")) == ["route q1 created"]
+    assert await mesh.apply(a_route("q1")) == ["route q1 unchanged"]
+    changed = Declaration(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], pin_primary=True))
+    assert await mesh.apply(changed) == ["route q1 configured"]
+    await runner.close()
+    await mesh.delete(ROUTE, "q1")
+    assert await watch.read_changes(6) == [
+        "route q1 active",
+        "route q1 active",
+        "runner r1 inactive",
+        "model m1 inactive",
+        "route q1 inactive",
+        "route q1 gone",
+    ]
+    assert await mesh.events(ROUTE) == ["route q1 created", "route q1 configured", "route q1 deleted"]
+    with refused(Reason.NOT_FOUND):
+        await mesh.route("q1")
+    with refused(Reason.NOT_FOUND):
+        await mesh.delete(ROUTE, "q1")
+
+
+async def test_results_show_a_route_before_and_after(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), a_route("q1"))
+    changed = Declaration(route=route_pb2.RouteManifest(name="q1", candidates=["m1"], description="new"))
+    request = declaration_service_pb2.ApplyRequest(declarations=[changed, a_route("q2")])
+    first, second = (await mesh.declarations.Apply(request)).results
+    assert (first.kind, first.before, first.after) == (ROUTE, a_route("q1"), changed)
+    assert not second.HasField("before")
+    assert second.after == a_route("q2")
+
+
+async def test_a_route_is_as_well_as_its_best_candidate(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), declare(manifest("m2", wake=by_mesh())), a_route("q1", "m1", "m2"))
+    assert (await mesh.route("q1")).status == ROUTE_HIBERNATING
+    await mesh.apply(a_route("q1", "m1"))
+    assert (await mesh.route("q1")).status == ROUTE_INACTIVE
+    await SomeRunner(mesh).open()
+    assert (await mesh.route("q1")).status == ROUTE_ACTIVE
+
+
+async def test_a_route_hears_when_its_model_falls_asleep_and_wakes(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.beat(in_phase(READY))
+    await mesh.apply(a_route("q1"))
+    watch = await mesh.watch()
+    await runner.beat(in_phase(HIBERNATING))
+    assert await watch.read_changes(3) == ["runner r1 active", "model m1 hibernating", "route q1 hibernating"]
+    await runner.beat(in_phase(READY))
+    assert await watch.read_changes(3) == ["runner r1 active", "model m1 active", "route q1 active"]
+
+
+async def test_a_route_over_a_pool_hears_when_its_last_member_leaves_it(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
+    await mesh.apply(a_route("q1", "big"))
+    watch = await mesh.watch()
+    await mesh.apply(declare(manifest("m1", pool="small")), adopt=True)
+    assert await watch.read_changes(2) == ["model m1 active", "route q1 inactive"]
+    await mesh.apply(declare(manifest("m2", pool="big", wake=by_mesh())))
+    assert await watch.read_changes(2) == ["model m2 hibernating", "route q1 hibernating"]
+
+
+async def test_a_name_of_a_pool_and_a_model_is_the_pools_and_a_model_alone_is_itself(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
+    await mesh.apply(declare(manifest("m2", pool="big")), a_route("one", "m2"), a_route("all", "big"))
+    # m2 has no runner: its route does not answer, though the pool that it is in does.
+    assert (await mesh.route("one")).status == ROUTE_INACTIVE
+    assert (await mesh.route("all")).status == ROUTE_ACTIVE
+    await mesh.apply(declare(manifest("m3", pool="m1")), a_route("pool-first", "m1"))
+    assert (await mesh.route("pool-first")).status == ROUTE_INACTIVE
+
+
+async def test_candidates_may_come_in_the_same_call_in_any_order(mesh: RunningRegistry) -> None:
+    assert await mesh.apply(a_route("q1", "m1", "big"), declare("m1"), declare(manifest("m2", pool="big"))) == [
+        "route q1 created",
+        "model m1 created",
+        "model m2 created",
+    ]
+
+
+@pytest.mark.parametrize("candidate", ["nothing", "a1", "q0", "r1"])
+async def test_a_candidate_that_is_neither_a_model_nor_a_pool_is_refused_by_name(
+    candidate: str, mesh: RunningRegistry
+) -> None:
+    await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    await mesh.apply(a_route("q0"))
+    with refused(Reason.MODEL_NOT_FOUND) as errors:
+        await mesh.apply(declare("m2"), a_route("q1", "m1", candidate))
+    assert errors[0].metadata == {"route": "q1", "candidate": candidate, "declaration": "1"}
+    assert repr(candidate) in errors[0].message
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m2")
+
+
+async def test_what_a_route_names_is_not_deleted_from_under_it(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="big"),)).open()
+    await mesh.apply(declare(manifest("m2", pool="big")), a_route("over-pool", "big"), a_route("over-model", "m2"))
+    with refused(Reason.RESOURCE_IN_USE) as errors:
+        await mesh.delete(MODEL, "m2")
+    assert errors[0].metadata["routes"] == "over-model"
+    await mesh.delete(ROUTE, "over-model")
+    await mesh.delete(MODEL, "m2")
+    # Now m1 is the last member of the pool that the other route names.
+    for kind, name in ((MODEL, "m1"), (RUNNER, "r1")):
+        with refused(Reason.RESOURCE_IN_USE) as errors:
+            await mesh.delete(kind, name)
+        assert errors[0].metadata["routes"] == "over-pool"
+    await mesh.apply(Declaration(agent=an_agent("a1", "m1")))
+    with refused(Reason.RESOURCE_IN_USE) as errors:
+        await mesh.delete(MODEL, "m1")
+    assert errors[0].message == (
+        "the model 'm1' is in use by agents: a1; by routes: over-pool; delete them or point them elsewhere"
+    )
+    await mesh.delete(ROUTE, "over-pool")
+    await mesh.delete(AGENT, "a1")
+    await mesh.delete(MODEL, "m1")
+
+
+async def test_routes_share_the_namespace(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="big"),), agents=(an_agent("a1"),)).open()
+    await mesh.apply(a_route("q1"))
+    for name in ("m1", "r1", "a1", "big"):
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await mesh.apply(a_route(name, "m1"))
+        assert repr(name) in errors[0].message
+    for wanted in (declare("q1"), declare(manifest("m2", pool="q1")), Declaration(agent=an_agent("q1"))):
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await mesh.apply(wanted)
+        assert errors[0].metadata["owner_kind"] == "route"
+    for clash in (
+        SomeRunner(mesh, "q1", models=()),
+        SomeRunner(mesh, "r2", models=("q1",)),
+        SomeRunner(mesh, "r2", models=(manifest("m2", pool="q1"),)),
+        SomeRunner(mesh, "r2", models=(), agents=(an_agent("q1"),)),
+    ):
+        with refused(Reason.ALREADY_EXISTS):
+            await clash.open()
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.apply(a_route("q2"), declare("q2"))
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.apply(a_route("q2", "m1"), declare(manifest("m2", pool="q2")))
+    assert (await mesh.watch()).snapshot.snapshot.routes[0].manifest.name == "q1"
+
+
+async def test_a_route_outlives_what_it_names_and_answers_again_when_that_is_back(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await mesh.apply(a_route("q1"))
+    await runner.close()
+    await mesh.advance(4 * 3600.0 + 10)
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("m1")
+    assert (await mesh.route("q1")).status == ROUTE_INACTIVE
+    await SomeRunner(mesh, incarnation="life-2").open()
+    assert (await mesh.route("q1")).status == ROUTE_ACTIVE
+
+
+async def test_routes_are_listed_page_by_page(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), *(a_route(f"q{number}") for number in range(5)))
+    names: list[str] = []
+    request = registry_service_pb2.ListRoutesRequest(page_size=2)
+    while True:
+        page = await mesh.registry.ListRoutes(request)
+        names += [route.manifest.name for route in page.routes]
+        if not page.next_page_token:
+            break
+        request.page_token = page.next_page_token
+    assert names == ["q0", "q1", "q2", "q3", "q4"]
+
+
+def _route(**fields: object) -> route_pb2.RouteManifest:
+    return route_pb2.RouteManifest(**{"name": "q1", "candidates": ["m1"], **fields})  # type: ignore[arg-type]
+
+
+def _with_budget(seconds: float) -> route_pb2.RouteManifest:
+    route = _route()
+    route.budget.FromNanoseconds(int(seconds * 1e9))
+    return route
+
+
+def _with_keep_alive(seconds: int) -> route_pb2.RouteManifest:
+    route = _route()
+    route.keep_alive.FromSeconds(seconds)
+    return route
+
+
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        (_route(name=""), "name"),
+        (_route(name="a/b"), "name"),
+        (_route(candidates=[]), "candidates"),
+        (_route(candidates=[f"m{number}" for number in range(17)]), "candidates"),
+        (_route(candidates=["m1", "not a name"]), "candidates[1]"),
+        (_route(candidates=["m1", "m2", "m1"]), "candidates[2]"),
+        (_route(description="x" * 1025), "description"),
+        (_route(description="\x1b[31m"), "description"),
+        (_with_budget(0), "budget"),
+        (_with_budget(-1), "budget"),
+        (_with_budget(86_400.001), "budget"),
+        (_with_keep_alive(366 * 86_400 + 1), "keep_alive"),
+    ],
+)
+async def test_a_route_beyond_a_limit_is_refused_by_field(
+    route: route_pb2.RouteManifest, field: str, mesh: RunningRegistry
+) -> None:
+    await mesh.apply(*(declare(f"m{number}") for number in range(17)))
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await mesh.apply(Declaration(route=route))
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == f"declarations[0].route.{field}"
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 0.5, 86_400.0])
+async def test_the_ends_of_the_range_of_budgets_are_in_it(seconds: float, mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), Declaration(route=_with_budget(seconds)))
+    assert (await mesh.route("q1")).manifest.budget.ToNanoseconds() == round(seconds * 1e9)
+
+
+async def test_there_may_be_so_many_routes_and_no_more(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_routes=2) as mesh:
+        await mesh.apply(declare("m1"), a_route("q1"), a_route("q2"))
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await mesh.apply(a_route("q3"))
+        await mesh.delete(ROUTE, "q1")
+        await mesh.apply(a_route("q3"))
+
+
+async def test_long_routes_end_before_a_snapshot_cannot_be_sent(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, max_manifest_bytes=4_000) as mesh:
+        long = [
+            Declaration(route=route_pb2.RouteManifest(name=f"q{number}", candidates=["m1"], description="x" * 1_000))
+            for number in range(4)
+        ]
+        await mesh.apply(declare("m1"), *long[:3])
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await mesh.apply(long[3])
+        await mesh.delete(ROUTE, "q0")
+        await mesh.apply(long[3])
+
+
+async def test_unknown_kinds_are_refused_with_those_there_are(mesh: RunningRegistry) -> None:
+    for kind in (0, 99):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await mesh.delete(resource_kind_pb2.ResourceKind.ValueType(kind), "q1")
+        assert "route" in errors[0].message
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.delete(POOL, "q1")

@@ -1,0 +1,88 @@
+"""What operators set for the whole mesh: kept before it is answered, told to whoever watches."""
+
+from pathlib import Path
+
+import pytest
+from gated_store import GatedStore
+from registry_harness import RunningRegistry, SomeRunner, refused, running_registry
+from roster_harness import BareRegistry
+
+from registry_svc.config import RegistryConfig
+from registry_svc.domain import Kind
+from weft.api.registry.v1 import settings_service_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+pb = settings_service_pb2
+
+
+async def _allowed(mesh: RunningRegistry) -> tuple[bool, int]:
+    settings = (await mesh.settings.GetSettings(pb.GetSettingsRequest())).settings
+    return settings.allow_cloud_fallback, settings.revision
+
+
+async def test_a_new_mesh_begins_as_configured_and_then_only_operators_change_it(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, allow_cloud_fallback=False) as mesh:
+        assert await _allowed(mesh) == (False, 1)
+    # Another seed changes nothing: the row is there.
+    async with running_registry(tmp_path, allow_cloud_fallback=True) as mesh:
+        assert await _allowed(mesh) == (False, 1)
+        answer = await mesh.settings.UpdateSettings(pb.UpdateSettingsRequest(allow_cloud_fallback=True))
+        assert (answer.settings.allow_cloud_fallback, answer.settings.revision) == (True, 2)
+    async with running_registry(tmp_path, allow_cloud_fallback=False) as mesh:
+        assert await _allowed(mesh) == (True, 2)
+
+
+async def test_the_default_allows_it(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        assert await _allowed(mesh) == (True, 1)
+        assert (await mesh.watch()).snapshot.snapshot.settings.allow_cloud_fallback
+
+
+async def test_a_change_is_told_and_written_down_once(mesh: RunningRegistry) -> None:
+    watch = await mesh.watch()
+    off = pb.UpdateSettingsRequest(allow_cloud_fallback=False)
+    for _ in range(2):
+        assert not (await mesh.settings.UpdateSettings(off)).settings.allow_cloud_fallback
+    answer = await mesh.settings.UpdateSettings(pb.UpdateSettingsRequest())
+    assert (answer.settings.allow_cloud_fallback, answer.settings.revision) == (False, 2)
+    await SomeRunner(mesh, models=()).open()
+    # What is set already, or is not named, is no change.
+    assert await watch.read_changes(2) == ["settings at revision 2", "runner r1 active"]
+    assert await mesh.events() == ["unspecified settings configured", "runner r1 registered"]
+
+
+async def test_what_could_not_be_kept_is_neither_set_nor_told() -> None:
+    store = GatedStore()
+    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
+    await registry.start()
+    _, watcher = registry.catalogue.watch()
+    store.failing = True
+    with pytest.raises(WeftError) as failure:
+        await registry.settings.update(False)
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert registry.settings.current().allow_cloud_fallback
+    store.failing = False
+    changed = await registry.settings.update(False)
+    assert (changed.allow_cloud_fallback, changed.revision) == (False, 2)
+    assert (await anext(watcher)).change.settings == changed  # type: ignore[union-attr]  # it is of the settings
+    assert [(event.happening.kind, event.happening.name) for event in registry.catalogue.events(None, "", 10)] == [
+        (None, "settings")
+    ]
+    assert registry.catalogue.events(Kind.ROUTE, "", 10) == []
+    await registry.stop()
+    await store.really_close()
+
+
+async def test_a_registry_that_does_not_run_says_so() -> None:
+    store = GatedStore()
+    registry = BareRegistry(store, FakeClock(), RegistryConfig(database_url="sqlite+aiosqlite://"))
+    with pytest.raises(WeftError) as failure:
+        registry.settings.current()
+    assert failure.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_settings_are_asked_for_by_a_kind_that_is_none(mesh: RunningRegistry) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await mesh.events(name="settings")

@@ -1,0 +1,197 @@
+"""RequestService over a socket, and what a router's refusal still says when it has crossed one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from router_svc.client_registry import ClientRegistry, ClientsConfig
+from router_svc.placement_servicer import PlacementServicer
+from router_svc.policy.decisions import Waits
+from router_svc.rate_limits import RateLimitConfig
+from router_svc.request_log import RequestLog
+from router_svc.request_servicer import LocalRequests, RequestServicer
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
+from weft.dispatch.port import Decision, PlacementRequest
+from weft.dispatch.remote import RemotePlacement
+from weft.dispatch.requests import RemoteRequests
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import new_server, open_channel
+from weft.testing.fake_clock import FakeClock
+
+
+class Router:
+    """A log and clients, and both ways to them."""
+
+    def __init__(self) -> None:
+        self.log = RequestLog()
+        self.clients = ClientRegistry(ClientsConfig(), RateLimitConfig(), FakeClock())
+        self.local = LocalRequests(self.log, self.clients, FakeClock())
+
+    def arrive(self, key: int, request_id: str, tenant: str = "a") -> None:
+        request = PlacementRequest(
+            request_id=request_id, tenant=tenant, model="qwen", operation=Operation.CHAT, client_id="app"
+        )
+        self.log.note_arrival(key, request, 1_000.0, datetime(2026, 11, 20, tzinfo=UTC))
+        self.clients.admit(key, request)
+        self.log.note_decisions([Waits(key=key, position=key, reason="all slots are busy", eta_seconds=2.5)], 1_000.0)
+
+
+@asynccontextmanager
+async def remote(router: Router, folder: Path) -> AsyncIterator[RemoteRequests]:
+    server = new_server()
+    request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(router.local), server)
+    address = f"unix:{folder / 'router.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    try:
+        yield RemoteRequests(channel)
+    finally:
+        await channel.close(grace=None)
+        await server.stop(grace=None)
+
+
+async def test_what_is_read_over_a_socket_is_what_the_router_says(tmp_path: Path) -> None:
+    router = Router()
+    for key, tenant in ((1, "a"), (2, "b"), (3, "a")):
+        router.arrive(key, f"r-{key}", tenant)
+    async with remote(router, tmp_path) as requests:
+        assert await requests.request("r-2") == await router.local.request("r-2")
+        assert (await requests.request("r-2")).queued.eta.ToMilliseconds() == 2500
+        assert list(await requests.clients()) == list(await router.local.clients())
+        for tenant, limit, ids, total in (("", 2, ["r-1", "r-2"], 3), ("a", 5, ["r-1", "r-3"], 2), ("c", 5, [], 0)):
+            for source in (requests, router.local):
+                found = await source.requests(limit, tenant)
+                assert ([one.request_id for one in found.requests], found.total) == (ids, total)
+                assert all(not one.decisions for one in found.requests)
+
+
+@pytest.mark.parametrize(("request_id", "tenant"), [("r-9", ""), ("r-1", "b")])
+async def test_a_request_that_is_unknown_or_another_tenants_is_not_found_in_the_same_words(
+    tmp_path: Path, request_id: str, tenant: str
+) -> None:
+    router = Router()
+    router.arrive(1, "r-1", "a")
+    async with remote(router, tmp_path) as requests:
+        for source in (requests, router.local):
+            with pytest.raises(WeftError, match=f"no request {request_id} is remembered") as caught:
+                await source.request(request_id, tenant)
+            assert caught.value.reason is Reason.NOT_FOUND
+
+
+async def test_what_cannot_be_an_id_or_a_limit_is_refused_naming_it(tmp_path: Path) -> None:
+    async with remote(Router(), tmp_path) as requests:
+        with pytest.raises(FieldError) as caught:
+            await requests.request("two words")
+        assert caught.value.field == "request_id"
+        with pytest.raises(FieldError) as caught:
+            await requests.request("r-1", "no tenant")
+        assert caught.value.field == "tenant"
+        with pytest.raises(FieldError) as caught:
+            await requests.requests(-1)
+        assert caught.value.field == "limit"
+
+
+async def test_a_router_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    channel = open_channel(f"unix:{tmp_path / 'nobody.sock'}")
+    requests = RemoteRequests(channel)
+    for ask in (requests.request("r-1"), requests.requests(), requests.clients()):
+        with pytest.raises(WeftError) as caught:
+            await ask
+        assert caught.value.reason is Reason.SERVICE_UNAVAILABLE
+    await channel.close(grace=None)
+
+
+class _RefusingPlace:
+    def __init__(self, refusal: WeftError) -> None:
+        self._refusal = refusal
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    async def next_decision(self) -> Decision:
+        raise self._refusal
+
+    async def report_first_content(self, attempt: int) -> None:
+        del attempt
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        del attempt, reason
+
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+        del reason, receipt
+
+
+class _RefusingRouter:
+    """Remembers what it was asked, and refuses it."""
+
+    def __init__(self, refusal: WeftError) -> None:
+        self._refusal = refusal
+        self.asked: list[PlacementRequest] = []
+
+    def place(self, request: PlacementRequest) -> _RefusingPlace:
+        self.asked.append(request)
+        return _RefusingPlace(self._refusal)
+
+    async def queues(self) -> list[Any]:
+        return []
+
+
+REFUSALS = [
+    WeftError(
+        Reason.QUEUE_FULL,
+        "Queue depth 16/16",
+        metadata={"queueDepth": "16", "maxDepth": "16", "avgWaitMs": "2000"},
+        retry_after_seconds=5.0,
+    ),
+    WeftError(
+        Reason.RATE_LIMIT_EXCEEDED,
+        "Tenant a exceeded 100 req/min",
+        metadata={"tenant": "a", "limit": "100", "remaining": "0", "resetAt": "1745880060"},
+        retry_after_seconds=29.5,
+    ),
+    WeftError(
+        Reason.DEADLINE_UNREACHABLE,
+        "it would take 52 s",
+        metadata={"estimate_seconds": "52.1"},
+        retry_after_seconds=1.0,
+    ),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.reason.name)
+async def test_the_figures_of_a_refusal_survive_the_placement_call(tmp_path: Path, refusal: WeftError) -> None:
+    router = _RefusingRouter(refusal)
+    server = new_server()
+    placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(router), server)
+    address = f"unix:{tmp_path / 'router.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    request = PlacementRequest(
+        request_id="r", tenant="a", model="qwen", operation=Operation.CHAT, client_id="app", names_priority=False
+    )
+    try:
+        async with RemotePlacement(channel).place(request) as place:
+            with pytest.raises(WeftError) as caught:
+                await place.next_decision()
+    finally:
+        await channel.close(grace=None)
+        await server.stop(grace=None)
+    found = caught.value
+    assert (found.reason, found.message, found.metadata) == (refusal.reason, refusal.message, refusal.metadata)
+    assert found.retry_after_seconds == refusal.retry_after_seconds
+    assert router.asked == [request], "also that it names no band"

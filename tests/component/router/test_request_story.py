@@ -1,0 +1,190 @@
+"""The scheduling loop and its books: what became of a request can be read while it goes on and afterwards."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router_svc.client_registry import ClientProfile, ClientsConfig
+from router_svc.loop import Books, LoopParts, SchedulingLoop, WakeFinished
+from router_svc.placement import LocalPlacement
+from router_svc.policy.decisions import Wakes
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from router_svc.rate_limits import RateLimitConfig
+from router_svc.request_servicer import LocalRequests
+from router_svc.ticket_office import TicketOffice
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.port import Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+
+class SlowWaker:
+    """No wake of it ever ends."""
+
+    def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
+        del wakes, finished
+
+
+class Router:
+    def __init__(self, loop: SchedulingLoop, books: Books) -> None:
+        self.placement = LocalPlacement(loop)
+        self.requests = LocalRequests(books.requests, books.clients, SystemClock())
+
+    async def told(self, request_id: str) -> pb.RequestRecord:
+        return await self.requests.request(request_id)
+
+
+def one_slot(phase: Phase = Phase.READY) -> FleetView:
+    instance = InstanceView(model="qwen", phase=phase, slots_total=1, slots_used=0, load_progress=None, detail="")
+    runner = RunnerView(
+        name="titan",
+        incarnation="run-1",
+        address="unix:/nowhere/titan.sock",
+        host="here",
+        runtime="fake",
+        active=True,
+        draining=False,
+        ticket_key=b"k" * 32,
+        instances={"qwen": instance},
+    )
+    model = ModelView(
+        name="qwen",
+        pool="qwen",
+        runner="titan",
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=True,
+        context_tokens=0,
+        created_at_seconds=0,
+    )
+    return FleetView(1, {"titan": runner}, {"qwen": model})
+
+
+@asynccontextmanager
+async def router(rates: RateLimitConfig | None = None, phase: Phase = Phase.READY) -> AsyncIterator[Router]:
+    clock = SystemClock()
+    profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
+    books = Books.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
+    parts = LoopParts(waker=SlowWaker(), tickets=TicketOffice(clock, lifetime_seconds=30.0), books=books)
+    loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
+    loop.update_view(one_slot(phase))
+    try:
+        yield Router(loop, books)
+    finally:
+        loop.close()
+
+
+def asked(request_id: str, **fields: object) -> PlacementRequest:
+    given: dict[str, object] = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT, **fields}
+    return PlacementRequest(request_id=request_id, **given)  # type: ignore[arg-type]
+
+
+def kinds(record: pb.RequestRecord) -> list[int]:
+    return [decision.kind for decision in record.decisions]
+
+
+async def test_a_request_that_waits_and_then_runs_can_be_followed_to_its_receipt() -> None:
+    async with router() as mesh:
+        first = mesh.placement.place(asked("r-1"))
+        second = mesh.placement.place(asked("r-2", client_id="nightly", names_priority=False))
+        async with first, second:
+            assert isinstance(await first.next_decision(), Grant)
+            assert isinstance(await second.next_decision(), WaitingInQueue)
+            running, waiting = await mesh.told("r-1"), await mesh.told("r-2")
+            assert running.state == pb.RequestRecord.STATE_RUNNING
+            assert (waiting.state, waiting.queued.position) == (pb.RequestRecord.STATE_QUEUED, 1)
+            assert waiting.priority == Priority.LOW.wire, "as its client's profile says"
+            assert "slot" in waiting.queued.reason
+            assert [one.gate != "" for one in waiting.decisions[0].candidates] == [True]
+            assert (await mesh.requests.requests()).total == 2
+
+            receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED)
+            receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3
+            await first.report_finished(Reason.UNSPECIFIED, receipt)
+            while not isinstance(await second.next_decision(), Grant):
+                pass
+            await second.report_finished(Reason.UNSPECIFIED, receipt)
+        done = await mesh.told("r-2")
+        assert (done.state, done.reason, done.receipt) == (pb.RequestRecord.STATE_ENDED, 0, receipt)
+        assert kinds(done) == [pb.DecisionRecord.KIND_QUEUED, pb.DecisionRecord.KIND_PLACED]
+        placed = done.decisions[-1]
+        assert [(one.model, one.runner, one.chosen) for one in placed.candidates] == [("qwen", "titan", True)]
+        assert placed.policy == "least_loaded"
+        (client,) = await mesh.requests.clients()
+        assert (client.client_id, client.running_count, client.token_count) == ("nightly", 0, 10)
+
+
+async def test_one_request_too_many_is_refused_before_the_queue_and_remembered() -> None:
+    async with router(RateLimitConfig(default=(Rate(1, 60),))) as mesh:
+        async with mesh.placement.place(asked("r-1")) as place:
+            assert isinstance(await place.next_decision(), Grant)
+        async with mesh.placement.place(asked("r-2")) as place:
+            with pytest.raises(WeftError, match="Tenant a exceeded 1 req/min") as refused:
+                await place.next_decision()
+        assert refused.value.reason is Reason.RATE_LIMIT_EXCEEDED
+        assert {"limit", "remaining", "resetAt"} <= set(refused.value.metadata)
+        assert refused.value.retry_after_seconds is not None
+        record = await mesh.told("r-2")
+        assert (record.state, record.reason) == (
+            pb.RequestRecord.STATE_ENDED,
+            Reason.RATE_LIMIT_EXCEEDED.value,
+        )
+
+
+async def test_a_refusal_of_the_scheduler_is_remembered_in_its_words() -> None:
+    async with router() as mesh:
+        async with mesh.placement.place(asked("r-1", model="nothing")) as place:
+            with pytest.raises(WeftError) as refused:
+                await place.next_decision()
+        record = await mesh.told("r-1")
+        assert (record.reason, record.message) == (Reason.MODEL_NOT_FOUND.value, refused.value.message)
+        assert kinds(record) == [pb.DecisionRecord.KIND_REJECTED]
+
+
+async def test_a_load_is_explained_with_what_decided_it() -> None:
+    async with router(phase=Phase.HIBERNATING) as mesh, mesh.placement.place(asked("r-1")) as place:
+        assert isinstance(await place.next_decision(), LoadingModel)
+        record = await mesh.told("r-1")
+        assert record.state == pb.RequestRecord.STATE_LOADING
+        assert "qwen" in record.loading.stage
+        (started,) = [one for one in record.decisions if one.kind == pb.DecisionRecord.KIND_LOAD_STARTED]
+        what, why = started.detail.split(": ", 1)
+        assert what == "qwen on titan is loaded"
+        assert why
+
+
+async def test_a_failed_attempt_is_part_of_the_story() -> None:
+    async with router() as mesh, mesh.placement.place(asked("r-1", seconds_left=5.0)) as place:
+        grant = await place.next_decision()
+        assert isinstance(grant, Grant)
+        await place.report_attempt_failed(grant.attempt, Reason.NO_SLOT_AVAILABLE)
+        assert pb.DecisionRecord.KIND_RETRIED in kinds(await mesh.told("r-1"))
+
+
+async def test_a_caller_that_leaves_is_cancelled_and_nothing_stays_under_way() -> None:
+    async with router() as mesh:
+        async with mesh.placement.place(asked("r-1")) as first:
+            await first.next_decision()
+            is_told = asyncio.Event()
+            waiting = asyncio.create_task(_wait_for_a_place(mesh, is_told))
+            await is_told.wait()
+            assert (await mesh.requests.requests()).total == 2
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        assert (await mesh.told("r-2")).reason == Reason.CANCELLED.value
+        assert (await mesh.requests.requests()).total == 0
+
+
+async def _wait_for_a_place(mesh: Router, is_told: asyncio.Event) -> None:
+    async with mesh.placement.place(asked("r-2")) as place:
+        while True:
+            await place.next_decision()
+            is_told.set()

@@ -1,0 +1,396 @@
+"""A model of a provider: what is sent there, what never is, and what becomes of its refusals."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trustme
+
+from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.backends.port import CallInfo
+from runner_svc.policy import server_pace
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
+from weft.testing.free_port import free_port
+
+KEY_VARIABLE = "FRONTIER_KEY"
+KEY = "sk-very-secret-0123456789"
+
+
+def _config(base_url: str, **settings: Any) -> OpenAiRemoteConfig:
+    given = {"api_key_env": KEY_VARIABLE, "environment": {KEY_VARIABLE: KEY}, **settings}
+    return OpenAiRemoteConfig(base_url=base_url, upstream_model="frontier-4", **given)
+
+
+@asynccontextmanager
+async def _started(base_url: str, **settings: Any) -> AsyncIterator[OpenAiRemote]:
+    backend = OpenAiRemote(_config(base_url, **settings))
+    await backend.start()
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+@asynccontextmanager
+async def _stage(**settings: Any) -> AsyncIterator[tuple[CountingProvider, OpenAiRemote]]:
+    async with counting_provider() as provider, _started(provider.base_url, **settings) as backend:
+        yield provider, backend
+
+
+def _chat(**fields: Any) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count.")])
+    return chat_pb2.ChatPayload(messages=[message], **fields)
+
+
+def _call(seconds_left: float | None = None) -> CallInfo:
+    answer_by = None if seconds_left is None else asyncio.get_running_loop().time() + seconds_left
+    return CallInfo(request_id="req-1", traceparent=new_traceparent(), answer_by=answer_by)
+
+
+async def _events(backend: OpenAiRemote, payload: Any = None, call: CallInfo | None = None) -> list[Any]:
+    frames = backend.generate(payload or _chat(), call or _call())
+    return [event async for frame in frames for event in frame]
+
+
+async def _failure(backend: OpenAiRemote, call: CallInfo | None = None) -> WeftError:
+    with pytest.raises(WeftError) as failed:
+        await _events(backend, call=call)
+    return failed.value
+
+
+def _text(events: list[Any]) -> str:
+    return "".join(event.delta.text for event in events if event.HasField("delta"))
+
+
+@pytest.fixture
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_pace, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(server_pace, "UNSAID_PAUSE_SECONDS", 0.01)
+
+
+async def test_the_usage_on_the_receipt_is_what_the_provider_counted() -> None:
+    async with _stage() as (_, backend):
+        events = await _events(backend)
+    assert _text(events) == "".join(WORDS)
+    usage = events[-1].finished.receipt.usage
+    assert (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens) == (11, 4, 3)
+
+
+async def test_a_provider_is_sent_the_request_and_its_key_and_nothing_of_the_mesh() -> None:
+    async with _stage() as (provider, backend):
+        await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(max_tokens=5)))
+        (request,) = provider.requests
+        assert request.path == "/v7/chat/completions"
+        assert request.body == {
+            "model": "frontier-4",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": 5,
+            "messages": [{"role": "user", "content": "Count."}],
+        }
+        assert dict(request.headers) == {
+            "host": f"127.0.0.1:{provider.port}",
+            "content-type": "application/json",
+            "accept": "*/*",
+            "accept-encoding": "identity",
+            "user-agent": "weft",
+            "authorization": f"Bearer {KEY}",
+            "content-length": request.headers["content-length"],
+        }
+
+
+async def test_a_cookie_of_the_provider_is_not_sent_back() -> None:
+    async with _stage() as (provider, backend):
+        provider.replies.append(Reply(status=500, headers={"Set-Cookie": "who=tenant-a"}))
+        await _failure(backend)
+        await _events(backend)
+        assert all("cookie" not in request.headers for request in provider.requests)
+
+
+async def test_health_by_configuration_never_calls_the_provider() -> None:
+    async with _stage() as (provider, backend):
+        assert await backend.responds(0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await backend.wait_exit()
+        assert (provider.connection_count, provider.byte_count) == (0, 0)
+    assert not await backend.responds(0.1)
+
+
+async def test_health_by_the_list_of_models_is_asked_without_a_word_of_any_request() -> None:
+    async with _stage(health_check=HealthCheck.MODELS) as (provider, backend):
+        (look,) = provider.requests
+        assert (look.method, look.path, look.body) == ("GET", "/v7/models", None)
+        assert await backend.responds(1.0)
+
+
+@pytest.mark.parametrize("status", [404, 405, 429, 503])
+async def test_a_provider_without_a_list_or_too_busy_for_it_is_there(status: int) -> None:
+    async with counting_provider() as provider:
+        provider.list_status = status
+        async with _started(provider.base_url, health_check=HealthCheck.MODELS) as backend:
+            assert _text(await _events(backend))
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+async def test_a_provider_that_refuses_its_list_is_not_there(status: int) -> None:
+    async with counting_provider() as provider:
+        provider.list_status = status
+        backend = OpenAiRemote(_config(provider.base_url, health_check=HealthCheck.MODELS))
+        with pytest.raises(WeftError) as failed:
+            await backend.start()
+    assert failed.value.reason is Reason.CONNECT_FAILED
+    assert str(status) in failed.value.message
+
+
+async def test_a_provider_whose_list_is_gone_again_and_again_is_gone() -> None:
+    looked_at = {"health_check": HealthCheck.MODELS, "probe_interval_seconds": 0.01, "probe_failures": 2}
+    async with _stage(**looked_at) as (provider, backend):
+        provider.list_status = 500
+        async with asyncio.timeout(10.0):
+            report = await backend.wait_exit()
+    assert (report.reason, report.how) == (Reason.CONNECT_FAILED, "the provider stopped answering")
+
+
+@pytest.mark.parametrize("value", ["", "  ", "schlüssel"])
+async def test_a_key_that_is_missing_or_none_is_an_error_that_names_its_variable_alone(value: str) -> None:
+    async with counting_provider() as provider:
+        backend = OpenAiRemote(_config(provider.base_url, environment={KEY_VARIABLE: value}))
+        with pytest.raises(WeftError) as failed:
+            await backend.start()
+        assert provider.connection_count == 0
+    assert failed.value.reason is Reason.INVALID_ARGUMENT
+    assert KEY_VARIABLE in failed.value.message
+    assert not value.strip() or value not in failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (400, b'{"error": {"message": "no such field"}}', Reason.BACKEND_REJECTED),
+        (400, b'{"error": {"message": "too long", "code": "context_length_exceeded"}}', Reason.CONTEXT_LENGTH_EXCEEDED),
+        (401, b'{"error": {"message": "Incorrect key sk-very***6789"}}', Reason.BACKEND_ERROR),
+        (402, b"{}", Reason.BACKEND_ERROR),
+        (403, b"{}", Reason.BACKEND_ERROR),
+        (404, b'{"error": {"message": "no model frontier-4"}}', Reason.BACKEND_ERROR),
+        (429, b'{"error": {"type": "insufficient_quota", "code": null}}', Reason.BACKEND_ERROR),
+        (429, b"{}", Reason.BACKEND_NOT_READY),
+        (500, b"<html>", Reason.BACKEND_ERROR),
+        (503, b"{}", Reason.BACKEND_NOT_READY),
+    ],
+)
+async def test_each_refusal_of_a_provider_has_its_reason(status: int, body: bytes, reason: Reason) -> None:
+    async with _stage(max_retries=0) as (provider, backend):
+        provider.replies.append(Reply(status=status, body=body))
+        error = await _failure(backend)
+        assert len(provider.requests) == 1
+    assert error.reason is reason
+    assert "sk-very" not in error.message
+
+
+async def test_a_wrong_key_is_told_as_the_operators_fault_and_without_what_the_provider_quotes_of_it() -> None:
+    async with _stage() as (provider, backend):
+        provider.replies.append(Reply(status=401, body=b'{"error": {"message": "Incorrect key: sk-ver***789"}}'))
+        error = await _failure(backend)
+    assert error.message == "the provider refuses the key (status 401); look at `api_key_env` of the model"
+
+
+async def test_until_a_busy_provider_wants_to_be_asked_again_no_request_sends_it_a_byte() -> None:
+    async with _stage() as (provider, backend):
+        provider.replies.append(Reply(status=429, headers={"Retry-After": "1"}))
+        told = time.monotonic()
+        error = await _failure(backend)
+        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 1.0)
+        sent = provider.byte_count
+        refused = await _failure(backend)
+        assert refused.reason is Reason.NO_SLOT_AVAILABLE
+        assert refused.retry_after_seconds is not None
+        assert 0.0 < refused.retry_after_seconds <= 1.0
+        assert provider.byte_count == sent
+        await asyncio.sleep(refused.retry_after_seconds + 0.01)
+        assert time.monotonic() - told >= 1.0
+        assert _text(await _events(backend))
+
+
+async def test_a_date_to_come_back_at_is_read_by_the_providers_own_clock() -> None:
+    dates = {"Date": "Sat, 01 Jan 2000 00:00:00 GMT", "Retry-After": "Sat, 01 Jan 2000 00:00:42 GMT"}
+    async with _stage() as (provider, backend):
+        provider.replies.append(Reply(status=503, headers=dates))
+        assert (await _failure(backend)).retry_after_seconds == 42.0
+
+
+@pytest.mark.usefixtures("_no_pauses")
+async def test_a_request_is_repeated_as_often_as_the_operator_allows() -> None:
+    async with _stage(max_retries=2) as (provider, backend):
+        provider.replies += [Reply(status=503), Reply(status=429)]
+        events = await _events(backend, _chat(sampling=sampling_pb2.SamplingParams(top_k=3)))
+        assert _text(events) == "".join(WORDS)
+        assert len(provider.requests) == 3
+        warnings = [event for event in events if event.HasField("warning")]
+        assert len(warnings) == 1, "a repetition tells nothing twice"
+        provider.replies += [Reply(status=503)] * 3
+        assert (await _failure(backend)).reason is Reason.BACKEND_NOT_READY
+        assert len(provider.requests) == 6
+
+
+@pytest.mark.usefixtures("_no_pauses")
+@pytest.mark.parametrize("reply", [Reply(status=500), Reply(status=400), Reply(drops=True), Reply(status=401)])
+async def test_what_a_provider_may_have_worked_on_is_never_repeated(reply: Reply) -> None:
+    async with _stage(max_retries=5) as (provider, backend):
+        provider.replies.append(reply)
+        await _failure(backend)
+        assert len(provider.requests) == 1
+
+
+async def test_a_connection_that_was_closed_while_idle_sends_nothing_twice() -> None:
+    async with _stage(max_retries=5) as (provider, backend):
+        await _events(backend)
+        provider.replies.append(Reply(drops=True))
+        assert (await _failure(backend)).reason is Reason.BACKEND_PROTOCOL_ERROR
+        assert (provider.connection_count, len(provider.requests)) == (1, 2)
+
+
+@pytest.mark.usefixtures("_no_pauses")
+async def test_nothing_is_repeated_once_the_answer_has_begun() -> None:
+    async with _stage(max_retries=5) as (provider, backend):
+        provider.replies.append(Reply(breaks_after_words=True))
+        assert (await _failure(backend)).reason is Reason.BACKEND_PROTOCOL_ERROR
+        assert len(provider.requests) == 1
+
+
+async def test_a_pause_that_would_end_after_the_deadline_is_not_begun() -> None:
+    async with _stage(max_retries=5) as (provider, backend):
+        provider.replies.append(Reply(status=429, headers={"Retry-After": "30"}))
+        async with asyncio.timeout(5.0):
+            error = await _failure(backend, _call(seconds_left=20.0))
+        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 30.0)
+        assert len(provider.requests) == 1
+
+
+async def test_a_provider_that_says_nothing_is_given_up_in_time() -> None:
+    async with _stage(timeout_seconds=0.2) as (provider, backend):
+        provider.replies.append(Reply(silent=True))
+        error = await _failure(backend)
+    assert error.reason is Reason.HEADERS_TIMEOUT
+    assert "timeout_seconds, 0.2 s" in error.message
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with counting_provider() as elsewhere, _stage() as (provider, backend):
+        provider.replies.append(Reply(status=307, headers={"Location": f"{elsewhere.base_url}/chat/completions"}))
+        assert (await _failure(backend)).reason is Reason.BACKEND_ERROR
+        assert (elsewhere.connection_count, elsewhere.byte_count) == (0, 0)
+
+
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with counting_provider() as proxy:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        async with _stage() as (provider, backend):
+            await _events(backend)
+            assert len(provider.requests) == 1
+        assert proxy.connection_count == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("https://no-such-host.invalid/v1", "its name is not known"),
+        ("https://127.0.0.1:{plain}/v1", "it takes no connection, or no secure one"),
+        ("https://127.0.0.1:{untrusted}/v1", "no secure connection"),
+        ("http://127.0.0.1:{free}/v1", "it takes no connection"),
+    ],
+)
+async def test_a_provider_without_name_certificate_or_port_is_not_reached_and_its_address_is_not_told(
+    place: str, says: str
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    async with counting_provider() as plain, counting_provider(context) as untrusted:
+        url = place.format(plain=plain.port, untrusted=untrusted.port, free=free_port())
+        async with _started(url) as backend, asyncio.timeout(15.0):
+            error = await _failure(backend)
+        assert plain.requests == untrusted.requests == []
+    assert error.reason is Reason.CONNECT_FAILED
+    assert says in error.message
+    for secret in ("no-such-host", str(plain.port), str(untrusted.port), KEY):
+        assert secret not in error.message
+
+
+async def test_what_the_provider_quotes_of_its_address_and_our_key_is_hidden() -> None:
+    async with _stage() as (provider, backend):
+        words = f"bad call with {KEY} to {provider.base_url} at 127.0.0.1"
+        provider.replies.append(Reply(status=400, body=b'{"error": {"message": "%s"}}' % words.encode()))
+        error = await _failure(backend)
+    assert error.message == "the backend answered 400: bad call with [hidden] to [hidden] at [hidden]"
+
+
+def _remote_profile(**fields: Any) -> dict[str, Any]:
+    return {"parameters": ParameterProfile(kind=EngineKind.OPENAI_REMOTE, **fields)}
+
+
+async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None:
+    sampling = sampling_pb2.SamplingParams(top_k=40, min_p=0.1, repeat_penalty=1.1, seed=7, temperature=0.5)
+    async with _stage() as (provider, backend):
+        events = await _events(backend, _chat(sampling=sampling, thinking=True))
+        (body,) = provider.bodies
+    assert (body["seed"], body["temperature"]) == (7, 0.5)
+    assert not {"top_k", "min_p", "repeat_penalty", "thinking", "chat_template_kwargs"} & body.keys()
+    warned = [event.warning.field for event in events if event.HasField("warning")]
+    assert warned == ["min_p", "repeat_penalty", "top_k", "thinking"]
+
+
+async def test_everything_is_sent_where_the_operator_says_so() -> None:
+    sampling = sampling_pb2.SamplingParams(top_k=40, max_tokens=9)
+    profile = _remote_profile(passthrough=True, token_limit_name="max_completion_tokens")
+    async with _stage(**profile) as (provider, backend):
+        events = await _events(backend, _chat(sampling=sampling))
+        (body,) = provider.bodies
+    assert (body["top_k"], body["max_completion_tokens"], "max_tokens" in body) == (40, 9, False)
+    assert not any(event.HasField("warning") for event in events)
+
+
+@pytest.mark.parametrize(
+    ("configured", "fields", "sent"),
+    [
+        (False, {}, {"type": "disabled"}),
+        (True, {}, {"type": "enabled"}),
+        (False, {"thinking": True}, {"type": "enabled"}),
+        (True, {"reasoning_effort": chat_pb2.REASONING_EFFORT_NONE}, {"type": "disabled"}),
+        (None, {}, None),
+        (None, {"reasoning_effort": chat_pb2.REASONING_EFFORT_NONE}, None),
+    ],
+)
+async def test_thinking_is_said_in_the_providers_own_field_where_it_is_configured(
+    configured: bool | None, fields: dict[str, Any], sent: dict[str, str] | None
+) -> None:
+    async with _stage(**_remote_profile(thinking=configured)) as (provider, backend):
+        await _events(backend, _chat(**fields))
+        assert provider.bodies[0].get("thinking") == sent
+
+
+async def test_what_the_interface_does_not_have_is_refused_without_a_byte() -> None:
+    async with _stage() as (provider, backend):
+        prompt = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Once")])
+        with pytest.raises(WeftError) as no_completions:
+            await _events(backend, prompt)
+        with pytest.raises(WeftError) as no_embeddings:
+            await backend.embed(embedding_pb2.EmbeddingPayload(), _call())
+        assert provider.connection_count == 0
+    assert no_completions.value.reason is no_embeddings.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_the_finish_reason_comes_last_and_once() -> None:
+    async with _stage() as (_, backend):
+        events = await _events(backend)
+    reasons = [event.delta.finish_reason for event in events if event.HasField("delta")]
+    assert reasons == [*[event_pb2.FINISH_REASON_UNSPECIFIED] * len(WORDS), event_pb2.FINISH_REASON_STOP]

@@ -1,0 +1,145 @@
+"""A runner of a provider's models: no byte without a permit, no key in anything it says, no fault shared."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_harness import RunningRunner, events_of, refusal, running_runner
+
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from weft.api.registry.v1 import model_pb2
+from weft.api.runner.v1 import runner_service_pb2
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import SharedParts, served_model
+from weft.kernel.reasons import Reason
+from weft.testing.counting_provider import CountingProvider, Reply, counting_provider
+from weft.testing.free_port import free_port
+
+KEY_VARIABLE = "FRONTIER_KEY"
+KEY = "sk-very-secret-0123456789"
+
+
+def _model(url: str, name: str = "m", **fields: Any) -> ServedModel:
+    model = {"name": name, "url": url, "api_key_env": KEY_VARIABLE, "upstream_model": "frontier-4", **fields}
+    section = RunnerSection.model_validate({"name": "cloud", "runtime": "openai_remote", "models": [model]})
+    return served_model(section, section.models[0], 5.0, SharedParts(environment={KEY_VARIABLE: KEY}))
+
+
+@asynccontextmanager
+async def _stage(folder: Path, **fields: Any) -> AsyncIterator[tuple[CountingProvider, RunningRunner]]:
+    async with (
+        counting_provider() as provider,
+        running_runner(folder, [_model(provider.base_url, **fields)], runtime="openai_remote") as runner,
+    ):
+        await runner.until(Phase.READY)
+        yield provider, runner
+
+
+async def test_without_a_permit_a_provider_is_sent_no_byte_and_with_one_the_receipt_says_so(tmp_path: Path) -> None:
+    async with _stage(tmp_path) as (provider, runner):
+        for _ in range(3):
+            assert (await refusal(events_of(runner.generate()))).reason is Reason.TICKET_INVALID
+        assert (provider.connection_count, provider.byte_count) == (0, 0)
+        receipt = (await events_of(runner.generate(allow_remote=True)))[-1].finished.receipt
+        assert receipt.left_premises
+        assert (receipt.usage.prompt_tokens, receipt.usage.completion_tokens) == (11, 3)
+        assert len(provider.requests) == 1
+
+
+async def test_the_bytes_are_counted_where_a_runner_does_not_know_that_it_is_remote(tmp_path: Path) -> None:
+    """The control of the test above: without the runner's own check the provider would have been called."""
+    async with counting_provider() as provider:
+        unmarked = replace(_model(provider.base_url), remote=False)
+        async with running_runner(tmp_path, [unmarked]) as runner:
+            await runner.until(Phase.READY)
+            await events_of(runner.generate())
+        assert len(provider.requests) == 1
+        assert provider.byte_count > 0
+
+
+async def test_the_mesh_hears_that_it_is_remote_takes_chats_alone_and_needs_no_waking(tmp_path: Path) -> None:
+    async with _stage(tmp_path, slots=2, context_tokens=4096) as (_, runner):
+        (manifest,) = runner.registry.opened[-1].models
+        state = await runner.until(Phase.READY)
+    assert manifest.remote
+    assert not manifest.HasField("wake")
+    assert list(manifest.operations) == [model_pb2.MODEL_OPERATION_CHAT]
+    assert (state.slots_total, state.context_tokens) == (2, 4096)
+
+
+async def test_a_context_that_nobody_has_said_is_unknown(tmp_path: Path) -> None:
+    async with _stage(tmp_path) as (_, runner):
+        assert (await runner.until(Phase.READY)).context_tokens == 0
+
+
+async def test_no_key_is_in_what_the_runner_says_logs_or_fails_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with _stage(tmp_path) as (provider, runner):
+        provider.replies.append(Reply(status=401, body=b'{"error": {"message": "wrong: %s"}}' % KEY.encode()))
+        provider.replies.append(Reply(status=400, body=b'{"error": {"message": "wrong: %s"}}' % KEY.encode()))
+        failures = [await refusal(events_of(runner.generate(allow_remote=True))) for _ in range(2)]
+        await events_of(runner.generate(allow_remote=True))
+        assert all(request.headers["authorization"] == f"Bearer {KEY}" for request in provider.requests)
+        described = await runner.control.Describe(runner_service_pb2.DescribeRequest(log_line_count=100))
+        (manifest,) = runner.registry.opened[-1].models
+        port = str(provider.port)
+    out, err = capfd.readouterr()
+    told = [str(described), str(manifest), caplog.text, out, err, repr(_model(f"http://127.0.0.1:{port}/v1"))]
+    told += [f"{failure.message} {failure.metadata}" for failure in failures]
+    assert "attempt failed" in out + err + caplog.text, "the logs are looked at"
+    for text in told:
+        assert KEY not in text
+        assert f"127.0.0.1:{port}" not in text
+
+
+async def test_a_provider_that_is_not_reached_once_costs_no_other_request_its_answer(tmp_path: Path) -> None:
+    async with _stage(tmp_path, timeout_seconds=0.5) as (provider, runner):
+        provider.replies += [Reply(silent=True), Reply(drops=True)]
+        silent = asyncio.create_task(refusal(events_of(runner.generate(allow_remote=True))))
+        await provider.until_asked(1)
+        assert (await refusal(events_of(runner.generate(allow_remote=True)))).reason is Reason.BACKEND_PROTOCOL_ERROR
+        assert (await silent).reason is Reason.HEADERS_TIMEOUT
+        (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
+        assert (described.restart_count, described.last_restart_reason) == (0, "")
+        assert (await events_of(runner.generate(allow_remote=True)))[-1].HasField("finished")
+
+
+async def test_a_provider_that_takes_no_connection_leaves_its_model_ready(tmp_path: Path) -> None:
+    model = _model(f"http://127.0.0.1:{free_port()}/v1")
+    async with running_runner(tmp_path, [model]) as runner:
+        await runner.until(Phase.READY)
+        for _ in range(3):
+            assert (await refusal(events_of(runner.generate(allow_remote=True)))).reason is Reason.CONNECT_FAILED
+        phases = {state.phase for beat in runner.registry.beats for state in beat.capability.instances}
+        assert Phase.READY.value in phases
+        assert phases <= {Phase.IDLE.value, Phase.LOADING.value, Phase.READY.value}
+
+
+async def test_a_deadline_of_the_caller_bounds_the_pauses_of_the_runner(tmp_path: Path) -> None:
+    async with _stage(tmp_path, max_retries=5) as (provider, runner):
+        provider.replies.append(Reply(status=429, headers={"Retry-After": "30"}))
+        async with asyncio.timeout(5.0):
+            error = await refusal(events_of(runner.generate(allow_remote=True, seconds_left=20.0)))
+        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 30.0)
+        assert len(provider.requests) == 1
+
+
+async def test_a_busy_provider_is_told_with_the_time_to_come_back(tmp_path: Path) -> None:
+    async with _stage(tmp_path) as (provider, runner):
+        provider.replies.append(Reply(status=429, headers={"Retry-After": "17"}))
+        first = await refusal(events_of(runner.generate(allow_remote=True)))
+        sent = provider.byte_count
+        second = await refusal(events_of(runner.generate(allow_remote=True)))
+        assert (first.reason, first.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
+        assert second.reason is Reason.NO_SLOT_AVAILABLE
+        assert second.retry_after_seconds is not None
+        assert 16.0 < second.retry_after_seconds <= 17.0
+        assert provider.byte_count == sent

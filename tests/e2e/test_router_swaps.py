@@ -1,0 +1,145 @@
+"""More models than a device holds, and who waits for which: what callers see of the router's turns."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft.client import connect_async
+
+MODEL_MB = 2000
+BUDGET = {"declared": [{"name": "budget", "memory_mb": 3000}]}
+TOKENS_PER_SECOND = 20.0
+COLD_WAIT_SECONDS = 4.0
+SLOW_MACHINE_SECONDS = 12.0
+"""What a drain and a load may take on a machine that is busy with other tests."""
+
+
+def models_for_one_place(tmp_path: Path, *names: str, **router: Any) -> Path:
+    """One runner whose models each fill the declared device; the first one is loaded at the start."""
+    runner = fake_runner("box", pool="", tokens_per_second=TOKENS_PER_SECOND, answer_tokens=0)
+    runner["models"] = [
+        {"name": name, "path": __file__, "slots": 2, "memory_mb": MODEL_MB, "start_asleep": name != names[0]}
+        for name in names
+    ]
+    return write_config(tmp_path, runner, accelerators=BUDGET, router=router)
+
+
+async def ask(
+    http: aiohttp.ClientSession, mesh: MeshProcess, model: str, tokens: int, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens}
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+async def words_of_waiting(mesh: MeshProcess, model: str, tokens: int) -> tuple[list[str], Any]:
+    """What a request is told while it waits, and its receipt."""
+    async with connect_async(mesh.grpc) as client:
+        events = [event async for event in client.chat(model, "hi", max_tokens=tokens, timeout=60.0)]
+    return [event.queued.reason for event in events if event.HasField("queued")], events[-1].finished.receipt
+
+
+async def loaded_models(mesh: MeshProcess) -> set[str]:
+    """Whose leases there are; never more than the device has."""
+    async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/admin/gpu-memory") as response:
+        found = await response.json()
+    (device,) = [device for host in found["hosts"] for device in host["devices"]]
+    assert device["bookedBytes"] <= device["totalBytes"] - device["marginBytes"]
+    return {lease["purpose"] for host in found["hosts"] for lease in host["leases"] if lease["state"] == "held"}
+
+
+async def test_a_request_waits_in_the_queue_for_the_memory_that_a_busy_model_holds(tmp_path: Path) -> None:
+    with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, "first", "second"))) as mesh:
+        async with aiohttp.ClientSession() as http:
+            works = asyncio.create_task(ask(http, mesh, "first", 80, **{"X-Request-Id": "req-first"}))
+
+            async def is_running() -> bool:
+                async with http.get(f"{mesh.url}/v1/requests/req-first") as response:
+                    return (await response.json()).get("state") == "running"  # type: ignore[no-any-return]
+
+            await eventually(is_running, 10.0, "it does not run")
+            words, receipt = await words_of_waiting(mesh, "second", 3)
+            assert works.done(), "the busy model was not disturbed"
+            assert (await works)[0] == 200
+            assert any(word.startswith("VRAM: needs 2.0 GiB on ") for word in words), words
+            assert any(word.endswith("held by first until idle") for word in words), words
+            assert receipt.usage.completion_tokens == 3
+            assert len(receipt.attempts) == 1
+            assert await loaded_models(mesh) == {"second"}
+            assert (await ask(http, mesh, "first", 3))[0] == 200, "who gave way comes back when it is asked for"
+            assert await loaded_models(mesh) == {"first"}
+
+
+async def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_of_more_urgent_ones(
+    tmp_path: Path,
+) -> None:
+    config = models_for_one_place(tmp_path, "busy", "cold", max_cold_wait_seconds=COLD_WAIT_SECONDS)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        served: list[int] = []
+        is_over = False
+
+        async def keep_busy(http: aiohttp.ClientSession) -> None:
+            while not is_over:
+                status, answer = await ask(http, mesh, "busy", 10, **{"X-Priority": "high"})
+                assert status == 200, answer
+                served.append(status)
+
+        async with aiohttp.ClientSession() as http:
+            streams = [asyncio.create_task(keep_busy(http)) for _ in range(4)]
+            await asyncio.sleep(3.0)
+            began, before = time.monotonic(), len(served)
+            status, answer = await ask(http, mesh, "cold", 3, **{"X-Priority": "low"})
+            waited = time.monotonic() - began
+            assert status == 200, answer
+            assert before > 0
+            assert COLD_WAIT_SECONDS - 0.5 <= waited <= COLD_WAIT_SECONDS + SLOW_MACHINE_SECONDS
+            after = len(served)
+            await asyncio.sleep(4.0)
+            is_over = True
+            await asyncio.gather(*streams)
+            assert len(served) > after + len(streams), "the busy model came back"
+
+
+async def test_three_models_with_room_for_one_are_all_served_and_take_turns(tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, *names))) as mesh:
+        async with aiohttp.ClientSession() as http:
+            answers = await asyncio.gather(*(ask(http, mesh, name, 5) for _ in range(6) for name in names))
+        assert [status for status, _ in answers] == [200] * 18
+        loads = len(mesh.log_lines("woke"))
+        assert loads <= 6, "requests for the same model are served together, in whichever order they came"
+
+
+async def test_a_request_is_told_that_a_pinned_model_holds_the_memory(tmp_path: Path) -> None:
+    config = models_for_one_place(tmp_path, "first", "second", queue_timeout_seconds=3.0)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        assert (await run_weft("load", "first", "--pin", home=mesh.home))[0] == 0
+        body = {"model": "second", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{mesh.url}/v1/chat/completions", json=body) as response,
+        ):
+            told = (await response.content.read()).decode()
+        assert "held by first (pinned)" in told
+        assert "queue_timeout" in told
+        assert await loaded_models(mesh) == {"first"}
+
+
+async def test_a_model_larger_than_its_host_is_refused_at_once_with_the_figures(tmp_path: Path) -> None:
+    runner = fake_runner("box", pool="")
+    runner["models"] = [
+        {"name": "huge", "path": __file__, "slots": 2, "memory_mb": 9000, "start_asleep": True},
+        {"name": "small", "path": __file__, "slots": 2, "memory_mb": MODEL_MB},
+    ]
+    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner, accelerators=BUDGET))) as mesh:
+        async with aiohttp.ClientSession() as http:
+            began = time.monotonic()
+            status, answer = await ask(http, mesh, "huge", 3)
+            assert (status, answer["error"]["code"]) == (503, "wake_failed")
+            assert "8.8 GiB" in answer["error"]["message"]
+            assert time.monotonic() - began < SLOW_MACHINE_SECONDS
+            assert await loaded_models(mesh) == {"small"}, "nobody gives way in vain"

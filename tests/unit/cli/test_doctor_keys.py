@@ -1,0 +1,53 @@
+"""What `weft doctor` says about the keys of models."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.cli.doctor import Finding, Verdict, examine
+from weft.host.home import WeftHome
+
+CONFIGURATION = """
+runners:
+  - name: cloud
+    runtime: openai_remote
+    models:
+      - {name: large, url: https://api.example.com/v1, api_key_env: EXAMPLE_API_KEY}
+      - {name: small, url: https://api.example.com/v1, api_key_env: EXAMPLE_API_KEY}
+"""
+
+
+def _findings(folder: Path, configuration: str = CONFIGURATION) -> dict[str, Finding]:
+    path = folder / "weft.yaml"
+    path.write_text(configuration, encoding="utf-8")
+    return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, 0)}
+
+
+def test_a_missing_key_is_named_with_its_models_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EXAMPLE_API_KEY", raising=False)
+    finding = _findings(tmp_path)["keys"]
+    assert finding.verdict is Verdict.FAILED
+    assert finding.detail == "large, small: the environment variable EXAMPLE_API_KEY is to hold the key and is empty"
+    assert finding.remedy == "export EXAMPLE_API_KEY=... before you start weft"
+
+
+def test_a_key_that_is_there_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_API_KEY", "sk-secret-words")
+    findings = _findings(tmp_path)
+    assert findings["keys"].verdict is Verdict.OK
+    assert findings["keys"].detail == "EXAMPLE_API_KEY is set, for large, small"
+    assert "sk-secret-words" not in str(findings)
+
+
+def test_a_mesh_of_providers_alone_needs_no_engine(tmp_path: Path) -> None:
+    findings = _findings(tmp_path)
+    assert "llama.cpp server" not in findings
+    assert "large (a provider's)" in findings["models"].detail
+
+
+def test_a_model_file_that_is_missing_hides_no_missing_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EXAMPLE_API_KEY", raising=False)
+    local = "  - {name: local, models: [{name: qwen, path: /nowhere/qwen.gguf}]}\n"
+    findings = _findings(tmp_path, CONFIGURATION + local)
+    assert [findings[check].verdict for check in ("models", "keys")] == [Verdict.FAILED, Verdict.FAILED]
+    assert "/nowhere/qwen.gguf" in findings["models"].detail

@@ -1,0 +1,34 @@
+"""What the Python client says of who asks and how urgently."""
+
+import pytest
+
+from weft.client._messages import ChatOptions, chat_request
+from weft.dispatch.handling import client_of, priority_of, session_of
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Priority
+
+
+def test_band_client_and_session_reach_the_request() -> None:
+    options: ChatOptions = {"priority": "low", "client_id": "nightly", "session": "thread 7"}
+    sent = chat_request("m", "hi", options).options
+    assert (priority_of(sent), client_of(sent), session_of(sent)) == (Priority.LOW, "nightly", "thread 7")
+
+
+def test_nothing_said_leaves_the_band_to_the_clients_profile() -> None:
+    sent = chat_request("m", "hi", {}).options
+    assert (sent.priority, client_of(sent), session_of(sent)) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"priority": "system"}, "priority"),
+        ({"client_id": "two words"}, "client_id"),
+        ({"client_id": "x" * 65}, "client_id"),
+        ({"session": "x" * 257}, "session"),
+    ],
+)
+def test_what_no_caller_can_claim_is_refused_by_name(options: ChatOptions, field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        chat_request("m", "hi", options)
+    assert refused.value.field == field

@@ -1,0 +1,110 @@
+"""What a scheduler is told of a payload, and what it cannot tell from it."""
+
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2
+from weft.dispatch.description import (
+    MAX_PREFIX_CHUNKS,
+    PREFIX_CHUNK_CHARS,
+    TOKENS_PER_MEDIUM,
+    affinity_key,
+    describe,
+    prefix_digests,
+)
+from weft.kernel.request import Skill
+
+
+def _chat(*texts: str) -> chat_pb2.ChatPayload:
+    payload = chat_pb2.ChatPayload()
+    for text in texts:
+        payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text=text)
+    return payload
+
+
+def test_a_prompt_counts_four_characters_as_one_token() -> None:
+    assert 1_000 <= describe(_chat("x" * 4_000), salt="t").prompt_tokens <= 1_010
+
+
+def test_token_ids_count_as_what_they_are() -> None:
+    completion, embedding = completion_pb2.CompletionPayload(), embedding_pb2.EmbeddingPayload()
+    completion.prompts.add().tokens.ids.extend(range(70))
+    embedding.inputs.add().tokens.ids.extend(range(30))
+    assert describe(completion, salt="t").prompt_tokens == 70
+    assert describe(embedding, salt="t").prompt_tokens == 30
+
+
+def test_an_image_needs_a_model_that_sees_and_counts_for_its_size() -> None:
+    payload = _chat("what is this?")
+    payload.messages[0].content.add().image.media_type = "image/png"
+    described = describe(payload, salt="t")
+    assert described.skills == {Skill.IMAGE}
+    assert described.prompt_tokens > TOKENS_PER_MEDIUM
+
+
+def test_a_recording_needs_a_model_that_hears() -> None:
+    payload = _chat()
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add().audio.media_type = "audio/wav"
+    assert describe(payload, salt="t").skills == {Skill.AUDIO}
+
+
+def test_tools_need_a_model_that_calls_them_unless_none_may_be_called() -> None:
+    payload = _chat("hi")
+    payload.tools.add().function.name = "look"
+    assert describe(payload, salt="t").skills == {Skill.TOOLS}
+    payload.tool_choice.mode = chat_pb2.ToolChoice.MODE_NONE
+    assert describe(payload, salt="t").skills == frozenset()
+
+
+def test_tools_of_the_mesh_are_those_of_the_agent() -> None:
+    behaviour = agent_behaviour_pb2.AgentBehaviour(tools=["clock", "search"])
+    assert describe(_chat("hi"), salt="t", behaviour=behaviour).tools == {"clock", "search"}
+    assert describe(_chat("hi"), salt="t").tools == frozenset()
+
+
+def test_the_longest_answer_counts_every_choice() -> None:
+    payload = _chat("hi")
+    assert describe(payload, salt="t").max_output_tokens is None
+    payload.sampling.max_tokens = 100
+    assert describe(payload, salt="t").max_output_tokens == 100
+    payload.choice_count = 3
+    assert describe(payload, salt="t").max_output_tokens == 300
+    completion = completion_pb2.CompletionPayload(choice_count=2)
+    completion.sampling.max_tokens = 10
+    for _ in range(4):
+        completion.prompts.add(text="x")
+    assert describe(completion, salt="t").max_output_tokens == 80
+    assert describe(embedding_pb2.EmbeddingPayload(), salt="t").max_output_tokens == 0
+
+
+def test_prompts_that_begin_alike_share_the_digests_of_what_is_alike() -> None:
+    shared = "s" * (3 * PREFIX_CHUNK_CHARS)
+    one, other = prefix_digests([shared, "a" * 5_000], "t"), prefix_digests([shared, "b" * 5_000], "t")
+    assert one[:3] == other[:3]
+    assert not set(one[3:]) & set(other[3:])
+
+
+def test_how_a_prompt_is_cut_into_pieces_makes_no_difference() -> None:
+    text = "abc" * 4_000
+    assert prefix_digests([text], "t") == prefix_digests([text[:100], text[100:5_000], text[5_000:]], "t")
+
+
+def test_the_same_prompt_of_two_tenants_looks_different() -> None:
+    text = ["x" * 10_000]
+    assert not set(prefix_digests(text, "acme\0")) & set(prefix_digests(text, "other\0"))
+
+
+def test_a_short_prompt_has_no_digest_and_a_long_one_a_bounded_number() -> None:
+    assert prefix_digests(["x" * (PREFIX_CHUNK_CHARS - 1)], "t") == ()
+    assert len(prefix_digests(["x" * 10_000_000], "t")) == MAX_PREFIX_CHUNKS
+
+
+def test_who_speaks_makes_a_difference() -> None:
+    text = "x" * PREFIX_CHUNK_CHARS
+    said = _chat(text)
+    answered = _chat(text)
+    answered.messages[0].role = chat_pb2.ROLE_ASSISTANT
+    assert describe(said, salt="t").prefix_digests != describe(answered, salt="t").prefix_digests
+
+
+def test_sessions_of_two_tenants_never_meet() -> None:
+    assert affinity_key("s", "acme") == affinity_key("s", "acme")
+    assert affinity_key("s", "acme") != affinity_key("s", "other")
+    assert affinity_key("", "acme") == b""

@@ -1,0 +1,159 @@
+"""Moving windows on a clock that stands still until it is moved."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Claim, RateWindows, TrackedKeys
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate, RateUnit
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+TOKENS = Rate(1000, 60, RateUnit.TOKENS)
+
+
+def claim(rate: Rate, amount: int = 1, key: str = "a") -> Claim:
+    return Claim(key=key, who=f"Tenant {key}", rate=rate, amount=amount)
+
+
+def allows(windows: "RateWindows | FixedWindows", *claims: Claim) -> bool:
+    try:
+        windows.take(claims)
+    except WeftError as error:
+        if error.reason is Reason.RATE_LIMIT_EXCEEDED:
+            return False
+        raise
+    return True
+
+
+async def test_a_window_moves_with_the_clock_it_was_given() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    rate = Rate(2, 60)
+    assert allows(windows, claim(rate))
+    await clock.advance(30)
+    assert allows(windows, claim(rate))
+    assert not allows(windows, claim(rate))
+    await clock.advance(29.9)
+    assert not allows(windows, claim(rate)), "the first one was 59.9 s ago"
+    await clock.advance(0.1)
+    assert allows(windows, claim(rate))
+    assert not allows(windows, claim(rate))
+
+
+async def test_the_refusal_says_limit_remaining_reset_and_how_long_to_wait() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    windows.take([claim(TOKENS, 600)])
+    await clock.advance(20)
+    windows.take([claim(TOKENS, 300)])
+    with pytest.raises(WeftError, match="Tenant a exceeded 1000 tok/min") as refused:
+        windows.take([claim(TOKENS, 500)])
+    now = clock.utc_now().timestamp()
+    assert refused.value.metadata == {"limit": "1000", "remaining": "100", "resetAt": str(int(now + 40) + 1)}
+    assert refused.value.retry_after_seconds == pytest.approx(40), "the 600 tokens leave first, and that is enough"
+    with pytest.raises(WeftError) as refused:
+        windows.take([claim(TOKENS, 900)])
+    assert refused.value.retry_after_seconds == pytest.approx(60), "this one needs the others to leave as well"
+
+
+async def test_all_of_several_rates_are_counted_or_none() -> None:
+    windows = RateWindows(FakeClock())
+    narrow, wide = Rate(1, 1), Rate(100, 60)
+    assert allows(windows, claim(wide), claim(narrow))
+    assert not allows(windows, claim(wide), claim(narrow))
+    with pytest.raises(WeftError) as refused:
+        windows.take([claim(wide, 100)])
+    assert refused.value.metadata["remaining"] == "99", "the request that the narrow window refused was not counted"
+
+
+async def test_what_was_estimated_too_high_is_given_back_and_too_low_is_owed() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    windows.take([claim(TOKENS, 900)])
+    windows.correct("a", TOKENS, -800)
+    assert allows(windows, claim(TOKENS, 900))
+    windows.correct("a", TOKENS, 5_000)
+    assert not allows(windows, claim(TOKENS, 1))
+    await clock.advance(61)
+    assert allows(windows, claim(TOKENS, 1000))
+
+
+async def test_a_claim_larger_than_its_whole_rate_waits_for_an_empty_window_and_then_owes_the_rest() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    windows.take([claim(TOKENS, 1)])
+    assert not allows(windows, claim(TOKENS, 5_000))
+    await clock.advance(61)
+    assert allows(windows, claim(TOKENS, 5_000))
+    assert not allows(windows, claim(TOKENS, 1))
+
+
+class FixedWindows:
+    """What a moving window must not be: it counts anew at every full minute or second."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self._counted: dict[int, int] = {}
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        for one in claims:
+            window = int(self._clock.monotonic() // one.rate.window_seconds)
+            if self._counted.get(window, 0) + one.amount > one.rate.amount:
+                raise WeftError(Reason.RATE_LIMIT_EXCEEDED, "too much")
+            self._counted[window] = self._counted.get(window, 0) + one.amount
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_window_ever_holds_more_than_its_rate(seed: int) -> None:
+    clock = FakeClock()
+    await check_windows(RateWindows(clock), clock, seed)
+
+
+async def test_the_check_of_windows_finds_a_window_that_does_not_move() -> None:
+    found = 0
+    for seed in range(20):
+        clock = FakeClock()
+        try:
+            await check_windows(FixedWindows(clock), clock, seed)
+        except AssertionError:
+            found += 1
+    assert found >= 15
+
+
+async def check_windows(windows: RateWindows | FixedWindows, clock: FakeClock, seed: int) -> None:
+    """Against a list of everything that was let through. Steps of a 256th may only refuse longer, never let in more."""
+    chance = random.Random(seed)
+    rate = Rate(chance.randint(1, 50), chance.choice([1, 60]))
+    taken: list[tuple[float, int]] = []
+    for _ in range(400):
+        await clock.advance(chance.expovariate(rate.amount / rate.window_seconds))
+        now, amount = clock.monotonic(), chance.randint(1, max(1, rate.amount // 4))
+        exact = sum(one for at, one in taken if at > now - rate.window_seconds)
+        lingering = sum(one for at, one in taken if at > now - rate.window_seconds * (1 + 1 / BUCKETS_PER_WINDOW))
+        if allows(windows, claim(rate, amount)):
+            assert exact + amount <= rate.amount
+            taken.append((now, amount))
+        else:
+            assert lingering + amount > rate.amount
+    assert taken
+
+
+async def test_keys_beyond_the_bound_share_a_window_and_idle_ones_make_room() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    keys = TrackedKeys(windows, [Rate(1, 60)], 2, "t/", clock)
+    assert [keys.key_of(name) for name in "abab"] == ["t/a", "t/b", "t/a", "t/b"]
+    assert keys.key_of("c") == keys.key_of("d")
+    assert keys.key_of("c") not in {"t/c", "t/a", "t/b"}
+    await clock.advance(61)
+    assert keys.key_of("c") == "t/c"
+    assert len(keys) == 1
+
+
+async def test_a_key_that_was_forgotten_is_not_brought_back_by_a_late_correction() -> None:
+    windows = RateWindows(FakeClock())
+    windows.correct("gone", TOKENS, 5_000)
+    assert allows(windows, claim(TOKENS, 1000, key="gone"))

@@ -1,0 +1,42 @@
+"""What the configuration says of a model's skills reaches the mesh."""
+
+import pytest
+from pydantic import ValidationError
+
+from weft.host.model_skills import skills_of
+from weft.host.runner_sections import ModelSection, RunnerSection
+from weft.kernel.request import Skill
+
+
+def section(runtime: str = "llama_server", **fields: object) -> RunnerSection:
+    place = {"path": "m.gguf"} if runtime.startswith("llama") else {"url": "http://127.0.0.1:1/v1"}
+    model = {"name": "m", **place, **fields}
+    return RunnerSection.model_validate({"name": "r", "runtime": runtime, "models": [model]}, strict=False)
+
+
+def found(runner: RunnerSection) -> frozenset[Skill]:
+    return skills_of(runner, runner.models[0])
+
+
+def test_what_is_not_said_is_not_known() -> None:
+    assert found(section()) == frozenset()
+    assert found(section(category="vision")) == frozenset()
+
+
+def test_a_server_with_a_projector_takes_images() -> None:
+    seeing = {Skill.TEXT, Skill.IMAGE, Skill.TOOLS}
+    assert found(section(extra_arguments=("--mmproj", "eyes.gguf"))) == seeing
+    assert found(section(extra_arguments=("--mmproj=eyes.gguf",))) == seeing
+    # The other engine does not know the argument.
+    assert found(section("llama_cpp_python", extra_arguments=("--mmproj", "eyes.gguf"))) == frozenset()
+
+
+def test_what_is_said_wins() -> None:
+    said = section(skills=("text", "audio"), extra_arguments=("--mmproj", "ears.gguf"))
+    assert found(said) == {Skill.TEXT, Skill.AUDIO}
+    assert found(section("openai_http", skills=("text", "image", "audio", "tools"))) == frozenset(Skill)
+
+
+def test_a_skill_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValidationError, match="skills"):
+        ModelSection.model_validate({"name": "m", "path": "m.gguf", "skills": ("telepathy",)}, strict=False)

@@ -1,0 +1,202 @@
+"""From a section about a provider's model to the backend that serves it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.config import ServedModel
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from weft.host.config import load_config
+from weft.host.home import WeftHome
+from weft.host.join import ServerOptions, config_with_server
+from weft.host.replicas import with_replicas
+from weft.host.runner import runner_config
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import SharedParts, served_model
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Operation
+
+URL = "https://api.example.com/v1"
+KEYS = {"EXAMPLE_API_KEY": "sk-secret-words"}
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "remote.md"
+
+
+def _section(**fields: Any) -> RunnerSection:
+    model = {"name": "m", "url": URL, "api_key_env": "EXAMPLE_API_KEY", **fields}
+    return RunnerSection.model_validate({"name": "cloud", "runtime": "openai_remote", "models": [model]})
+
+
+def _served(environment: dict[str, str] | None = None, **fields: Any) -> ServedModel:
+    section = _section(**fields)
+    parts = SharedParts(environment=KEYS if environment is None else environment)
+    return served_model(section, section.models[0], 5.0, parts)
+
+
+def _config(**fields: Any) -> OpenAiRemoteConfig:
+    backend = _served(**fields).make_backend()
+    assert isinstance(backend, OpenAiRemote)
+    return backend._config
+
+
+def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults() -> None:
+    config = _config()
+    assert (config.timeout_seconds, config.max_retries, config.health_check) == (120.0, 0, HealthCheck.CONFIG_ONLY)
+    assert (config.upstream_model, config.context_tokens) == ("m", 0)
+    assert config.operations == {Operation.CHAT}
+    assert config.parameters == ParameterProfile(kind=EngineKind.OPENAI_REMOTE)
+    assert (config.timeouts.headers_seconds, config.timeouts.first_token_seconds) == (None, 240.0)
+
+
+def test_what_is_said_is_heeded() -> None:
+    config = _config(
+        upstream_model="frontier",
+        timeout_seconds=7.0,
+        max_retries=3,
+        health_check="models",
+        thinking=False,
+        token_limit_name="max_completion_tokens",
+        embeddings=True,
+        context_tokens=32_000,
+    )
+    assert (config.upstream_model, config.timeout_seconds, config.max_retries) == ("frontier", 7.0, 3)
+    assert (config.health_check, config.context_tokens) == (HealthCheck.MODELS, 32_000)
+    assert config.operations == {Operation.CHAT, Operation.EMBEDDING}
+    assert (config.parameters.thinking, config.parameters.token_limit_name) == (False, "max_completion_tokens")
+
+
+def test_a_providers_model_is_remote_and_its_requests_fail_alone() -> None:
+    served = _served()
+    assert served.remote
+    assert served.hibernation.attached
+    assert served.hibernation.requests_fail_alone
+    assert not served.hibernation.can_unload
+    assert _served(remote=True).remote
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "says"),
+    [
+        ({"remote": False}, "remote", "must be true"),
+        ({"url": "http://api.example.com/v1"}, "url", "must be https"),
+        ({"url": "http://10.0.0.7/v1"}, "url", "must be https"),
+        ({"url": "https://user:word@api.example.com/v1"}, "url", "must not hold credentials"),
+        ({"url": "https://api.example.com/v1?key=1"}, "url", "without a query"),
+        ({"url": "ftp://api.example.com"}, "url", "must be an http or https URL"),
+        ({"api_key_env": "OTHER_KEY"}, "api_key_env", "the environment variable OTHER_KEY is to hold the key"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(fields: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        _served(**fields)
+    assert refused.value.field == f"runners.cloud.models.m.{field}"
+    assert says in refused.value.message
+    assert "example.com" not in refused.value.message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
+def test_http_is_for_loopback_alone(host: str) -> None:
+    assert _config(url=f"http://{host}:8080/v1").base_url == f"http://{host}:8080/v1"
+
+
+def test_a_key_that_is_no_text_is_refused_and_not_shown() -> None:
+    with pytest.raises(FieldError) as refused:
+        _served(environment={"EXAMPLE_API_KEY": "bad\nkey"})
+    assert "EXAMPLE_API_KEY" in refused.value.message
+    assert "bad" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"path": "/m.gguf"},
+        {"cache_salt": True},
+        {"start_asleep": True},
+        {"chat_template_path": "/t.jinja"},
+        {"replicas": 2},
+        {"wake": {"type": "command", "argv": ["true"]}},
+        {"sleep": {"after_seconds": 1.0, "type": "command", "argv": ["true"]}},
+        {"max_retries": 11},
+        {"api_kind": "responses"},
+        {"timeout_seconds": 0.0},
+    ],
+)
+def test_what_a_provider_has_not_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        _section(**fields)
+    assert next(iter(fields)) in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["api_kind", "timeout_seconds", "max_retries", "health_check", "token_limit_name"])
+def test_what_is_for_providers_is_refused_elsewhere(name: str) -> None:
+    value = {"api_kind": "chat_completions", "health_check": "models", "token_limit_name": "max_tokens"}.get(name, 1)
+    model = {"name": "m", "path": "/m.gguf", name: value}
+    with pytest.raises(ValidationError, match=f"cannot have {name}"):
+        RunnerSection.model_validate({"name": "r", "models": [model]})
+
+
+def test_an_attached_servers_context_is_unknown_unless_it_is_said() -> None:
+    """A default of 2048 would let the router refuse prompts that the server takes."""
+    for said, told in (({}, 0), ({"context_tokens": 4096}, 4096)):
+        model = {"name": "m", "url": "http://127.0.0.1:1", **said}
+        section = RunnerSection.model_validate({"name": "r", "runtime": "openai_http", "models": [model]})
+        assert served_model(section, section.models[0], 5.0).context_tokens == told
+
+
+def _attached(url: str, **fields: Any) -> ServedModel:
+    model = {"name": "m", "url": url, **fields}
+    section = RunnerSection.model_validate({"name": "r", "runtime": "openai_http", "models": [model]})
+    return served_model(section, section.models[0], 5.0)
+
+
+@pytest.mark.parametrize(
+    "host", ["api.example.com", "8.8.8.8", "[2606:4700::1111]", "lan.example.org", "evil-local.io"]
+)
+def test_a_server_that_may_be_anywhere_is_not_taken_for_a_local_one_without_a_word(host: str) -> None:
+    """Otherwise a provider that is attached as a plain server would be sent requests that may not leave."""
+    with pytest.raises(FieldError) as refused:
+        _attached(f"https://{host}/v1")
+    assert refused.value.field == "runners.r.models.m.remote"
+    assert host.strip("[]") not in refused.value.message
+    assert _attached(f"https://{host}/v1", remote=True).remote
+    assert not _attached(f"https://{host}/v1", remote=False).remote
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "10.0.0.7", "192.168.1.5", "[fd00::7]", "100.64.0.9", "gpu-box", "gpu-box.lan"]
+)
+def test_a_server_on_a_network_of_ones_own_needs_no_word(host: str) -> None:
+    assert not _attached(f"http://{host}:8000/v1").remote
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_server_named_on_the_command_line_says_whether_it_is_remote(said: bool) -> None:
+    server = ServerOptions(runner="r", url="https://api.example.com/v1", model="m", remote=said)
+    (runner,) = config_with_server(None, server).runners or ()
+    assert served_model(runner, runner.models[0], 5.0).remote is said
+
+
+def test_the_key_is_in_no_representation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_API_KEY", KEYS["EXAMPLE_API_KEY"])
+    section = _section()
+    config = runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
+    for text in (repr(section), repr(config), repr(_config()), repr(with_replicas(section, section.models))):
+        assert "sk-secret-words" not in text
+        assert "example.com" not in text
+
+
+def test_every_configuration_on_the_page_is_one(tmp_path: Path) -> None:
+    blocks = [part.partition("```")[0] for part in PAGE.read_text(encoding="utf-8").split("```yaml\n")[1:]]
+    configurations = [block for block in blocks if "runners" in yaml.safe_load(block)]
+    assert configurations
+    for block in configurations:
+        path = tmp_path / "weft.yaml"
+        path.write_text(block, encoding="utf-8")
+        for runner in load_config(path).runners or ():
+            for model in runner.models:
+                keys = {} if model.api_key_env is None else {model.api_key_env: "sk-any"}
+                if runner.runtime == "openai_remote":
+                    assert served_model(runner, model, 5.0, SharedParts(environment=keys)).remote

@@ -1,0 +1,97 @@
+"""Routes by what they name: who is concerned by a model, who would be broken without it."""
+
+from datetime import UTC, datetime
+
+from registry_svc.domain import DeclaredRoute, Manifest, RouteManifest, Status
+from registry_svc.ladders import RouteIndex
+from registry_svc.pools import PoolIndex
+from weft.kernel.request import Operation
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def model(name: str, pool: str = "") -> Manifest:
+    return Manifest(name=name, pool_name=pool, operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+
+
+def route(name: str, *candidates: str) -> DeclaredRoute:
+    manifest = RouteManifest(
+        name=name,
+        description="",
+        candidates=candidates,
+        budget_seconds=None,
+        keep_alive_seconds=None,
+        pin_primary=False,
+    )
+    return DeclaredRoute(manifest=manifest, created_at=NOW)
+
+
+def test_a_route_is_found_by_each_of_its_names_until_it_changes_or_goes() -> None:
+    index = RouteIndex(PoolIndex())
+    index.put(route("q1", "m1", "big"))
+    index.put(route("q2", "big"))
+    assert (index.naming(["m1"]), index.naming(["big", "other"])) == ({"q1"}, {"q1", "q2"})
+    index.put(route("q1", "m2"))
+    assert (index.naming(["m1"]), index.naming(["m2"]), index.naming(["big"])) == (set(), {"q1"}, {"q2"})
+    index.drop("q2")
+    index.drop("never-there")
+    assert index.naming(["big"]) == set()
+    assert ("q1" in index, "q2" in index, len(index), list(index.names())) == (True, False, 1, ["q1"])
+    assert index.get("q2") is None
+
+
+def test_a_status_is_told_again_only_when_it_is_another_one() -> None:
+    pools = PoolIndex()
+    index = RouteIndex(pools)
+    index.put(route("q1", "m1"))
+    for status, is_news in ((None, True), (None, False), (Status.ACTIVE, True), (Status.ACTIVE, False)):
+        if status is not None:
+            pools.put(model("m1"), status)
+        found = index.get("q1")
+        assert found is not None
+        assert found.status is (status or Status.INACTIVE)
+        assert index.note_told(found) is is_news
+    # A new declaration of the same name is told whatever its status.
+    index.put(route("q1", "m1"))
+    found = index.get("q1")
+    assert found is not None
+    assert index.note_told(found)
+
+
+def test_a_pool_stands_before_a_model_of_its_name_and_a_model_is_not_its_pool() -> None:
+    pools = PoolIndex()
+    pools.put(model("m1", "big"), Status.INACTIVE)
+    pools.put(model("m2", "big"), Status.ACTIVE)
+    index = RouteIndex(pools)
+    assert index.status(route("q", "m1").manifest) is Status.INACTIVE
+    assert index.status(route("q", "big").manifest) is Status.ACTIVE
+    assert index.status(route("q", "nothing").manifest) is Status.INACTIVE
+    pools.put(model("m3", "m1"), Status.HIBERNATING)
+    assert index.status(route("q", "m1").manifest) is Status.HIBERNATING
+
+
+def test_a_route_is_broken_only_by_the_last_of_what_it_names() -> None:
+    pools = PoolIndex()
+    pools.put(model("m1", "big"), Status.ACTIVE)
+    pools.put(model("m2", "big"), Status.ACTIVE)
+    pools.put(model("m3"), Status.ACTIVE)
+    index = RouteIndex(pools)
+    index.put(route("over-pool", "big", "m3"))
+    index.put(route("over-model", "m2"))
+    assert index.broken_by({"m1"}) == set()
+    assert index.broken_by({"m2"}) == {"over-model"}
+    assert index.broken_by({"m1", "m2"}) == {"over-model", "over-pool"}
+    assert index.broken_by({"m3"}) == {"over-pool"}
+    # Somebody else is in a pool of its name.
+    pools.put(model("m4", "m3"), Status.ACTIVE)
+    assert index.broken_by({"m3"}) == set()
+
+
+def test_what_a_route_names_already_in_vain_keeps_nobody_else() -> None:
+    pools = PoolIndex()
+    pools.put(model("m1"), Status.ACTIVE)
+    index = RouteIndex(pools)
+    index.put(route("q1", "expired", "m1"))
+    pools.put(model("m2"), Status.ACTIVE)
+    assert index.broken_by({"m2"}) == set()
+    assert index.broken_by({"m1"}) == {"q1"}

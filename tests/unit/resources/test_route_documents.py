@@ -1,0 +1,95 @@
+"""Routes as people write them and as they read them."""
+
+import pytest
+from resource_samples import some_event, some_route
+
+from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
+from weft.resources.documents import ModelDocument
+from weft.resources.files import parse_document, read_documents
+from weft.resources.kinds import parse_kind
+from weft.resources.messages import event_document, model_document, route_document, to_declaration
+from weft.resources.rendering import declared, plain, to_yaml
+from weft.resources.route_document import RouteDocument
+
+
+def read(**fields: object) -> RouteDocument:
+    found = parse_document({"kind": "Route", "name": "q", "candidates": ["a"], **fields})
+    assert isinstance(found, RouteDocument)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("5m", 300), (300, 300), (1.5, 1.5), ("90s", 90), ("1h30m", 5_400), (0, 0), ("0", 0), (-1, -1), ("-5m", -1)],
+)
+def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds: float) -> None:
+    route = read(keepAlive=written)
+    assert route.keep_alive == seconds
+    manifest = to_declaration(route).route
+    assert manifest.keep_alive.ToNanoseconds() == seconds * 1e9
+    # And read back from the registry it is the same, with the shortest number that says it.
+    told = route_document(route_pb2.Route(manifest=manifest))
+    assert told.keep_alive == seconds
+    assert str(plain(told)["keepAlive"]) == f"{seconds:g}"
+
+
+def test_what_is_not_said_stays_unsaid() -> None:
+    manifest = to_declaration(read()).route
+    assert (manifest.HasField("keep_alive"), manifest.HasField("budget")) == (False, False)
+    assert to_yaml([read()]) == "kind: route\nname: q\ncandidates:\n- a\n"
+
+
+def test_a_whole_route_in_yaml_is_what_people_would_write() -> None:
+    assert to_yaml([route_document(some_route())]) == (
+        "kind: route\nname: summaries\ndescription: Short ones\ncandidates:\n- qwen\n- big\n"
+        "budgetSeconds: 90.5\nkeepAlive: 300\npinPrimary: true\n"
+    )
+
+
+def test_a_status_that_somebody_applies_is_dropped() -> None:
+    (sourced,) = read_documents(to_yaml([route_document(some_route())]) + "status: {state: nonsense}\n", "f")
+    assert sourced.document.status is None
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "ready", "reason"),
+    [
+        (route_pb2.Route.STATUS_ACTIVE, "active", "True", "Active"),
+        (route_pb2.Route.STATUS_HIBERNATING, "hibernating", "False", "Hibernating"),
+        (route_pb2.Route.STATUS_INACTIVE, "inactive", "False", "NoActiveCandidate"),
+        (route_pb2.Route.STATUS_UNSPECIFIED, "unknown", "False", "NoActiveCandidate"),
+    ],
+)
+def test_a_route_says_whether_it_can_answer_and_why_not(
+    status: route_pb2.Route.Status.ValueType, state: str, ready: str, reason: str
+) -> None:
+    told = some_route()
+    told.status = status
+    found = route_document(told).status
+    assert found is not None
+    (condition,) = found.conditions
+    assert (found.state, condition.type, condition.status, condition.reason) == (state, "Ready", ready, reason)
+
+
+def test_the_words_for_routes() -> None:
+    for word in ("route", "routes", "Route", "ROUTES"):
+        assert parse_kind(word).list_kind == "RouteList"
+
+
+def test_an_event_of_the_mesh_itself_is_about_the_mesh() -> None:
+    event = some_event(name="settings")
+    event.kind = resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED
+    document = event_document(event)
+    assert (document.resource_kind, document.resource_name) == ("mesh", "settings")
+    assert plain(document)["resourceKind"] == "mesh"
+
+
+def test_skills_go_to_the_registry_and_come_back() -> None:
+    document = parse_document({"kind": "model", "name": "m", "skills": ["text", "image", "audio", "tools"]})
+    manifest = to_declaration(document).model.manifest
+    assert list(manifest.skills) == [1, 2, 3, 4]
+    # One that this version does not know is passed over: one odd row must not make a list unreadable.
+    manifest.skills.append(model_pb2.ModelSkill.ValueType(99))
+    back = model_document(model_pb2.Model(manifest=manifest))
+    assert isinstance(back, ModelDocument)
+    assert declared(back)["skills"] == ["text", "image", "audio", "tools"]

@@ -1,0 +1,72 @@
+"""A candidate index with members that are easy to write down."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from router_svc.policy.arrival import Needs
+from router_svc.policy.candidate_index import CandidateIndex
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.choice import Choice, Wish
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.routes import Route
+from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from weft.kernel.request import Operation
+
+CHAT = Needs(Operation.CHAT)
+ANYWHERE = Needs(Operation.CHAT, allow_remote=True)
+
+
+def member(name: str = "a", pool: str = "p", **changes: Any) -> Candidate:
+    """A model on a runner of its own."""
+    fields: dict[str, Any] = {
+        "model": name,
+        "pool": pool,
+        "runner": f"on-{name}",
+        "incarnation": "1",
+        "readiness": Readiness.READY,
+        "slots": 4,
+        "operations": frozenset({Operation.CHAT}),
+        **changes,
+    }
+    return Candidate(**fields)
+
+
+def index(
+    *members: Candidate,
+    policy: ChoicePolicy = ChoicePolicy.LEAST_LOADED,
+    max_in_flight: int = 0,
+    routes: Iterable[Route] = (),
+    cloud_fallback: bool = True,
+    limits: Mapping[str, Any] | None = None,
+) -> CandidateIndex:
+    """All pools have the same settings."""
+    settings = Settings(default_pool=PoolSettings(policy=policy, max_in_flight=max_in_flight))
+    made = CandidateIndex(settings, SchedulerLimits(**(limits or {})))
+    for candidate in members:
+        made.put(candidate)
+    made.set_ladders({route.name: route for route in routes}, cloud_fallback=cloud_fallback)
+    return made
+
+
+def wish(needs: Needs = CHAT, **changes: Any) -> Wish:
+    return Wish(needs=needs, **changes)
+
+
+def place(mesh: CandidateIndex, line: str = "p", asked: Wish | None = None, now: float = 0.0) -> Candidate | None:
+    """Choose and take; None: nobody was free."""
+    choice = mesh.choose(line, asked or wish(), now)
+    if choice is None:
+        return None
+    mesh.take(choice.candidate, now)
+    return choice.candidate
+
+
+def placed(mesh: CandidateIndex, times: int, line: str = "p", asked: Wish | None = None) -> list[str]:
+    """The models that so many requests go to, one after the other; none of them ends."""
+    found = [place(mesh, line, asked) for _ in range(times)]
+    return [candidate.model if candidate is not None else "nobody" for candidate in found]
+
+
+def chosen(choice: Choice | None) -> str:
+    """The model that was chosen."""
+    return choice.candidate.model if choice is not None else "nobody"

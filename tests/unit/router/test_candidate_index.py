@@ -1,0 +1,375 @@
+"""Who is in which line, who is free, and what a router has given to whom."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from index_harness import ANYWHERE, CHAT, chosen, index, member, place, placed, wish
+
+from router_svc.policy.arrival import Needs
+from router_svc.policy.candidates import Readiness
+from router_svc.policy.choice import MAX_CONSIDERED
+from router_svc.policy.choosing.considering import SHOWN_OF_MANY
+from router_svc.policy.choosing.seats import Seat
+from router_svc.policy.failover import FailureKind
+from router_svc.policy.routes import Route
+from weft.kernel.request import Operation
+
+EMBED = Needs(Operation.EMBEDDING)
+
+
+def test_a_model_stands_for_its_pool_and_a_pool_for_itself() -> None:
+    mesh = index(member("a"), member("b"), member("solo", pool="solo"))
+    assert [mesh.line_of(name) for name in ("a", "b", "p", "solo", "nothing")] == ["p", "p", "p", "solo", None]
+    assert sorted(mesh.lines()) == ["p", "solo"]
+
+
+def test_a_name_that_is_a_pools_and_a_models_is_the_pools() -> None:
+    mesh = index(member("x", pool="p"), member("a", pool="x"))
+    assert mesh.line_of("x") == "x"
+    assert [candidate.model for candidate in mesh.members("x")] == ["a"]
+
+
+def test_only_known_routes_are_lines() -> None:
+    mesh = index(member("a"), routes=[Route(name="code", candidates=("a",))])
+    assert mesh.line_of("route/code") == "route/code"
+    assert mesh.line_of("route/other") is None
+    assert mesh.line_of("code") is None
+
+
+def test_a_candidate_is_in_the_lines_of_its_pool_and_of_the_routes_that_name_it() -> None:
+    routes = [
+        Route(name="r", candidates=("a", "p")),
+        Route(name="s", candidates=("p",)),
+        Route(name="t", candidates=("b",)),
+    ]
+    mesh = index(member("a"), member("b"), routes=routes)
+    assert list(mesh.lines_of(member("a"))) == ["p", "route/r", "route/s"]
+
+
+def test_a_line_without_members_is_gone() -> None:
+    mesh = index(member("a"))
+    mesh.drop("a")
+    assert mesh.line_of("a") is None
+    assert list(mesh.lines()) == []
+    assert place(mesh) is None
+    mesh.drop("a")
+
+
+def test_a_model_that_changes_its_pool_takes_what_runs_on_it_along() -> None:
+    mesh = index(member("a"), member("b"))
+    running = place(mesh, asked=wish(excluded=frozenset({member("b").key})))
+    assert running is not None
+    mesh.put(member("a", pool="q"))
+    assert (mesh.in_flight_of_line("p"), mesh.in_flight_of_line("q")) == (0, 1)
+    mesh.release(running)
+    assert (mesh.in_flight_of_line("q"), mesh.total_in_flight) == (0, 0)
+
+
+def test_nobody_gets_more_than_it_has_slots_for() -> None:
+    mesh = index(member("a", slots=1), member("b", slots=2))
+    assert sorted(placed(mesh, 4)) == ["a", "b", "b", "nobody"]
+    assert not mesh.has_free("p")
+
+
+def test_a_released_slot_is_free_again() -> None:
+    mesh = index(member("a", slots=1))
+    running = place(mesh)
+    assert running is not None
+    assert place(mesh) is None
+    mesh.release(running)
+    assert place(mesh) == running
+
+
+def test_a_slot_that_was_not_granted_cannot_be_given_back() -> None:
+    mesh = index(member("a"))
+    with pytest.raises(AssertionError, match="granted"):
+        mesh.release(member("a"))
+
+
+def test_a_runner_that_is_full_over_all_its_models_takes_nothing_on_any_of_them() -> None:
+    on_one: dict[str, Any] = {"runner": "one", "runner_max_requests": 3}
+    mesh = index(member("a", pool="a", **on_one), member("b", pool="b", **on_one))
+    assert placed(mesh, 2, "a") + placed(mesh, 2, "b") == ["a", "a", "b", "nobody"]
+    assert mesh.on_runner(member("b", pool="b", **on_one)) == 3
+    assert not mesh.has_free("a")
+    mesh.take_freed()
+    mesh.release(member("b", pool="b", **on_one))
+    assert sorted(mesh.take_freed()) == ["a", "b"]
+    assert placed(mesh, 1, "a") == ["a"]
+
+
+def test_a_limit_over_all_models_that_changes_counts_from_then_on() -> None:
+    mesh = index(member("a", runner_max_requests=1))
+    assert placed(mesh, 2) == ["a", "nobody"]
+    mesh.put(member("a", runner_max_requests=2))
+    assert placed(mesh, 2) == ["a", "nobody"]
+    mesh.put(member("a", runner_max_requests=0))
+    assert placed(mesh, 3) == ["a", "a", "nobody"]
+
+
+def test_a_pool_at_its_cap_takes_nothing_by_whichever_line() -> None:
+    mesh = index(member("a"), member("b"), max_in_flight=2, routes=[Route(name="r", candidates=("p",))])
+    assert placed(mesh, 3) == ["a", "b", "nobody"]
+    assert placed(mesh, 1, "route/r") == ["nobody"]
+    assert not mesh.has_free("p")
+    assert not mesh.has_free("route/r")
+    mesh.take_freed()
+    mesh.release(member("a"))
+    assert list(mesh.take_freed()) == ["p", "route/r"]
+    assert placed(mesh, 2, "route/r") == ["a", "nobody"]
+
+
+@pytest.mark.parametrize("readiness", [Readiness.LOADING, Readiness.ASLEEP, Readiness.DOWN])
+def test_only_who_is_ready_takes_requests(readiness: Readiness) -> None:
+    mesh = index(member("a", readiness=readiness))
+    assert not mesh.has_free("p")
+    assert place(mesh) is None
+    mesh.put(member("a"))
+    assert list(mesh.take_freed()) == ["p"]
+    assert placed(mesh, 1) == ["a"]
+
+
+def test_those_who_are_held_take_nothing_until_the_hold_is_lifted() -> None:
+    mesh = index(member("a"), member("b"))
+    mesh.hold(frozenset({member("a").key}), {member("a").key: "llama"})
+    assert set(placed(mesh, 4)) == {"b"}
+    [held] = [each for each in mesh.considered("p", wish(), 0.0) if each.model == "a"]
+    assert held.gate == "held for llama to be loaded"
+    mesh.hold(frozenset({member("b").key}))
+    assert placed(mesh, 1) == ["a"]
+    mesh.hold(frozenset())
+    assert mesh.has_free("p")
+
+
+def test_a_hold_outlives_what_is_told_of_the_candidate_meanwhile() -> None:
+    mesh = index(member("a"))
+    mesh.hold(frozenset({member("a").key}))
+    mesh.put(member("a", slots_reported_used=1))
+    assert place(mesh) is None
+    mesh.drop("a")
+    mesh.put(member("a"))
+    assert place(mesh) is None
+    mesh.put(member("a", incarnation="2"))
+    assert placed(mesh, 1) == ["a"]
+
+
+def test_requests_on_an_incarnation_that_is_gone_count_until_they_end() -> None:
+    mesh = index(member("a", slots=1), max_in_flight=2)
+    old = place(mesh)
+    assert old is not None
+    mesh.put(member("a", slots=1, incarnation="2"))
+    new = place(mesh)
+    assert new is not None
+    assert (mesh.in_flight(old), mesh.in_flight(new), mesh.in_flight_of_line("p")) == (1, 1, 2)
+    assert not mesh.has_free("p")
+    mesh.release(old)
+    assert (mesh.in_flight(old), mesh.total_in_flight) == (0, 1)
+    mesh.drop("a")
+    mesh.release(new)
+    assert (mesh.in_flight_of_line("p"), mesh.total_in_flight) == (0, 0)
+
+
+def test_what_runs_on_a_candidate_that_comes_back_still_takes_its_slots() -> None:
+    mesh = index(member("a", slots=1))
+    running = place(mesh)
+    assert running is not None
+    mesh.drop("a")
+    mesh.put(member("a", slots=1))
+    assert place(mesh) is None
+    assert mesh.in_flight_of_line("p") == 1
+    mesh.release(running)
+    assert placed(mesh, 1) == ["a"]
+
+
+def test_nothing_is_kept_of_who_is_gone() -> None:
+    mesh = index()
+    for number in range(50):
+        mesh.put(member("a", incarnation=str(number)))
+        running = place(mesh)
+        assert running is not None
+        mesh.drop("a")
+        mesh.release(running)
+    assert (len(mesh._seats), len(mesh._runners), len(mesh._pools), len(mesh._pool_rungs)) == (0, 0, 0, 0)
+
+
+def test_requests_go_only_to_who_has_what_they_need() -> None:
+    mesh = index(member("a"), member("b", operations=frozenset({Operation.EMBEDDING})))
+    assert placed(mesh, 2, asked=wish(EMBED)) == ["b", "b"]
+    assert [candidate.model for candidate in mesh.permitted("p", EMBED, frozenset())] == ["b"]
+
+
+def test_what_a_candidate_can_do_may_change() -> None:
+    mesh = index(member("a"))
+    assert place(mesh, asked=wish(EMBED)) is None
+    mesh.put(member("a", operations=frozenset(Operation)))
+    assert placed(mesh, 1, asked=wish(EMBED)) == ["a"]
+    mesh.put(member("a"))
+    assert place(mesh, asked=wish(EMBED)) is None
+
+
+def test_the_permitted_are_neither_excluded_nor_down() -> None:
+    mesh = index(
+        member("a"), member("b", readiness=Readiness.DOWN), member("c", readiness=Readiness.ASLEEP), member("d")
+    )
+    permitted = mesh.permitted("p", CHAT, frozenset({member("d").key}))
+    assert [candidate.model for candidate in permitted] == ["a", "c"]
+    assert mesh.up("p") == 3
+    assert mesh.ready_slots("p") == 8
+
+
+def test_excluded_candidates_are_not_chosen_and_stay_for_others() -> None:
+    mesh = index(member("a"), member("b"), member("c"))
+    excluded = frozenset({member("a").key, member("b").key})
+    assert placed(mesh, 2, asked=wish(excluded=excluded)) == ["c", "c"]
+    assert placed(mesh, 2) == ["a", "b"]
+
+
+def test_who_is_busy_with_others_work_is_left_alone_for_longer_each_time() -> None:
+    mesh = index(member("a"))
+    for doubling in range(6):
+        began = doubling * 10.0
+        mesh.note_failure(member("a"), FailureKind.BUSY, began)
+        pause = min(0.25 * 2**doubling, 2.0)
+        assert mesh.wakes_at(began) == began + pause
+        assert place(mesh, now=began + pause - 0.01) is None
+        mesh.take_freed()
+        mesh.advance(began + pause)
+        assert list(mesh.take_freed()) == ["p"]
+        assert mesh.has_free("p")
+    mesh.note_content(member("a"), 60.0)
+    mesh.note_failure(member("a"), FailureKind.BUSY, 61.0)
+    assert mesh.wakes_at(61.0) == 61.25
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [(FailureKind.BOUNCED, 0.25), (FailureKind.BROKE, 1.0)])
+def test_who_failed_is_left_alone_for_a_moment(kind: FailureKind, seconds: float) -> None:
+    mesh = index(member("a"))
+    mesh.note_failure(member("a"), kind, 5.0)
+    assert place(mesh, now=5.0 + seconds - 0.01) is None
+    assert place(mesh, now=5.0 + seconds) is not None
+    assert mesh.wakes_at(5.0 + seconds) is None
+
+
+@pytest.mark.parametrize("kind", [FailureKind.LACKS, FailureKind.FINAL])
+def test_who_only_lacked_something_is_not_left_alone(kind: FailureKind) -> None:
+    mesh = index(member("a"))
+    mesh.note_failure(member("a"), kind, 5.0)
+    assert place(mesh, now=5.0) is not None
+
+
+def test_news_of_an_incarnation_that_is_gone_says_nothing_about_the_new_one() -> None:
+    mesh = index(member("a", incarnation="2"))
+    mesh.note_failure(member("a", incarnation="1"), FailureKind.BROKE, 0.0)
+    mesh.note_content(member("a", incarnation="1"), 0.0)
+    assert place(mesh) is not None
+
+
+def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
+    mesh = index(
+        member("a"),
+        member("b", slots=1),
+        member("c", readiness=Readiness.ASLEEP),
+        member("d", readiness=Readiness.DOWN),
+        member("e", readiness=Readiness.LOADING),
+        member("f", remote=True),
+        member("g"),
+        member("h"),
+        member("i", runner_max_requests=1),
+    )
+    only_b = frozenset(member(name).key for name in "aghi")
+    only_i = frozenset(member(name).key for name in "abgh")
+    assert placed(mesh, 1, asked=wish(excluded=only_b)) + placed(mesh, 1, asked=wish(excluded=only_i)) == ["b", "i"]
+    mesh.note_failure(member("g"), FailureKind.BUSY, 0.0)
+    choice = mesh.choose("p", wish(excluded=frozenset({member("h").key})), 0.0)
+    assert choice is not None
+    assert (chosen(choice), choice.policy, choice.count) == ("a", "least_loaded", 9)
+    assert choice.considered[0].chosen
+    assert [each.score for each in choice.considered] == sorted((e.score for e in choice.considered), reverse=True)
+    assert {each.model: each.gate for each in choice.considered} == {
+        "a": "",
+        "b": "all 1 slots are busy",
+        "c": "asleep",
+        "d": "not heard of",
+        "e": "loading",
+        "f": "off the premises, and the request does not allow that",
+        "g": "full with work from elsewhere; tried again in 0.2 s",
+        "h": "tried in vain for this request",
+        "i": "its runner works on 1 requests, which is all it takes",
+    }
+
+
+def test_what_is_said_of_a_candidate_follows_what_happens_to_it() -> None:
+    mesh = index(member("a", slots=1), max_in_flight=2)
+
+    def gate() -> str:
+        [only] = mesh.considered("p", wish(), 0.0)
+        return only.gate
+
+    assert gate() == ""
+    running = place(mesh)
+    assert running is not None
+    assert gate() == "all 1 slots are busy"
+    mesh.put(member("a", slots=4))
+    assert gate() == ""
+    place(mesh)
+    assert gate() == "p has 2 of 2 requests running"
+    mesh.release(running)
+    assert gate() == ""
+    mesh.hold(frozenset({running.key}))
+    assert gate() == "held for another model to be loaded"
+    [remote_asked] = mesh.considered("p", wish(EMBED), 0.0)
+    assert remote_asked.gate == "does not offer embedding"
+
+
+def test_of_many_only_some_are_named_and_all_are_counted() -> None:
+    mesh = index(*(member(f"m{number:03}") for number in range(200)))
+    for number in range(100):
+        mesh.put(member(f"m{number:03}", readiness=Readiness.ASLEEP))
+    choice = mesh.choose("p", wish(), 0.0)
+    assert choice is not None
+    assert (chosen(choice), choice.count) == ("m100", 200)
+    assert len(choice.considered) == SHOWN_OF_MANY
+    assert choice.considered[0].model == "m100"
+    considered = mesh.considered("p", wish(), 0.0)
+    assert len(considered) == MAX_CONSIDERED
+    assert considered[0].gate == ""
+
+
+def test_who_can_serve_changes_with_the_permit() -> None:
+    mesh = index(member("a", remote=True))
+    assert place(mesh) is None
+    assert list(mesh.permitted("p", CHAT, frozenset())) == []
+    assert placed(mesh, 1, asked=wish(ANYWHERE)) == ["a"]
+    mesh.put(replace(member("a"), remote=False))
+    assert placed(mesh, 1) == ["a"]
+
+
+def test_a_request_in_a_pool_of_a_thousand_looks_at_no_other_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = index(*(member(f"m{number:04}") for number in range(1_000)))
+    looked_at: list[str] = []
+    settle = Seat.settle
+
+    def counted(seat: Seat) -> None:
+        looked_at.append(seat.candidate.model)
+        settle(seat)
+
+    monkeypatch.setattr(Seat, "settle", counted)
+    for _ in range(100):
+        running = place(mesh)
+        assert running is not None
+        mesh.release(running)
+        assert looked_at == [running.model, running.model]
+        looked_at.clear()
+    mesh.put(member("m0500", slots_reported_used=1))
+    assert looked_at == ["m0500"]
+
+
+def test_what_is_kept_to_order_the_free_does_not_grow_with_the_requests() -> None:
+    mesh = index(*(member(f"m{number}") for number in range(20)))
+    for _ in range(5_000):
+        running = place(mesh)
+        assert running is not None
+        mesh.release(running)
+    [shelf] = mesh._pools["p"].fitting(CHAT)
+    assert len(shelf._heap) <= 2 * 20 + 65

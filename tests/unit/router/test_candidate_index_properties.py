@@ -1,0 +1,211 @@
+"""Whatever happens in whatever order, the index says the same as somebody who looks at every candidate."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_harness import CHAT, index, member, wish
+
+from router_svc.policy.arrival import Needs
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.capability import fits
+from router_svc.policy.choice import Wish
+from router_svc.policy.choosing.seats import Seat
+from router_svc.policy.failover import FailureKind
+from router_svc.policy.outliers import Standing
+from router_svc.policy.settings import ChoicePolicy
+from weft.kernel.request import Operation
+
+NAMES = "abcdef"
+POOLS = "pq"
+MAX_IN_FLIGHT = 5
+EMBED = Needs(Operation.EMBEDDING)
+SOME_NAMES = st.sets(st.sampled_from(NAMES), max_size=3)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.tuples(st.sampled_from(POOLS), st.sampled_from((CHAT, EMBED)), SOME_NAMES)),
+        st.tuples(st.just("release"), st.integers(0, 10)),
+        st.tuples(
+            st.just("put"),
+            st.tuples(
+                st.sampled_from(NAMES),
+                st.sampled_from(POOLS),
+                st.sampled_from((Readiness.READY, Readiness.READY, Readiness.ASLEEP, Readiness.DOWN)),
+                st.integers(1, 3),
+                st.integers(0, 4),
+                st.booleans(),
+            ),
+        ),
+        st.tuples(st.just("restart"), st.sampled_from(NAMES)),
+        st.tuples(st.just("drop"), st.sampled_from(NAMES)),
+        st.tuples(st.just("hold"), SOME_NAMES),
+        st.tuples(st.just("fail"), st.tuples(st.sampled_from(NAMES), st.sampled_from(FailureKind), st.integers(1, 6))),
+        st.tuples(st.just("succeed"), st.sampled_from(NAMES)),
+        st.tuples(st.just("wait"), st.sampled_from((0.1, 0.3, 1.0, 5.0, 12.0))),
+    ),
+    min_size=5,
+    max_size=60,
+)
+
+
+class Looker:
+    """Knows everything that the index was told, and works each answer out from nothing."""
+
+    def __init__(self, policy: ChoicePolicy) -> None:
+        self.policy = policy
+        self.incarnations = dict.fromkeys(NAMES, 1)
+        self.known: dict[str, Candidate] = {}
+        self.running: list[Candidate] = []
+        self.held: set[tuple[str, str, str]] = set()
+        self.now = 0.0
+        self.mesh = index(policy=policy, max_in_flight=MAX_IN_FLIGHT)
+        for name in NAMES:
+            self.put(name, "p" if name < "d" else "q", Readiness.READY, slots=2, limit=0, embeds=False)
+
+    def put(self, name: str, pool: str, readiness: Readiness, *, slots: int, limit: int, embeds: bool) -> None:
+        """Two candidates share a runner."""
+        self.known[name] = member(
+            name,
+            pool,
+            runner=f"on-{'abcabc'[NAMES.index(name)]}",
+            incarnation=str(self.incarnations[name]),
+            readiness=readiness,
+            slots=slots,
+            runner_max_requests=limit,
+            operations=frozenset(Operation) if embeds else frozenset({Operation.CHAT}),
+        )
+        self.mesh.put(self.known[name])
+
+    def in_flight(self, candidate: Candidate) -> int:
+        return sum(running.key == candidate.key for running in self.running)
+
+    def on_runner(self, candidate: Candidate) -> int:
+        return sum(running.key[1:] == candidate.key[1:] for running in self.running)
+
+    def has_room(self, candidate: Candidate) -> bool:
+        limit = candidate.runner_max_requests
+        return self.in_flight(candidate) < candidate.slots and (not limit or self.on_runner(candidate) < limit)
+
+    def seat(self, candidate: Candidate) -> Seat:
+        return self.mesh._seats[candidate.key]
+
+    def takes(self, candidate: Candidate, asked: Wish) -> bool:
+        """Whether it would take such a request, were it not for how it did."""
+        return (
+            candidate.readiness is Readiness.READY
+            and candidate.key not in self.held | asked.excluded
+            and not fits(candidate, asked.needs)
+        )
+
+    def works(self, candidate: Candidate) -> bool:
+        return self.seat(candidate).health.standing is Standing.WORKS
+
+    def free(self, line: str, asked: Wish) -> list[Candidate]:
+        members = [candidate for candidate in self.known.values() if candidate.pool == line]
+        able = [candidate for candidate in members if self.takes(candidate, asked)]
+        free = [each for each in able if self.has_room(each) and not self.seat(each).health.paused]
+        on_trial = [each for each in free if self.seat(each).health.standing is Standing.ON_TRIAL]
+        on_trial = [each for each in on_trial if not self.seat(each).trying]
+        best = [each for each in free if self.works(each)] + on_trial
+        if best or any(self.works(each) for each in able):
+            return best
+        return free
+
+    def ask(self, line: str, needs: Needs, excluded: set[str]) -> None:
+        gone = frozenset(self.known[name].key for name in excluded if name in self.known)
+        asked = wish(needs, excluded=gone, seed=len(self.running))
+        self.mesh.advance(self.now)
+        free = self.free(line, asked)
+        capped = self.in_line[line] >= MAX_IN_FLIGHT
+        choice = self.mesh.choose(line, asked, self.now)
+        if capped or not free:
+            assert choice is None, "somebody was chosen who is not free"
+            return
+        assert choice is not None, f"{[each.model for each in free]} were overlooked"
+        assert choice.candidate in free
+        assert self.mesh.has_free(line), "it was said that nobody is free"
+        if self.policy is ChoicePolicy.LEAST_LOADED:
+            least = min(self.in_flight(each) / each.slots for each in free)
+            assert self.in_flight(choice.candidate) / choice.candidate.slots == least
+        self.mesh.take(choice.candidate, self.now)
+        self.running.append(choice.candidate)
+
+    @property
+    def in_line(self) -> Counter[str]:
+        """Requests by pool: by the one that their candidate is in now, or was in when it went."""
+        return Counter({line: self.mesh.in_flight_of_line(line) for line in POOLS})
+
+    def step(self, kind: str, argument: object) -> None:
+        match kind, argument:
+            case "ask", (str(line), Needs() as needs, set(excluded)):
+                self.ask(line, needs, excluded)
+            case "release", int(number) if number < len(self.running):
+                self.mesh.release(self.running.pop(number))
+            case "put", (str(name), str(pool), Readiness() as readiness, int(slots), int(limit), bool(embeds)):
+                self.put(name, pool, readiness, slots=slots, limit=limit, embeds=embeds)
+            case "restart", str(name) if name in self.known:
+                self.incarnations[name] += 1
+                was = self.known[name]
+                self.put(name, was.pool, was.readiness, slots=was.slots, limit=0, embeds=False)
+            case "drop", str(name):
+                self.mesh.drop(name)
+                self.known.pop(name, None)
+            case "hold", set(names):
+                self.held = {self.known[name].key for name in names if name in self.known}
+                self.mesh.hold(frozenset(self.held))
+            case _:
+                self._step_of_health(kind, argument)
+
+    def _step_of_health(self, kind: str, argument: object) -> None:
+        match kind, argument:
+            case "fail", (str(name), FailureKind() as failure, int(times)) if name in self.known:
+                for _ in range(times):
+                    self.mesh.note_failure(self.known[name], failure, self.now)
+            case "succeed", str(name) if name in self.known:
+                self.mesh.note_content(self.known[name], self.now)
+            case "wait", float(seconds):
+                self.now += seconds
+
+    def check(self) -> None:
+        assert self.mesh.total_in_flight == len(self.running)
+        self.mesh.advance(self.now)
+        for candidate in self.known.values():
+            assert self.mesh.candidate(candidate.model) == candidate
+            assert self.mesh.in_flight(candidate) == self.in_flight(candidate)
+            assert self.mesh.on_runner(candidate) == self.on_runner(candidate)
+        for line in POOLS:
+            members = [candidate for candidate in self.known.values() if candidate.pool == line]
+            assert sorted(each.model for each in self.mesh.members(line)) == sorted(each.model for each in members)
+            assert self.mesh.up(line) == sum(each.readiness is not Readiness.DOWN for each in members)
+            ready = [each.slots for each in members if each.readiness is Readiness.READY]
+            assert self.mesh.ready_slots(line) == sum(ready)
+            permitted = {each.model for each in self.mesh.permitted(line, CHAT, frozenset())}
+            assert permitted == {each.model for each in members if each.readiness is not Readiness.DOWN}
+        assert len(self.mesh._seats) <= len(self.known) + len(self.running)
+
+
+@settings(max_examples=200, deadline=None)
+@given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
+def test_the_index_says_what_a_look_at_every_candidate_says(
+    policy: ChoicePolicy, steps: list[tuple[str, object]]
+) -> None:
+    looker = Looker(policy)
+    for kind, argument in steps:
+        looker.step(kind, argument)
+        looker.check()
+
+
+def test_the_look_notices_an_index_that_forgets_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    looker = Looker(ChoicePolicy.ROUND_ROBIN)
+    monkeypatch.setattr(looker.mesh, "hold", lambda _keys: None)
+    looker.step("hold", {"a", "b", "c"})
+    with pytest.raises(AssertionError, match="who is not free"):
+        looker.step("ask", ("p", CHAT, set()))
+
+
+def test_the_look_notices_an_index_that_overlooks_who_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    looker = Looker(ChoicePolicy.LEAST_LOADED)
+    monkeypatch.setattr(looker.mesh, "choose", lambda _line, _wish, _now: None)
+    with pytest.raises(AssertionError, match="overlooked"):
+        looker.step("ask", ("p", CHAT, set()))

@@ -1,0 +1,131 @@
+"""What a candidate lacks, and why nobody of a line can serve a request."""
+
+import pytest
+from index_harness import CHAT, index, member, place, wish
+
+from router_svc.policy.arrival import Needs, context_class
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.capability import fits, profile_of
+from router_svc.policy.routes import Route
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Skill
+
+PICTURE = Needs(Operation.CHAT, skills=frozenset({Skill.TEXT, Skill.IMAGE}))
+TOOLS = Needs(Operation.CHAT, tools=frozenset({"search", "files"}))
+LONG = Needs(Operation.CHAT, context_tokens=8192)
+ONLY_TEXT = frozenset({Skill.TEXT})
+OFF = {"remote": True}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "needs", "gate"),
+    [
+        (member(), CHAT, ""),
+        (member(), Needs(Operation.EMBEDDING), "does not offer embedding"),
+        (member(remote=True), CHAT, "off the premises, and the request does not allow that"),
+        (member(remote=True), Needs(Operation.CHAT, allow_remote=True), ""),
+        (member(skills=ONLY_TEXT), PICTURE, "takes no images"),
+        (member(skills=frozenset()), PICTURE, "takes no text and takes no images"),
+        (member(skills=None), PICTURE, ""),
+        (member(skills=frozenset({Skill.TEXT, Skill.IMAGE, Skill.AUDIO})), PICTURE, ""),
+        (member(skills=ONLY_TEXT), Needs(Operation.CHAT, skills=frozenset({Skill.AUDIO})), "takes no audio"),
+        (member(skills=ONLY_TEXT), Needs(Operation.CHAT, skills=frozenset({Skill.TOOLS})), "calls no tools"),
+        (member(), TOOLS, "its runner has not files, search"),
+        (member(tools=frozenset({"search"})), TOOLS, "its runner has not files"),
+        (member(tools=frozenset({"search", "files", "more"})), TOOLS, ""),
+        (member(context_tokens=4096), LONG, "its context of 4096 tokens is too short"),
+        (member(context_tokens=8192), LONG, ""),
+        (member(context_tokens=0), LONG, ""),
+        (member(context_tokens=4096), Needs(Operation.CHAT), ""),
+    ],
+)
+def test_what_a_candidate_lacks_is_named(candidate: Candidate, needs: Needs, gate: str) -> None:
+    assert fits(candidate, needs) == gate
+    mesh = index(candidate)
+    assert (place(mesh, asked=wish(needs)) is not None) == (gate == "")
+
+
+@pytest.mark.parametrize("context", [0, 1, 4095, 4096, 4097, 131_072])
+@pytest.mark.parametrize("prompt", [0, 1, 3, 5_000, 9_000, 300_000])
+def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, prompt: int) -> None:
+    candidate = member(context_tokens=context)
+    needs = Needs(Operation.CHAT, context_tokens=context_class(prompt))
+    assert bool(fits(candidate, needs)) == bool(fits(profile_of(candidate), needs))
+
+
+@pytest.mark.parametrize(
+    ("members", "needs", "reason", "message"),
+    [
+        ([member()], Needs(Operation.EMBEDDING), Reason.UNSUPPORTED_OPERATION, "p does not offer embedding"),
+        (
+            [member(remote=True)],
+            CHAT,
+            Reason.PERMISSION_DENIED,
+            "p runs off the premises, and the request does not allow that",
+        ),
+        ([member(skills=ONLY_TEXT)], PICTURE, Reason.UNSUPPORTED_OPERATION, "p takes no images"),
+        ([member()], TOOLS, Reason.TOOL_UNAVAILABLE, "no runner that serves p has all of files, search"),
+        (
+            [member("a", context_tokens=2048), member("b", context_tokens=4096)],
+            LONG,
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            "the prompt is longer than the context of p, which is 4096 tokens",
+        ),
+        (
+            [member(readiness=Readiness.DOWN, detail="it crashed")],
+            CHAT,
+            Reason.NO_RUNNER_AVAILABLE,
+            "no runner that serves p is up (on-a: it crashed)",
+        ),
+        (
+            # Each lacks something else: what would have to change is named for those who come closest.
+            [member("a", operations=frozenset()), member("b", skills=ONLY_TEXT)],
+            PICTURE,
+            Reason.UNSUPPORTED_OPERATION,
+            "p takes no images",
+        ),
+        (
+            [member("a", readiness=Readiness.DOWN), member("b", remote=True)],
+            CHAT,
+            Reason.NO_RUNNER_AVAILABLE,
+            "no runner that serves p is up",
+        ),
+    ],
+)
+def test_a_refusal_says_why_nobody_can(members: list[Candidate], needs: Needs, reason: Reason, message: str) -> None:
+    mesh = index(*members)
+    assert list(mesh.permitted("p", needs, frozenset())) == []
+    summary = mesh.refusal("p", needs)
+    assert (summary.reason, summary.message) == (reason, message)
+    assert sum(summary.gates.values()) == len(members)
+    assert mesh.refusal("p", needs, "my-model").message.count("my-model") == 1
+
+
+def test_a_refusal_does_not_list_all_details_of_a_big_pool() -> None:
+    mesh = index(*(member(f"m{number:02}", readiness=Readiness.DOWN, detail="gone") for number in range(40)))
+    message = mesh.refusal("p", CHAT).message
+    assert message.count("gone") == 8
+    assert message.endswith("; ...)")
+
+
+def test_a_route_whose_only_candidates_are_left_out_says_so() -> None:
+    route = Route(name="r", candidates=("nothing", "cloud"))
+    mesh = index(member("cloud", pool="cloud", **OFF), routes=[route], cloud_fallback=False)
+    summary = mesh.refusal("route/r", Needs(Operation.CHAT, allow_remote=True))
+    assert summary.reason is Reason.PERMISSION_DENIED
+    assert summary.message == (
+        "only models off the premises could answer for route/r, and the mesh does not fall back to them"
+    )
+
+
+def test_a_route_whose_local_candidates_are_only_down_does_not_blame_the_guard() -> None:
+    route = Route(name="r", candidates=("a", "cloud"))
+    down = member("a", readiness=Readiness.DOWN)
+    mesh = index(down, member("cloud", pool="cloud", **OFF), routes=[route], cloud_fallback=False)
+    assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE
+
+
+def test_a_route_of_which_the_mesh_has_nothing_has_nobody_up() -> None:
+    mesh = index(routes=[Route(name="r", candidates=("nothing",))])
+    assert mesh.line_of("route/r") == "route/r"
+    assert mesh.refusal("route/r", CHAT).reason is Reason.NO_RUNNER_AVAILABLE

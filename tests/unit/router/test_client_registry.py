@@ -1,0 +1,233 @@
+"""Profiles of clients, how they ask, what limits them, and pauses."""
+
+from datetime import UTC
+
+import pytest
+
+from router_svc.client_registry import ClientProfile, ClientRegistry, ClientsConfig
+from router_svc.policy.client_patterns import MAX_TARGETS_COUNTED, MAX_TARGETS_TOLD, ClientPattern
+from router_svc.policy.cooldowns import Cooldown, CooldownRule
+from router_svc.rate_limits import RateLimitConfig
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.port import PlacementRequest
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate, RateUnit
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.testing.fake_clock import FakeClock
+
+PAUSES = CooldownRule(after_refusals=3, seconds=10, max_seconds=40)
+PROFILES = {
+    "batch": ClientProfile(priority=Priority.LOW, route="drafts", rates=(Rate(2, 60),), cooldown=PAUSES),
+    "hourly": ClientProfile(rates=(Rate(2, 3600),), cooldown=PAUSES),
+}
+UNLIMITED = RateLimitConfig()
+
+
+def asked(**fields: object) -> PlacementRequest:
+    given: dict[str, object] = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT, **fields}
+    return PlacementRequest(request_id="r", **given)  # type: ignore[arg-type]
+
+
+def registry(clock: FakeClock, limits: RateLimitConfig = UNLIMITED, *, max_clients: int = 1024) -> ClientRegistry:
+    return ClientRegistry(ClientsConfig(profiles=PROFILES, max_clients=max_clients), limits, clock)
+
+
+def refused(clients: ClientRegistry, request: PlacementRequest, key: int = 99) -> WeftError:
+    with pytest.raises(WeftError) as caught:
+        clients.admit(key, request)
+    assert caught.value.reason is Reason.RATE_LIMIT_EXCEEDED
+    return caught.value
+
+
+def record_of(clients: ClientRegistry, client_id: str) -> pb.ClientRecord:
+    return next(record for record in clients.records() if record.client_id == client_id)
+
+
+def used(prompt: int, completion: int, outcome: int = receipt_pb2.OUTCOME_COMPLETED) -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt(outcome=outcome)  # type: ignore[arg-type]
+    receipt.usage.prompt_tokens, receipt.usage.completion_tokens = prompt, completion
+    return receipt
+
+
+def test_a_profile_says_what_its_client_does_not() -> None:
+    clients = registry(FakeClock())
+    silent = clients.resolve(asked(client_id="batch", names_priority=False, model="auto"))
+    assert (silent.priority, silent.model) == (Priority.LOW, "route/drafts")
+    loud = clients.resolve(asked(client_id="batch", priority=Priority.NORMAL, model="qwen"))
+    assert (loud.priority, loud.model) == (Priority.NORMAL, "qwen")
+
+
+@pytest.mark.parametrize("client_id", ["", "somebody"])
+def test_without_a_profile_nothing_is_said(client_id: str) -> None:
+    request = asked(client_id=client_id, names_priority=False, model="auto")
+    assert registry(FakeClock()).resolve(request) is request
+
+
+async def test_the_mesh_knows_how_a_client_asks() -> None:
+    clock = FakeClock()
+    clients = registry(clock)
+    for key in range(4):
+        clients.admit(key, asked(client_id="app", model="qwen" if key else "llama"))
+        await clock.advance(5)
+    clients.note_end(0, used(10, 20))
+    clients.note_end(1, used(0, 0, receipt_pb2.OUTCOME_REJECTED))
+    clients.note_end(1, used(5, 5))
+    record = record_of(clients, "app")
+    assert (record.request_count, record.running_count, record.refused_count, record.token_count) == (4, 2, 1, 30)
+    assert [(target.target, target.request_count) for target in record.targets] == [("qwen", 3), ("llama", 1)]
+    assert record.usual_interval.ToNanoseconds() == 5_000_000_000
+    assert (record.last_seen_time.seconds - record.first_seen_time.seconds) == 15
+    assert (record.has_profile, record.route) == (False, "")
+    clients.admit(9, asked(client_id="batch"))
+    record = record_of(clients, "batch")
+    assert (record.has_profile, record.route, record.default_priority) == (True, "drafts", Priority.LOW.wire)
+
+
+async def test_a_client_that_is_refused_again_and_again_has_to_pause_and_each_pause_is_longer() -> None:
+    clock = FakeClock()
+    clients = registry(clock)
+    request = asked(client_id="hourly")
+    clients.admit(1, request)
+    clients.admit(2, request)
+    pauses = []
+    for _ in range(4):
+        for _ in range(3):
+            assert "exceeded 2 req/hour" in refused(clients, request).message
+        error = refused(clients, request)
+        assert "was refused too often in a row" in error.message
+        assert error.retry_after_seconds is not None
+        pauses.append(error.retry_after_seconds)
+        assert int(error.metadata["resetAt"]) == int(clock.utc_now().timestamp() + error.retry_after_seconds) + 1
+        ends = record_of(clients, "hourly").cooldown_end_time.ToDatetime(tzinfo=UTC)
+        assert (ends - clock.utc_now()).total_seconds() == pytest.approx(error.retry_after_seconds)
+        await clock.advance(error.retry_after_seconds)
+    assert pauses == [10, 20, 40, 40]
+
+
+async def test_a_refusal_during_a_pause_does_not_make_it_longer() -> None:
+    clock = FakeClock()
+    clients = registry(clock)
+    request = asked(client_id="batch")
+    for key in range(2):
+        clients.admit(key, request)
+    for _ in range(3):
+        refused(clients, request)
+    for _ in range(50):
+        refused(clients, request)
+    await clock.advance(10)
+    assert "exceeded" in refused(clients, request).message, "the pause is over; the window is not"
+    await clock.advance(60)
+    clients.admit(50, request)
+    assert not record_of(clients, "batch").HasField("cooldown_end_time")
+
+
+async def test_one_tenants_client_costs_another_tenants_nothing() -> None:
+    clients = registry(FakeClock())
+    for key in range(2):
+        clients.admit(key, asked(client_id="batch", tenant="loud"))
+    for _ in range(4):
+        refused(clients, asked(client_id="batch", tenant="loud"))
+    clients.admit(5, asked(client_id="batch", tenant="quiet"))
+    assert record_of(clients, "batch").request_count == 7, "the record sums over tenants"
+
+
+async def test_tenants_are_limited_in_requests_and_in_tokens() -> None:
+    clock = FakeClock()
+    limits = RateLimitConfig(
+        default=(Rate(3, 60), Rate(100, 60, RateUnit.TOKENS)), tenants={"big": (Rate(1000, 60, RateUnit.TOKENS),)}
+    )
+    clients = registry(clock, limits)
+    clients.admit(1, asked(prompt_tokens=80))
+    error = refused(clients, asked(prompt_tokens=30))
+    assert "Tenant a exceeded 100 tok/min" in error.message
+    assert (error.metadata["tenant"], error.metadata["limit"], error.metadata["remaining"]) == ("a", "100", "20")
+    for key in (2, 3):
+        clients.admit(key, asked(prompt_tokens=1))
+    assert "3 req/min" in refused(clients, asked(prompt_tokens=1)).message
+    for key in range(10, 20):
+        clients.admit(key, asked(tenant="big", prompt_tokens=100))
+    assert "Tenant big exceeded 1000 tok/min" in refused(clients, asked(tenant="big", prompt_tokens=1)).message
+
+
+async def test_tokens_are_set_right_when_the_answer_is_there() -> None:
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
+    clients.admit(1, asked(prompt_tokens=90))
+    clients.note_end(1, used(5, 5))
+    clients.admit(2, asked(prompt_tokens=90))
+    clients.note_end(2, used(90, 500))
+    assert refused(clients, asked(prompt_tokens=1)).metadata["remaining"] == "0"
+
+
+async def test_tokens_of_a_request_that_nobody_worked_on_are_given_back() -> None:
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
+    clients.admit(1, asked(prompt_tokens=100))
+    clients.note_end(1, used(0, 0, receipt_pb2.OUTCOME_REJECTED))
+    clients.admit(2, asked(prompt_tokens=100))
+    clients.note_end(2, None)
+    refused(clients, asked(prompt_tokens=1))
+
+
+async def test_a_refusal_whose_receipt_never_came_is_one_all_the_same() -> None:
+    """Over gRPC a rejection ends the call, and with it the way for a receipt."""
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
+    clients.admit(1, asked(prompt_tokens=100, client_id="app"))
+    clients.note_rejected(1, Reason.QUEUE_FULL)
+    clients.note_end(1, None)
+    clients.admit(2, asked(prompt_tokens=100, client_id="app"))
+    clients.note_rejected(2, Reason.WORKER_LOST)
+    clients.note_end(2, None)
+    record = record_of(clients, "app")
+    assert (record.refused_count, record.token_count) == (1, 100), "on the second one somebody may have worked"
+    refused(clients, asked(prompt_tokens=1))
+
+
+async def test_the_meshs_own_work_and_requests_placed_again_are_not_counted() -> None:
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
+    clients.admit(1, asked(priority=Priority.SYSTEM))
+    clients.admit(2, asked(age_seconds=3.0))
+    clients.admit(3, asked())
+    refused(clients, asked())
+
+
+async def test_the_client_seen_last_is_remembered_longest() -> None:
+    clients = registry(FakeClock(), max_clients=2)
+    for key, client in enumerate(["one", "two", "one", "three"]):
+        clients.admit(key, asked(client_id=client))
+    assert [record.client_id for record in clients.records()] == ["one", "three"]
+    clients.note_end(1, used(1, 1))
+
+
+def test_the_targets_of_a_client_are_bounded() -> None:
+    pattern = ClientPattern(first_seen_at=0.0, last_seen_at=0.0)
+    for turn in range(1_000):
+        pattern.note_arrival("often", 0.0)
+        pattern.note_arrival(f"once-{turn}", 0.0)
+    assert len(pattern.targets) == MAX_TARGETS_TOLD
+    assert pattern.targets[0] == ("often", 1_000)
+    assert MAX_TARGETS_TOLD < MAX_TARGETS_COUNTED
+
+
+def test_pauses_double_up_to_their_bound_and_begin_anew_after_a_calm_time() -> None:
+    rule = CooldownRule(after_refusals=1, seconds=10, max_seconds=30)
+    cooldown, now, pauses = Cooldown(), 0.0, []
+    for _ in range(4):
+        cooldown.note_refused(rule, now)
+        pauses.append(cooldown.seconds_left(now))
+        now = cooldown.ends_at
+    assert pauses == [10, 20, 30, 30]
+    cooldown.note_refused(rule, now + 30.1)
+    assert cooldown.seconds_left(now + 30.1) == pytest.approx(10)
+
+
+def test_a_request_that_is_let_through_ends_the_row() -> None:
+    rule, cooldown = CooldownRule(after_refusals=2), Cooldown()
+    cooldown.note_refused(rule, 0.0)
+    cooldown.note_allowed()
+    cooldown.note_refused(rule, 0.0)
+    assert cooldown.seconds_left(0.0) == 0
+    never = CooldownRule(after_refusals=0)
+    for _ in range(100):
+        cooldown.note_refused(never, 0.0)
+    assert cooldown.seconds_left(0.0) == 0

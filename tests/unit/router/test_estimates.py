@@ -1,0 +1,116 @@
+"""What loads and requests take, learned from those that are over."""
+
+import pytest
+from load_harness import candidate
+
+from router_svc.policy.arrival import Arrival, Needs
+from router_svc.policy.decisions import Served
+from router_svc.policy.estimates import (
+    DEFAULT_OUTPUT_TOKENS,
+    DEFAULT_TOKENS_PER_SECOND,
+    MAX_EVICTION_SECONDS,
+    MAX_MEASURED_SECONDS,
+    Averages,
+    Estimates,
+    wait_seconds,
+)
+from weft.kernel.request import Operation
+
+MODEL = candidate("qwen")
+ARRIVAL = Arrival(key=1, target="qwen", needs=Needs(Operation.CHAT), tenant="acme", arrived_at=0.0)
+
+
+def answer(tokens: int) -> Served:
+    return Served(prompt_tokens=10, cached_tokens=0, output_tokens=tokens)
+
+
+def test_nothing_is_claimed_that_was_never_measured() -> None:
+    estimates = Estimates()
+    assert estimates.load_seconds(MODEL) is None
+    assert estimates.service_seconds(MODEL, ARRIVAL) is None
+    assert estimates.mean_service_seconds(MODEL) is None
+    assert estimates.tokens_per_second(MODEL) == DEFAULT_TOKENS_PER_SECOND
+    assert estimates.output_tokens("qwen", "acme", None) == DEFAULT_OUTPUT_TOKENS
+    assert wait_seconds(3, 2, None) is None
+
+
+def test_a_load_takes_as_long_as_its_runner_says_until_one_was_seen() -> None:
+    estimates = Estimates()
+    told = candidate("qwen", usual_load_seconds=47.0)
+    assert estimates.load_seconds(told) == 47.0
+    estimates.note_load(told, 20.0)
+    assert estimates.load_seconds(told) == 20.0
+    estimates.note_load(told, 40.0)
+    assert estimates.load_seconds(told) == pytest.approx(26.0)
+
+
+def test_a_wait_for_memory_inside_of_a_load_is_not_taken_for_the_load() -> None:
+    estimates = Estimates()
+    estimates.note_load(candidate("qwen", usual_load_seconds=5.0), 300.0)
+    assert estimates.load_seconds(MODEL) == 5.0 + MAX_EVICTION_SECONDS
+    estimates.note_load(candidate("llama", usual_load_seconds=5.0), 7.0)
+    assert estimates.load_seconds(candidate("llama")) == 7.0
+
+
+def test_a_model_is_not_equally_fast_on_every_host() -> None:
+    estimates = Estimates()
+    estimates.note_load(candidate("qwen", host="slow"), 90.0)
+    estimates.note_load(candidate("qwen", host="fast"), 9.0)
+    assert estimates.load_seconds(candidate("qwen", host="fast")) == 9.0
+    assert estimates.load_seconds(candidate("qwen", host="new")) is None
+
+
+def test_figures_outlive_the_incarnation_of_a_runner() -> None:
+    estimates = Estimates()
+    estimates.note_load(MODEL, 9.0)
+    assert estimates.load_seconds(candidate("qwen", incarnation="2")) == 9.0
+
+
+def test_the_length_of_answers_is_learned_by_tenant_and_else_of_the_pool() -> None:
+    estimates = Estimates()
+    for _ in range(30):
+        estimates.note_served(MODEL, "acme", answer(1000), 10.0)
+    estimates.note_served(MODEL, "beta", answer(10), 1.0)
+    assert estimates.output_tokens("qwen", "acme", None) == pytest.approx(1000.0)
+    assert estimates.output_tokens("qwen", "beta", None) == 10.0
+    assert 10.0 < estimates.output_tokens("qwen", "new", None) < 1000.0
+    assert estimates.output_tokens("qwen", "acme", 64) == 64.0
+    assert estimates.output_tokens("qwen", "acme", 0) == 1.0
+
+
+def test_a_request_takes_its_first_token_and_then_as_many_as_are_expected() -> None:
+    estimates = Estimates()
+    estimates.note_served(MODEL, "acme", answer(100), 12.0, 2.0)
+    assert estimates.tokens_per_second(MODEL) == pytest.approx(10.0)
+    assert estimates.service_seconds(MODEL, ARRIVAL) == pytest.approx(12.0)
+    assert estimates.mean_service_seconds(MODEL) == 12.0
+
+
+def test_a_measurement_that_cannot_be_one_is_passed_over() -> None:
+    estimates = Estimates()
+    estimates.note_load(MODEL, -1.0)
+    estimates.note_load(MODEL, MAX_MEASURED_SECONDS + 1)
+    estimates.note_load(MODEL, float("nan"))
+    estimates.note_served(MODEL, "acme", answer(0), 3.0)
+    assert estimates.load_seconds(MODEL) is None
+    assert estimates.mean_service_seconds(MODEL) is None
+
+
+def test_an_answer_that_came_at_once_gives_a_finite_pace() -> None:
+    estimates = Estimates()
+    estimates.note_served(MODEL, "acme", answer(100), 0.0)
+    assert DEFAULT_TOKENS_PER_SECOND < estimates.tokens_per_second(MODEL) < float("inf")
+
+
+def test_the_table_forgets_what_was_not_measured_for_the_longest_time() -> None:
+    averages: Averages[str] = Averages(2)
+    for key in ("a", "b", "a", "c"):
+        averages.note(key, 1.0)
+    assert (averages.get("a"), averages.get("b"), averages.get("c"), len(averages)) == (1.0, None, 1.0, 2)
+
+
+def test_the_wait_for_a_slot_grows_with_who_is_ahead_and_shrinks_with_the_slots() -> None:
+    assert wait_seconds(0, 1, 4.0) == 2.0
+    assert wait_seconds(3, 1, 4.0) == 14.0
+    assert wait_seconds(3, 7, 4.0) == 2.0
+    assert wait_seconds(3, 0, 4.0) is None

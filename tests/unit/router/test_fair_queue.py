@@ -1,0 +1,134 @@
+"""The order of waiting: tenants by account, a tenant's own by deadline and arrival, nobody behind one at its cap."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_svc.policy.fair_queue import FairQueue, SortedPlaces, place_of
+from weft.kernel.request import Priority
+
+
+class Desk:
+    """A queue with accounts and caps that can be set by hand."""
+
+    def __init__(self, **accounts: float) -> None:
+        self.accounts = {"a": 0.0, "b": 0.0, "c": 0.0, **accounts}
+        self.capped: set[str] = set()
+        self.queue = FairQueue(Priority.NORMAL, self.accounts.__getitem__, lambda tenant: tenant not in self.capped)
+
+    def add(self, key: int, tenant: str, deadline_at: float | None = None, arrived_at: float = 0.0) -> None:
+        self.queue.add(tenant, place_of(key, arrived_at, deadline_at))
+
+    def take(self, cost: float = 1.0) -> int | None:
+        turn = self.queue.turn()
+        if turn is None:
+            return None
+        self.queue.remove(turn.tenant, turn.place)
+        self.accounts[turn.tenant] += cost
+        return turn.key
+
+
+def test_the_tenant_that_was_served_least_goes_first() -> None:
+    desk = Desk(a=5.0, b=3.0)
+    for key, tenant in ((1, "a"), (2, "b"), (3, "b"), (4, "b")):
+        desk.add(key, tenant)
+    assert [desk.take(cost=2.0) for _ in range(5)] == [2, 1, 3, 4, None]
+
+
+def test_a_flood_of_one_tenant_does_not_keep_another_from_every_other_turn() -> None:
+    desk = Desk()
+    for key in range(100):
+        desk.add(key, "a", arrived_at=float(key))
+    for key in (200, 201, 202):
+        desk.add(key, "b", arrived_at=100.0)
+    assert [desk.take() for _ in range(6)] == [0, 200, 1, 201, 2, 202]
+
+
+def test_within_a_tenant_the_earlier_deadline_goes_first_then_who_came_first() -> None:
+    desk = Desk()
+    desk.add(1, "a", arrived_at=1.0)
+    desk.add(2, "a", arrived_at=2.0, deadline_at=50.0)
+    desk.add(3, "a", arrived_at=3.0, deadline_at=40.0)
+    desk.add(4, "a", arrived_at=0.0)
+    assert [desk.take() for _ in range(4)] == [3, 2, 4, 1]
+
+
+def test_a_tenant_that_may_not_have_more_running_is_passed_over_and_comes_back() -> None:
+    desk = Desk()
+    desk.add(1, "a")
+    desk.add(2, "b")
+    desk.capped = {"a"}
+    assert [desk.take(), desk.take()] == [2, None]
+    desk.capped = set()
+    assert desk.take() is None, "nobody said so yet"
+    desk.queue.list_again("a")
+    assert desk.take() == 1
+
+
+def test_a_new_first_request_of_a_tenant_that_was_set_aside_waits_with_it() -> None:
+    desk = Desk()
+    desk.add(1, "a", arrived_at=5.0)
+    desk.capped = {"a"}
+    assert desk.take() is None
+    desk.add(2, "a", arrived_at=1.0)
+    assert desk.take() is None
+    desk.capped = set()
+    desk.queue.list_again("a")
+    assert desk.take() == 2
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.sampled_from("abc"), st.sampled_from((None, 5.0, 9.0)), st.floats(0, 20)),
+            st.tuples(st.just("take"), st.just(""), st.none(), st.floats(0, 7)),
+            st.tuples(st.just("drop"), st.just(""), st.none(), st.floats(0, 1)),
+        ),
+        max_size=120,
+    )
+)
+def test_whatever_comes_and_goes_the_turn_is_the_lowest_account_and_then_the_first_place(
+    steps: list[tuple[str, str, float | None, float]],
+) -> None:
+    desk = Desk()
+    waiting: dict[int, tuple[str, tuple[float, float, int]]] = {}
+    for key, (step, tenant, deadline, figure) in enumerate(steps):
+        if step == "add":
+            desk.add(key, tenant, deadline, figure)
+            waiting[key] = (tenant, place_of(key, figure, deadline))
+        elif step == "drop" and waiting:
+            gone = sorted(waiting)[int(figure * (len(waiting) - 1))]
+            desk.queue.remove(*waiting.pop(gone))
+        elif step == "take":
+            expected = (
+                min((desk.accounts[tenant], place, key) for key, (tenant, place) in waiting.items())[2]
+                if waiting
+                else None
+            )
+            first_of = {tenant: min(p for t, p in waiting.values() if t == tenant) for tenant, _ in waiting.values()}
+            assert desk.take(figure) == expected
+            if expected is not None:
+                whose, place = waiting.pop(expected)
+                assert place == first_of[whose]
+        assert desk.queue.waiting == len(waiting)
+        for owner, place in waiting.values():
+            own = [other for whose, other in waiting.values() if whose == owner]
+            assert desk.queue.ahead_of(owner, place) == sum(other < place for other in own)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1000)), max_size=300))
+def test_places_stay_in_order_however_many_left_from_the_front(steps: list[tuple[bool, int]]) -> None:
+    places = SortedPlaces()
+    model: list[tuple[float, float, int]] = []
+    for key, (is_add, figure) in enumerate(steps):
+        if is_add or not model:
+            model.append((math.inf, float(figure), key))
+            model.sort()
+            places.add((math.inf, float(figure), key))
+        else:
+            gone = model.pop(0 if figure % 3 else figure % len(model))
+            places.remove(gone)
+        assert len(places) == len(model)
+        assert [place[2] for place in model] == places.everybody()
+        assert not model or (places.first, places.last) == (model[0], model[-1])

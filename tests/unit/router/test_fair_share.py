@@ -1,0 +1,129 @@
+"""Accounts of tenants: nobody banks credit, nobody pays for ever, estimates are put right."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_svc.policy.fair_share import MIN_COST, FairShare
+
+
+def shares(max_lag: float = 1e9, max_remembered: int = 100, **weights: float) -> FairShare:
+    return FairShare(lambda tenant: weights.get(tenant, 1.0), max_lag=max_lag, max_remembered=max_remembered)
+
+
+def test_a_tenant_with_twice_the_weight_is_charged_half() -> None:
+    book = shares(big=2.0)
+    for tenant in ("big", "small"):
+        book.enter(tenant)
+    for tenant in ("big", "small"):
+        book.charge(tenant, 100.0)
+    assert (book.account("big"), book.account("small")) == (50.0, 100.0)
+
+
+def test_a_tenant_that_comes_back_begins_no_lower_than_the_lowest_that_stayed() -> None:
+    book = shares()
+    book.enter("away")
+    book.leave("away")
+    for tenant, cost in (("a", 300.0), ("b", 500.0)):
+        book.enter(tenant)
+        book.charge(tenant, cost)
+    book.enter("away")
+    assert book.account("away") == 300.0
+
+
+def test_a_tenant_that_was_served_much_does_not_lose_that_by_leaving() -> None:
+    book = shares()
+    book.enter("a")
+    book.enter("b")
+    book.charge("b", 900.0)
+    book.leave("b")
+    book.enter("b")
+    assert book.account("b") == 900.0
+
+
+def test_nobody_lags_behind_the_highest_account_by_more_than_the_limit() -> None:
+    book = shares(max_lag=1000.0)
+    for tenant in ("served", "waits"):
+        book.enter(tenant)
+    book.charge("served", 5000.0)
+    assert book.account("waits") == 4000.0
+    assert book.account("served") == 5000.0
+
+
+def test_what_was_charged_too_much_is_taken_off_the_next_charges() -> None:
+    book = shares()
+    book.enter("a")
+    charged = book.charge("a", 100.0)
+    book.correct("a", charged, 20.0)
+    assert book.account("a") == 100.0
+    book.charge("a", 100.0)
+    assert book.account("a") == 120.0
+
+
+def test_what_was_charged_too_little_is_added_to_the_next_charges() -> None:
+    book = shares()
+    book.enter("a")
+    charged = book.charge("a", 100.0)
+    book.correct("a", charged, 250.0)
+    for _ in range(2):
+        book.charge("a", 100.0)
+    assert book.account("a") == 100.0 + 100.0 + 100.0 + 150.0
+
+
+def test_a_request_that_was_never_served_costs_nothing_in_the_end() -> None:
+    book = shares()
+    book.enter("a")
+    book.correct("a", book.charge("a", 100.0), 0.0)
+    book.charge("a", 100.0)
+    assert book.account("a") == 100.0
+
+
+def test_requests_of_unknown_cost_still_move_the_account() -> None:
+    book = shares()
+    book.enter("a")
+    book.charge("a", 0.0)
+    assert book.account("a") == MIN_COST
+
+
+def test_only_so_many_tenants_that_left_are_remembered() -> None:
+    book = shares(max_remembered=2)
+    for tenant in ("first", "second", "third"):
+        book.enter(tenant)
+        book.charge(tenant, 700.0)
+        book.leave(tenant)
+    for tenant in ("first", "third"):
+        book.enter(tenant)
+    assert book.account("first") == 0.0
+    assert book.account("third") == 700.0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(("enter", "leave", "charge")), st.floats(0, 500))))
+def test_accounts_of_active_tenants_only_ever_rise_and_stay_within_the_lag(steps: list[tuple[str, str, float]]) -> None:
+    book, live = shares(max_lag=1000.0), dict.fromkeys("abcd", 0)
+    known: dict[str, float] = {}
+    for tenant, step, tokens in steps:
+        if step == "enter":
+            book.enter(tenant)
+            live[tenant] += 1
+        elif live[tenant] and step == "leave":
+            book.leave(tenant)
+            live[tenant] -= 1
+        elif live[tenant]:
+            book.correct(tenant, book.charge(tenant, tokens), tokens / 2)
+        now = {name: book.account(name) for name, count in live.items() if count}
+        assert all(now[name] >= known.get(name, 0.0) for name in now), "an account fell"
+        assert not now or min(now.values()) >= max(now.values()) - 1000.0 - 1e-6, "somebody lags too far behind"
+        known |= now
+
+
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+def test_over_time_tenants_are_served_in_proportion_to_their_weights(weight: float) -> None:
+    book = shares(heavy=weight)
+    served = {"heavy": 0.0, "light": 0.0}
+    for tenant in served:
+        book.enter(tenant)
+    for _ in range(4000):
+        tenant = min(served, key=book.account)
+        book.correct(tenant, book.charge(tenant, 100.0), 40.0)
+        served[tenant] += 40.0
+    assert served["heavy"] / served["light"] == pytest.approx(weight, rel=0.01)

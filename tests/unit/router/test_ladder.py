@@ -1,0 +1,265 @@
+"""Routes: whose turn it is on a ladder, and that nothing leaves the premises without leave."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_harness import ANYWHERE, CHAT, index, member, place, placed, wish
+
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.choosing import pool as pool_module
+from router_svc.policy.failover import FailureKind
+from router_svc.policy.ladder import Rung
+from router_svc.policy.routes import Route
+from router_svc.policy.settings import ChoicePolicy
+
+LINE = "route/r"
+
+
+def solo(name: str, **changes: object) -> Candidate:
+    return member(name, pool=name, **changes)
+
+
+def ladder(*candidates: str, pin_primary: bool = False) -> Route:
+    return Route(name="r", candidates=candidates, pin_primary=pin_primary)
+
+
+def test_the_primary_answers_as_long_as_it_is_free() -> None:
+    mesh = index(solo("big", slots=2), solo("small"), routes=[ladder("big", "small")])
+    assert placed(mesh, 4, LINE) == ["big", "big", "small", "small"]
+    mesh.release(solo("big", slots=2))
+    assert placed(mesh, 1, LINE) == ["big"]
+
+
+@pytest.mark.parametrize("readiness", [Readiness.ASLEEP, Readiness.LOADING, Readiness.DOWN])
+def test_a_ready_fallback_answers_before_a_primary_that_is_not_ready(readiness: Readiness) -> None:
+    mesh = index(solo("big", readiness=readiness), solo("small"), routes=[ladder("big", "small")])
+    assert placed(mesh, 1, LINE) == ["small"]
+
+
+@pytest.mark.parametrize("readiness", [Readiness.ASLEEP, Readiness.LOADING])
+def test_a_pinned_primary_is_waited_for_as_long_as_it_is_there(readiness: Readiness) -> None:
+    mesh = index(solo("big", readiness=readiness), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
+    assert place(mesh, LINE) is None
+    gates = {each.model: each.gate for each in mesh.considered(LINE, wish(), 0.0)}
+    assert gates["small"] == "big is waited for"
+    mesh.put(solo("big", readiness=Readiness.DOWN))
+    assert placed(mesh, 1, LINE) == ["small"]
+
+
+def test_a_pinned_primary_that_is_busy_is_waited_for() -> None:
+    mesh = index(solo("big", slots=1), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
+    assert placed(mesh, 2, LINE) == ["big", "nobody"]
+
+
+def test_a_pinned_primary_that_was_tried_in_vain_or_lacks_something_is_not_waited_for() -> None:
+    mesh = index(solo("big", context_tokens=1024), solo("small"), routes=[ladder("big", "small", pin_primary=True)])
+    assert placed(mesh, 1, LINE, wish(excluded=frozenset({solo("big").key}))) == ["small"]
+    assert placed(mesh, 1, LINE, wish(type(CHAT)(CHAT.operation, context_tokens=2048))) == ["small"]
+
+
+def test_an_entry_may_be_a_pool_and_its_policy_chooses_in_it() -> None:
+    mesh = index(member("a"), member("b"), solo("c"), policy=ChoicePolicy.ROUND_ROBIN, routes=[ladder("p", "c")])
+    assert placed(mesh, 3, LINE) == ["a", "b", "a"]
+    assert [candidate.model for candidate in mesh.members(LINE)] == ["a", "b", "c"]
+
+
+def test_an_entry_may_be_one_model_of_a_pool() -> None:
+    mesh = index(member("a", slots=1), member("b"), routes=[ladder("a", "p")])
+    assert placed(mesh, 2, LINE) == ["a", "b"]
+    assert [candidate.model for candidate in mesh.members(LINE)] == ["a", "b"]
+
+
+def test_entries_that_the_mesh_has_not_are_passed_over_until_it_has() -> None:
+    mesh = index(solo("small"), routes=[ladder("big", "small")])
+    assert placed(mesh, 1, LINE) == ["small"]
+    mesh.put(solo("big"))
+    assert placed(mesh, 1, LINE) == ["big"]
+
+
+def test_of_those_who_could_be_woken_the_ladder_gives_the_order() -> None:
+    asleep = [solo(name, readiness=Readiness.ASLEEP) for name in "cab"]
+    mesh = index(*asleep, routes=[ladder("b", "c", "a")])
+    assert [candidate.model for candidate in mesh.permitted(LINE, CHAT, frozenset())] == ["b", "c", "a"]
+
+
+def test_preference_is_position_among_the_free_then_warmth_then_load() -> None:
+    mesh = index(
+        solo("asleep", readiness=Readiness.ASLEEP),
+        solo("loading", readiness=Readiness.LOADING),
+        solo("busy", slots=1),
+        solo("second"),
+        solo("third"),
+        routes=[ladder("asleep", "busy", "loading", "second", "third")],
+    )
+    assert placed(mesh, 1, "busy") == ["busy"]
+    choice = mesh.choose(LINE, wish(), 0.0)
+    assert choice is not None
+    assert [each.model for each in choice.considered] == ["second", "third", "busy", "loading", "asleep"]
+    assert choice.count == 5
+
+
+def test_who_is_ejected_on_one_rung_is_not_needed_while_another_rung_works() -> None:
+    mesh = index(member("a"), member("b"), solo("c"), routes=[ladder("p", "c")])
+    for _ in range(5):
+        mesh.note_failure(member("a"), FailureKind.BROKE, 0.0)
+    mesh.put(member("b", readiness=Readiness.DOWN))
+    assert placed(mesh, 1, LINE) == ["c"]
+    mesh.drop("c")
+    assert place(mesh, LINE, now=5.0) == member("a")
+
+
+def test_without_the_fallback_to_the_cloud_remote_models_are_no_members_but_as_primary() -> None:
+    cloud, other = solo("cloud", remote=True), solo("other", remote=True)
+    mesh = index(cloud, other, solo("local"), routes=[ladder("local", "cloud", "other")], cloud_fallback=False)
+    assert [candidate.model for candidate in mesh.members(LINE)] == ["local"]
+    assert LINE not in mesh.lines_of(cloud)
+    assert placed(mesh, 5, LINE, wish(ANYWHERE)) == ["local"] * 4 + ["nobody"]
+    mesh.set_ladders({"r": ladder("local", "cloud", "other")}, cloud_fallback=True)
+    assert LINE in mesh.lines_of(cloud)
+    assert placed(mesh, 1, LINE, wish(ANYWHERE)) == ["cloud"]
+    mesh.set_ladders({"r": ladder("cloud", "other")}, cloud_fallback=False)
+    assert LINE in mesh.lines_of(cloud)
+    assert placed(mesh, 4, LINE, wish(ANYWHERE)) == ["cloud"] * 3 + ["nobody"]
+    assert placed(mesh, 1, LINE) == ["nobody"]
+
+
+def test_of_a_mixed_pool_as_fallback_only_the_local_members_count() -> None:
+    mesh = index(
+        solo("first", slots=1),
+        member("here", slots=1),
+        member("there", remote=True),
+        routes=[ladder("first", "p")],
+        cloud_fallback=False,
+    )
+    assert placed(mesh, 3, LINE, wish(ANYWHERE)) == ["first", "here", "nobody"]
+    assert [candidate.model for candidate in mesh.members(LINE)] == ["first", "here"]
+
+
+NAMES = ("local", "near", "cloud", "far", "mixed-here", "mixed-there")
+REMOTE = {"cloud", "far", "mixed-there"}
+POOLS = {"mixed-here": "mixed", "mixed-there": "mixed"}
+KEYS = (b"", b"one", b"two")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("ask"),
+            st.tuples(
+                st.sampled_from(("route/r", "route/s", *NAMES, "mixed")),
+                st.booleans(),
+                st.sampled_from(KEYS),
+                st.integers(0, 3),
+                st.sets(st.sampled_from(NAMES), max_size=3),
+            ),
+        ),
+        st.tuples(st.just("release"), st.integers(0, 20)),
+        st.tuples(st.just("readiness"), st.tuples(st.sampled_from(NAMES), st.sampled_from(Readiness))),
+        st.tuples(st.just("hold"), st.sets(st.sampled_from(NAMES), max_size=2)),
+        st.tuples(st.just("break"), st.tuples(st.sampled_from(NAMES), st.integers(1, 6))),
+        st.tuples(st.just("guard"), st.booleans()),
+        st.tuples(st.just("wait"), st.floats(0.0, 15.0)),
+    ),
+    max_size=40,
+)
+ROUTES = {
+    "r": Route(name="r", candidates=("local", "cloud", "mixed", "far"), pin_primary=False),
+    "s": Route(name="s", candidates=("far", "near", "cloud", "mixed-there"), pin_primary=True),
+}
+
+
+def known(name: str, readiness: Readiness = Readiness.READY) -> Candidate:
+    return member(name, pool=POOLS.get(name, name), remote=name in REMOTE, slots=2, readiness=readiness)
+
+
+class Premises:
+    """Asks for all kinds of places, and watches what leaves the premises."""
+
+    def __init__(self, policy: ChoicePolicy) -> None:
+        self.mesh = index(*map(known, NAMES), policy=policy)
+        self.running: list[Candidate] = []
+        self.now = 0.0
+        self.guard(cloud_fallback=True)
+        # Every table knows the way to the cloud before anything is forbidden.
+        for line in ("cloud", "far", "mixed", "route/r", "route/s"):
+            for key in KEYS:
+                self.ask(line, allow_remote=True, key=key, prompt=1, excluded=set())
+                while self.running:
+                    self.mesh.release(self.running.pop())
+
+    def guard(self, *, cloud_fallback: bool) -> None:
+        self.cloud_fallback = cloud_fallback
+        self.mesh.set_ladders(ROUTES, cloud_fallback=cloud_fallback)
+
+    def ask(self, line: str, *, allow_remote: bool, key: bytes, prompt: int, excluded: set[str]) -> None:
+        asked = wish(
+            ANYWHERE if allow_remote else CHAT,
+            affinity_key=key,
+            prefix_digests=tuple(range(prompt)),
+            excluded=frozenset(known(name).key for name in excluded),
+            seed=len(self.running),
+        )
+        line = self.mesh.line_of(line) or line
+        candidate = place(self.mesh, line, asked, self.now)
+        for allowed in self.mesh.permitted(line, asked.needs, frozenset()):
+            self.check(line, allowed, allow_remote=allow_remote)
+        if candidate is not None:
+            self.running.append(candidate)
+            assert candidate.model not in excluded
+            self.check(line, candidate, allow_remote=allow_remote)
+
+    def check(self, line: str, candidate: Candidate, *, allow_remote: bool) -> None:
+        if not candidate.remote:
+            return
+        assert allow_remote, "bytes would leave the premises without a permit"
+        if line.startswith("route/") and not self.cloud_fallback:
+            route = ROUTES[line.removeprefix("route/")]
+            assert candidate.model == route.candidates[0], "a fallback would leave the premises against the settings"
+
+    def step(self, kind: str, argument: object) -> None:
+        match kind, argument:
+            case "ask", (str(line), bool(allow_remote), bytes(key), int(prompt), set(excluded)):
+                self.ask(line, allow_remote=allow_remote, key=key, prompt=prompt, excluded=excluded)
+            case "release", int(number) if number < len(self.running):
+                self.mesh.release(self.running.pop(number))
+            case "readiness", (str(name), Readiness() as readiness):
+                self.mesh.put(known(name, readiness))
+            case "hold", set(names):
+                self.mesh.hold(frozenset(known(name).key for name in names))
+            case "break", (str(name), int(times)):
+                for _ in range(times):
+                    self.mesh.note_failure(known(name), FailureKind.BROKE, self.now)
+            case "guard", bool(cloud_fallback):
+                self.guard(cloud_fallback=cloud_fallback)
+            case "wait", float(seconds):
+                self.now += seconds
+                self.mesh.advance(self.now)
+
+
+@settings(max_examples=150, deadline=None)
+@given(policy=st.sampled_from(ChoicePolicy), steps=STEPS)
+def test_nothing_leaves_the_premises_without_a_permit_whatever_happened_before(
+    policy: ChoicePolicy, steps: list[tuple[str, object]]
+) -> None:
+    premises = Premises(policy)
+    for kind, argument in steps:
+        premises.step(kind, argument)
+
+
+@pytest.mark.parametrize("policy", ChoicePolicy)
+def test_the_property_notices_an_index_that_ignores_the_permit(
+    policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "fits", lambda _profile, _needs: "")
+    premises = Premises(policy)
+    with pytest.raises(AssertionError, match="without a permit"):
+        premises.ask("cloud", allow_remote=False, key=b"", prompt=0, excluded=set())
+
+
+@pytest.mark.parametrize("policy", ChoicePolicy)
+def test_the_property_notices_a_ladder_that_ignores_the_guard(
+    policy: ChoicePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rung, "needs", lambda _rung, needs: needs)
+    premises = Premises(policy)
+    premises.guard(cloud_fallback=False)
+    with pytest.raises(AssertionError, match="against the settings"):
+        premises.ask("route/r", allow_remote=True, key=b"", prompt=0, excluded={"local"})

@@ -1,0 +1,173 @@
+"""Models that share a host in turns, step by step."""
+
+import itertools
+import random
+
+from load_harness import STEP_SECONDS, LoadWorld, ModelSpec
+
+from weft.kernel.request import Priority
+
+
+def jain(shares: list[float]) -> float:
+    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
+
+
+def test_three_tenants_that_offer_ten_to_one_to_one_get_equal_shares_with_few_swaps() -> None:
+    world = LoadWorld([ModelSpec(name=name, slots=4) for name in ("a", "b", "c")], {"host-a": 6.0})
+    chance = random.Random(1)
+    order = chance.choices(("a", "b", "c"), weights=(10, 1, 1), k=12_000)
+    for step in range(int(600 / STEP_SECONDS)):
+        # Five times what one model serves: b and c want more than a third each, too.
+        for model in order[step * 5 : step * 5 + 5]:
+            world.arrive(model, tenant=model)
+        world.step()
+    shares = [sum(cost for tenant, cost in world.served if tenant == name) for name in ("a", "b", "c")]
+    fifo_swaps = sum(earlier != later for earlier, later in itertools.pairwise(order))
+    assert jain(shares) >= 0.9, shares
+    assert world.swaps / len(world.served) <= fifo_swaps / len(order) / 2
+
+
+def test_a_cold_request_is_served_within_the_bound_under_a_constant_stream_for_the_other_model() -> None:
+    world = LoadWorld([ModelSpec(name="busy", slots=2), ModelSpec(name="cold", load_seconds=3.0)], {"host-a": 6.0})
+    world.make_ready("busy")
+    for step in range(int(80 / STEP_SECONDS)):
+        for _ in range(2):
+            world.arrive("busy", tenant="many", band=Priority.HIGH)
+        if step == 40:
+            world.arrive("cold", tenant="one", band=Priority.LOW)
+        world.step()
+    (begun,) = world.models["cold"].begun_at
+    longest = world.limits.max_cold_wait_seconds + world.models["busy"].spec.service_seconds
+    assert 0 < begun - 40 * STEP_SECONDS <= longest + 2 * STEP_SECONDS
+    assert any("held by busy until idle" in word for word in world.words["cold"])
+    assert world.models["busy"].ready_since is not None, "the busy model came back"
+
+
+def test_an_idle_model_gives_way_at_once() -> None:
+    world = LoadWorld([ModelSpec(name="idle"), ModelSpec(name="wanted")], {"host-a": 6.0})
+    world.make_ready("idle")
+    world.run(5)
+    world.arrive("wanted")
+    world.step()
+    assert world.models["wanted"].begun_at == [world.now - STEP_SECONDS]
+    assert world.models["idle"].ready_since is None
+
+
+def test_a_model_that_was_used_just_now_is_kept_for_a_moment() -> None:
+    world = LoadWorld([ModelSpec(name="used", service_seconds=0.5), ModelSpec(name="wanted")], {"host-a": 6.0})
+    world.make_ready("used")
+    world.arrive("used")
+    world.run(0.75)
+    asked_at = world.now
+    world.arrive("wanted")
+    world.run(3)
+    (begun,) = world.models["wanted"].begun_at
+    assert 0 < begun - asked_at <= world.limits.min_turn_seconds
+
+
+def test_a_pinned_model_keeps_its_memory_and_the_word_says_so() -> None:
+    world = LoadWorld([ModelSpec(name="qwen", pinned=True), ModelSpec(name="llama", gib=5.125)], {"host-a": 8.0})
+    world.make_ready("qwen")
+    world.arrive("llama")
+    world.run(60)
+    assert world.models["llama"].begun_at == []
+    assert world.words["llama"] == ["VRAM: needs 5.1 GiB on host-a, held by qwen (pinned)"]
+
+
+def test_a_program_keeps_its_memory_and_the_load_begins_when_it_ends() -> None:
+    world = LoadWorld([ModelSpec(name="llama", gib=5.125)], {"host-a": 8.0}, programs={"train.py": 6.0})
+    world.arrive("llama")
+    world.run(60)
+    assert world.models["llama"].begun_at == []
+    assert world.words["llama"] == ["VRAM: needs 5.1 GiB on host-a, held by train.py (a program)"]
+    world.programs.clear()
+    world.step()
+    assert world.models["llama"].begun_at == [world.now - STEP_SECONDS]
+
+
+def test_two_that_fit_are_loaded_beside_each_other_and_nobody_is_held() -> None:
+    world = LoadWorld([ModelSpec(name="a"), ModelSpec(name="b")], {"host-a": 8.0})
+    world.arrive("a")
+    world.arrive("b")
+    world.step()
+    assert [world.models[name].begun_at for name in ("a", "b")] == [[0.0], [0.0]]
+    assert not world.plan.hold
+    world.run(20)
+    assert world.swaps == 0
+
+
+def test_a_model_that_fits_is_not_kept_waiting_by_one_that_does_not() -> None:
+    specs = [ModelSpec(name="busy", gib=5.0, slots=4), ModelSpec(name="large", gib=6.0), ModelSpec(name="small", gib=2)]
+    world = LoadWorld(specs, {"host-a": 8.0})
+    world.make_ready("busy")
+    for _ in range(40):
+        world.arrive("busy", band=Priority.HIGH)
+    world.arrive("large")
+    world.run(1)
+    world.arrive("small")
+    world.step()
+    assert world.models["small"].begun_at == [world.now - STEP_SECONDS]
+    assert world.models["large"].begun_at == []
+
+
+def test_a_hold_is_lifted_when_nobody_waits_for_the_challenger_any_more() -> None:
+    specs = [ModelSpec(name="busy", service_seconds=30.0, slots=2), ModelSpec(name="cold")]
+    world = LoadWorld(specs, {"host-a": 6.0})
+    world.make_ready("busy")
+    world.arrive("busy")
+    world.step()
+    world.arrive("cold")
+    world.run(25)
+    assert world.models["busy"].held
+    world.models["cold"].queue.clear()
+    world.step()
+    assert not world.plan.hold
+    world.arrive("busy")
+    world.step()
+    assert len(world.models["busy"].running) == 2
+
+
+def test_a_model_that_was_loaded_has_its_turn_before_it_gives_way() -> None:
+    specs = [ModelSpec(name="a", load_seconds=3.0, slots=2), ModelSpec(name="b", load_seconds=3.0, slots=2)]
+    world = LoadWorld(specs, {"host-a": 6.0})
+    for _ in range(int(120 / STEP_SECONDS)):
+        world.arrive("a", tenant="a")
+        world.arrive("b", tenant="b")
+        world.step()
+    starts = sorted(world.models["a"].begun_at + world.models["b"].begun_at)
+    turn = world.limits.swap_quantum_ratio * 3.0
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts[1:])]
+    assert len(starts) >= 6
+    assert min(gaps) >= 3.0 + turn
+
+
+def test_the_tenant_that_had_less_gets_its_model_before_what_waits_is_worth_it() -> None:
+    """Fairness begins the swap: one short request against a long queue of somebody who had far more."""
+    begun = {}
+    for had in (0.0, 100_000.0):
+        world = LoadWorld(
+            [ModelSpec(name="a", slots=2, load_seconds=8.0), ModelSpec(name="b", load_seconds=8.0)], {"host-a": 6.0}
+        )
+        world.make_ready("a")
+        world.models["a"].ready_since = -100.0
+        world.accounts["greedy"] = had
+        for _ in range(200):
+            world.arrive("a", tenant="greedy")
+        world.arrive("b", tenant="modest")
+        world.run(40)
+        begun[had] = world.models["b"].begun_at[0]
+    assert begun[100_000.0] <= 1.0 + 2 * STEP_SECONDS
+    assert begun[0.0] >= 15.0
+
+
+def test_a_low_priority_queue_gives_way_to_a_high_one_after_the_shortest_turn_only() -> None:
+    specs = [ModelSpec(name="a", load_seconds=8.0, slots=2), ModelSpec(name="b", load_seconds=8.0)]
+    world = LoadWorld(specs, {"host-a": 6.0})
+    for _ in range(100):
+        world.arrive("a", band=Priority.LOW)
+    world.run(8.25)
+    for _ in range(10):
+        world.arrive("b", band=Priority.HIGH)
+    world.run(12)
+    (begun,) = world.models["b"].begun_at
+    assert begun - 8.0 < world.limits.swap_quantum_ratio * 8.0

@@ -1,0 +1,267 @@
+"""Candidates that break: ejected for growing times, tried with one request, and never the last one."""
+
+from collections import Counter
+
+import pytest
+from index_harness import index, member, place, wish
+
+from router_svc.policy.candidate_index import CandidateIndex
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.failover import FailureKind, classify
+from router_svc.policy.routes import Route
+from weft.kernel.reasons import Reason
+
+A, B, C = member("a"), member("b"), member("c")
+TO_A = wish(excluded=frozenset({B.key, C.key}))
+
+
+def break_down(mesh: CandidateIndex, candidate: Candidate, times: int, now: float) -> None:
+    for _ in range(times):
+        mesh.note_failure(candidate, FailureKind.BROKE, now)
+
+
+def takes(mesh: CandidateIndex, candidate: Candidate, now: float) -> bool:
+    """Whether it is among those whom a request may go to, when it need not be the only one."""
+    found = mesh.choose("p", wish(excluded=frozenset({A.key, B.key, C.key} - {candidate.key})), now)
+    return found is not None
+
+
+def gate_of(mesh: CandidateIndex, candidate: Candidate, now: float) -> str:
+    return next(each.gate for each in mesh.considered("p", wish(), now) if each.model == candidate.model)
+
+
+def goes_to(mesh: CandidateIndex, now: float, requests: int = 12) -> set[str]:
+    """Where so many requests go at once."""
+    running = [candidate for _ in range(requests) if (candidate := place(mesh, now=now)) is not None]
+    for candidate in running:
+        mesh.release(candidate)
+    return {candidate.model for candidate in running}
+
+
+def test_one_who_breaks_often_enough_in_a_row_is_ejected() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 4, 0.0)
+    assert goes_to(mesh, 1.0) == {"a", "b"}
+    break_down(mesh, A, 1, 1.0)
+    assert goes_to(mesh, 10.9) == {"b"}
+    assert gate_of(mesh, A, 2.0) == "broke 5 times in a row; tried again in 9 s"
+    assert goes_to(mesh, 11.0) == {"a", "b"}
+
+
+def test_a_success_in_between_begins_the_count_anew() -> None:
+    mesh = index(A, B)
+    for moment in range(4):
+        break_down(mesh, A, 4, moment * 10.0)
+        mesh.note_content(A, moment * 10.0)
+    assert goes_to(mesh, 40.0) == {"a", "b"}
+
+
+def test_one_of_whose_requests_too_many_break_is_ejected_though_never_in_a_row() -> None:
+    mesh = index(A, B)
+    for _ in range(10):
+        break_down(mesh, A, 2, 0.0)
+        mesh.note_content(A, 0.0)
+    assert goes_to(mesh, 5.0) == {"b"}
+    assert gate_of(mesh, A, 5.0) == "broke with 14 of its last 20 requests; tried again in 5 s"
+
+
+def test_answers_that_come_in_one_piece_count_as_well() -> None:
+    mesh = index(A, B)
+    for _ in range(20):
+        mesh.note_success(A, 0.0)
+        break_down(mesh, A, 1, 0.0)
+    assert goes_to(mesh, 5.0) == {"a", "b"}
+
+
+def test_half_of_the_requests_and_few_requests_eject_nobody() -> None:
+    mesh = index(A, B, C)
+    for _ in range(50):
+        mesh.note_content(A, 0.0)
+        break_down(mesh, A, 1, 0.0)
+    for _ in range(4):
+        break_down(mesh, B, 4, 0.0)
+        mesh.note_content(B, 0.0)
+    assert goes_to(mesh, 1.0) == {"a", "b", "c"}
+
+
+def test_breaks_of_long_ago_do_not_count() -> None:
+    mesh = index(A, B)
+    for moment in range(40):
+        break_down(mesh, A, 2, moment * 31.0)
+        mesh.note_content(A, moment * 31.0)
+    assert goes_to(mesh, 40 * 31.0) == {"a", "b"}
+
+
+def test_after_its_time_one_request_at_a_time_tries_it() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    probe = place(mesh, asked=TO_A, now=10.0)
+    assert probe == A
+    assert goes_to(mesh, 10.0) == {"b"}
+    assert gate_of(mesh, A, 10.0) == "one request tries whether it works again"
+    mesh.release(A)
+    assert place(mesh, asked=TO_A, now=10.0) == A, "a probe that ended without a word is repeated"
+    mesh.note_content(A, 10.0)
+    assert goes_to(mesh, 10.0) == {"a", "b"}
+
+
+def test_one_who_breaks_when_it_is_tried_is_left_alone_for_longer_each_time() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    now = 0.0
+    for seconds in (10.0, 20.0, 30.0, 40.0):
+        assert goes_to(mesh, now + seconds - 0.1) == {"b"}
+        now += seconds
+        assert place(mesh, asked=TO_A, now=now) == A
+        mesh.release(A)
+        break_down(mesh, A, 1, now)
+    assert gate_of(mesh, A, now) == "broke again when it was tried; tried again in 50 s"
+
+
+def test_an_ejection_has_a_longest_time() -> None:
+    mesh = index(A, B, limits={"max_ejection_seconds": 25.0})
+    now = 0.0
+    break_down(mesh, A, 5, now)
+    for seconds in (10.0, 20.0, 25.0, 25.0):
+        assert mesh.wakes_at(now + 1.0) == now + seconds
+        now += seconds
+        mesh.advance(now)
+        break_down(mesh, A, 1, now)
+
+
+def test_one_who_worked_for_as_long_as_it_was_left_alone_begins_with_a_short_time_again() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    mesh.advance(10.0)
+    break_down(mesh, A, 1, 10.0)
+    mesh.advance(30.0)
+    mesh.note_content(A, 30.0)
+    break_down(mesh, A, 5, 49.0)
+    assert mesh.wakes_at(51.0) == 49.0 + 30.0, "it had not worked for the 20 s of its last ejection"
+    mesh.advance(79.0)
+    mesh.note_content(A, 79.0)
+    break_down(mesh, A, 5, 109.0)
+    assert mesh.wakes_at(111.0) == 109.0 + 10.0
+
+
+def test_requests_that_were_under_way_change_nothing_about_an_ejection() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    break_down(mesh, A, 7, 2.0)
+    mesh.note_content(A, 3.0)
+    assert goes_to(mesh, 9.9) == {"b"}
+    assert mesh.wakes_at(5.0) == 10.0
+
+
+def test_the_last_one_who_works_is_never_ejected() -> None:
+    mesh = index(A, B, C)
+    for candidate in (A, B, C):
+        break_down(mesh, candidate, 50, 0.0)
+    assert goes_to(mesh, 1.0) == {"c"}
+
+
+@pytest.mark.parametrize("other", [member("b", readiness=Readiness.DOWN), member("b", readiness=Readiness.ASLEEP)])
+def test_those_who_do_not_take_requests_stand_in_for_nobody(other: Candidate) -> None:
+    mesh = index(A, other)
+    break_down(mesh, A, 50, 0.0)
+    assert goes_to(mesh, 1.0) == {"a"}
+
+
+def test_the_last_one_of_any_of_its_lines_is_never_ejected() -> None:
+    routes = [Route(name="only-a", candidates=("a",))]
+    mesh = index(A, B, routes=routes)
+    break_down(mesh, A, 50, 0.0)
+    assert goes_to(mesh, 1.0) == {"a", "b"}
+    break_down(mesh, B, 50, 2.0)
+    assert goes_to(mesh, 3.0) == {"a"}
+
+
+def test_who_is_ejected_is_needed_again_when_the_others_are_gone() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    mesh.advance(2.0)
+    mesh.take_freed()
+    mesh.put(member("b", readiness=Readiness.DOWN))
+    assert list(mesh.take_freed()) == ["p"]
+    assert mesh.has_free("p")
+    assert goes_to(mesh, 5.0) == {"a"}
+    mesh.put(B)
+    assert goes_to(mesh, 5.0) == {"b"}
+
+
+def test_who_is_ejected_is_needed_by_a_request_that_has_tried_all_others() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    assert not takes(index(A, B, C), member("d"), 5.0)
+    assert place(mesh, asked=TO_A, now=5.0) == A
+    mesh.release(A)
+    assert place(mesh, asked=wish(excluded=frozenset({A.key, B.key})), now=5.0) is None
+
+
+def test_nobody_is_kept_waiting_for_who_is_ejected_while_others_are_only_busy() -> None:
+    busy = member("b", slots=1)
+    mesh = index(A, busy)
+    break_down(mesh, A, 5, 0.0)
+    assert place(mesh, now=5.0) == busy
+    assert place(mesh, now=5.0) is None
+
+
+def test_a_new_incarnation_has_a_clean_record() -> None:
+    mesh = index(A, B)
+    break_down(mesh, A, 5, 0.0)
+    mesh.note_content(B, 0.0)
+    mesh.put(member("a", incarnation="2"))
+    assert goes_to(mesh, 0.5) == {"a", "b"}
+    assert mesh.is_clean(member("a", incarnation="2"), 0.5)
+
+
+def test_who_failed_lately_is_not_clean_until_it_succeeds_or_time_has_passed() -> None:
+    mesh = index(A, B)
+    assert mesh.is_clean(A, 0.0)
+    mesh.note_failure(A, FailureKind.BUSY, 0.0)
+    assert mesh.is_clean(A, 0.0), "being full is no failure"
+    break_down(mesh, A, 1, 0.0)
+    assert not mesh.is_clean(A, 9.9)
+    assert mesh.is_clean(A, 10.0)
+    break_down(mesh, A, 1, 20.0)
+    mesh.note_content(A, 21.0)
+    assert mesh.is_clean(A, 21.0)
+    break_down(mesh, A, 5, 30.0)
+    mesh.advance(45.0)
+    assert not mesh.is_clean(A, 45.0), "it has yet to be tried"
+
+
+def test_in_an_outage_only_who_has_proven_itself_is_clean() -> None:
+    mesh = index(A, B, C)
+    mesh.note_content(B, 0.0)
+    break_down(mesh, A, 4, 0.0)
+    assert mesh.is_clean(B, 0.0)
+    assert mesh.is_clean(C, 0.0), "nobody knows anything bad of it"
+    break_down(mesh, A, 1, 0.0)
+    assert mesh.is_clean(B, 0.0)
+    assert not mesh.is_clean(C, 0.0), "everything breaks, and nobody knows anything good of it"
+    mesh.note_content(B, 1.0)
+    assert mesh.is_clean(C, 1.0)
+    assert not mesh.is_clean(member("nobody"), 1.0)
+
+
+def test_fault_f49_an_engine_that_answers_nonsense_counts_as_broken_and_is_ejected() -> None:
+    assert classify(Reason.BACKEND_PROTOCOL_ERROR) is FailureKind.BROKE
+    mesh = index(A, B)
+    now = 0.0
+    gone_to: Counter[str] = Counter()
+    for _ in range(100):
+        now += 1.0
+        candidate = place(mesh, now=now)
+        assert candidate is not None
+        gone_to[candidate.model] += 1
+        mesh.release(candidate)
+        if candidate.model == "a":
+            mesh.note_failure(candidate, classify(Reason.BACKEND_PROTOCOL_ERROR), now)
+        else:
+            mesh.note_content(candidate, now)
+    assert gone_to["a"] < 12
+
+
+def test_a_runner_without_memory_for_a_model_did_not_take_the_request() -> None:
+    assert classify(Reason.INSUFFICIENT_MEMORY) is FailureKind.BOUNCED

@@ -1,0 +1,295 @@
+"""What a router remembers of requests, and how it forgets."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.choice import Choice, Considered
+from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
+from router_svc.request_log import RequestLog, RequestLogLimits
+from router_svc.request_records import request_record
+from weft.api.common.v1 import receipt_pb2, signal_pb2
+from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.port import PlacementRequest
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+WALL = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+CANDIDATE = Candidate(
+    model="qwen-2",
+    pool="qwen",
+    runner="titan",
+    incarnation="run-1",
+    readiness=Readiness.READY,
+    slots=4,
+    operations=frozenset({Operation.CHAT}),
+)
+BUSY = Considered(model="qwen-1", runner="atlas", score=0.25, gate="all 4 slots are busy")
+FREE = Considered(model="qwen-2", runner="titan", score=0.75, chosen=True)
+
+
+def asked(request_id: str = "r-1", **fields: object) -> PlacementRequest:
+    given: dict[str, object] = {"tenant": "a", "model": "qwen", "operation": Operation.CHAT, **fields}
+    return PlacementRequest(request_id=request_id, **given)  # type: ignore[arg-type]
+
+
+def record_of(log: RequestLog, request_id: str = "r-1", now: float = 0.0) -> pb.RequestRecord:
+    entry = log.find(request_id, now)
+    assert entry is not None
+    return request_record(entry, with_decisions=True)
+
+
+def kinds(record: pb.RequestRecord) -> list[str]:
+    return [pb.DecisionRecord.Kind.Name(one.kind).removeprefix("KIND_").lower() for one in record.decisions]
+
+
+def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(client_id="batch", priority=Priority.HIGH), 100.0, WALL)
+    log.note_decisions(
+        [Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", eta_seconds=9.0, considered=(BUSY,))], 100.0
+    )
+    log.note_decisions(
+        [
+            Wakes(model="qwen-2", runner="titan", max_wait_seconds=60.0, why="20 s of waiting are worth a swap of 8 s"),
+            Loads(key=1, stage="waking qwen-2 on titan (0 s of at most 60 s)", progress=0.0, eta_seconds=8.0),
+        ],
+        101.0,
+    )
+    log.note_decisions([Loads(key=1, stage="waking qwen-2 on titan (4 s of at most 60 s)", progress=0.5)], 105.0)
+    choice = Choice(candidate=CANDIDATE, policy="least_loaded", considered=(FREE, BUSY), count=2)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1, choice=choice)], 109.0)
+    log.note_retry(1, 1, Reason.CONNECT_FAILED, 109.5)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=2)], 109.5)
+    receipt = receipt_pb2.Receipt(request_id="r-1", outcome=receipt_pb2.OUTCOME_COMPLETED)
+    log.note_end(1, 112.0, Reason.UNSPECIFIED, receipt)
+
+    record = record_of(log, now=112.0)
+    assert (record.tenant, record.client_id, record.target) == ("a", "batch", "qwen")
+    assert record.state == pb.RequestRecord.STATE_ENDED
+    assert record.receipt == receipt
+    assert kinds(record) == ["queued", "load_started", "loading", "placed", "retried", "placed"]
+    assert [one.age.ToNanoseconds() / 1e9 for one in record.decisions] == [0, 1, 1, 9, 9.5, 9.5]
+    queued, started, _, placed, retried, _ = record.decisions
+    assert (queued.detail, queued.candidates[0].gate) == (
+        "VRAM: needs 5.1 GiB (position 2, about 9 s)",
+        "all 4 slots are busy",
+    )
+    assert started.detail == "qwen-2 on titan is loaded: 20 s of waiting are worth a swap of 8 s"
+    assert (placed.policy, placed.candidate_count) == ("least_loaded", 2)
+    assert [(one.model, one.score, one.chosen) for one in placed.candidates] == [
+        ("qwen-2", 0.75, True),
+        ("qwen-1", 0.25, False),
+    ]
+    assert retried.detail == "attempt 1 failed before any content: connect_failed"
+    assert record.arrive_time.ToDatetime(tzinfo=UTC) == WALL
+    assert record.end_time.ToDatetime(tzinfo=UTC) == WALL + timedelta(seconds=12)
+
+
+def test_the_state_is_the_last_word() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
+    log.note_decisions([Waits(key=1, position=7, reason="busy", eta_seconds=3.0)], 0.0)
+    record = record_of(log)
+    assert (record.queued.position, record.queued.reason, record.queued.eta.seconds) == (7, "busy", 3)
+    log.note_decisions([Loads(key=1, stage="m loads on r", progress=0.5)], 0.0)
+    record = record_of(log)
+    assert record.state == pb.RequestRecord.STATE_LOADING
+    assert (record.HasField("queued"), record.loading.progress) == (False, 0.5)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 0.0)
+    record = record_of(log)
+    assert (record.state, record.HasField("loading")) == (pb.RequestRecord.STATE_RUNNING, False)
+    log.note_retry(1, 1, Reason.WORKER_LOST, 0.0)
+    assert record_of(log).state == pb.RequestRecord.STATE_QUEUED
+
+
+def test_words_that_differ_only_in_figures_are_one_decision_and_the_newest_figures_are_told() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    for position in range(500, 0, -1):
+        log.note_decisions([Waits(key=1, position=position, reason="all slots are busy")], 0.0)
+    record = record_of(log)
+    assert kinds(record) == ["queued"]
+    assert record.queued.position == 1
+
+
+def test_a_wake_is_noted_for_those_who_wait_for_that_model_and_for_nobody_else() -> None:
+    log = RequestLog()
+    for key, model in ((1, "qwen"), (2, "qwen-2")):
+        log.note_arrival(key, asked(f"r-{key}", model=model), 0.0, WALL)
+    wakes = Wakes(model="qwen-2", runner="", max_wait_seconds=60.0)
+    log.note_decisions(
+        [
+            Loads(key=1, stage="waking qwen (0 s)", progress=None),
+            wakes,
+            Loads(key=2, stage="waking qwen-2 (0 s)", progress=None),
+        ],
+        0.0,
+    )
+    assert kinds(record_of(log, "r-1")) == ["loading"]
+    assert kinds(record_of(log, "r-2")) == ["load_started", "loading"]
+
+
+def test_a_load_is_noted_also_for_one_who_hears_of_it_later_and_once() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_decisions([Waits(key=1, position=1, reason="no model of qwen is loaded")], 0.0)
+    log.note_decisions([Wakes(model="qwen-2", runner="titan", max_wait_seconds=60.0, why="there is room")], 2.0)
+    log.note_decisions([Loads(key=1, stage="waking qwen-2 on titan (1 s of at most 60 s)", progress=None)], 3.0)
+    log.note_decisions([Waits(key=1, position=1, reason="VRAM: another one was faster")], 4.0)
+    log.note_decisions([Loads(key=1, stage="qwen-2 loads on titan", progress=0.5)], 5.0)
+    record = record_of(log)
+    assert kinds(record) == ["queued", "load_started", "loading", "queued", "loading"]
+    assert record.decisions[1].age.seconds == 2
+    assert record.decisions[1].detail == "qwen-2 on titan is loaded: there is room"
+
+
+def test_a_load_that_was_begun_before_a_request_came_was_not_begun_for_it() -> None:
+    log = RequestLog(RequestLogLimits(max_wakes=2))
+    for number in range(5):
+        log.note_decisions([Wakes(model=f"m-{number}", runner="", max_wait_seconds=60.0)], 1.0)
+    assert list(log._wakes) == ["m-3", "m-4"]
+    log.note_arrival(1, asked(), 2.0, WALL)
+    log.note_decisions([Loads(key=1, stage="waking m-4 (1 s of at most 60 s)", progress=None)], 2.0)
+    assert kinds(record_of(log)) == ["loading"]
+
+
+def test_a_rejection_ends_the_request_and_a_later_end_adds_only_the_receipt() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_decisions([Rejects(key=1, reason=Reason.QUEUE_FULL, message="the queue is full")], 1.0)
+    log.note_end(1, 5.0, Reason.CANCELLED, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED))
+    record = record_of(log)
+    assert (record.reason, record.message) == (Reason.QUEUE_FULL.value, "the queue is full")
+    assert record.receipt.outcome == receipt_pb2.OUTCOME_REJECTED
+    assert record.end_time.ToDatetime(tzinfo=UTC) == WALL + timedelta(seconds=1)
+    assert kinds(record) == ["rejected"]
+
+
+def test_a_refusal_before_the_queue_is_remembered() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_refusal(1, WeftError(Reason.RATE_LIMIT_EXCEEDED, "Tenant a exceeded 1 req/min"), 0.0)
+    record = record_of(log)
+    assert (record.reason, kinds(record)) == (Reason.RATE_LIMIT_EXCEEDED.value, ["rejected"])
+    assert log.under_way_count == 0
+
+
+def test_one_whose_caller_left_is_cancelled() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_end(1, 3.0)
+    log.note_end(1, 4.0, Reason.UNSPECIFIED)
+    assert record_of(log).reason == Reason.CANCELLED.value
+
+
+def test_a_request_that_is_placed_again_keeps_its_first_arrival() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(age_seconds=20.0), 100.0, WALL)
+    log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1)], 101.0)
+    record = record_of(log)
+    assert record.arrive_time.ToDatetime(tzinfo=UTC) == WALL - timedelta(seconds=20)
+    assert record.decisions[0].age.seconds == 21
+
+
+def test_a_tenant_sees_its_own_requests_only() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(tenant="a"), 0.0, WALL)
+    log.note_arrival(2, asked("r-2", tenant="b"), 0.0, WALL)
+    assert log.find("r-1", 0.0, "a") is not None
+    assert log.find("r-1", 0.0, "b") is None
+    entries, total = log.under_way(10, "b")
+    assert ([entry.request_id for entry in entries], total) == (["r-2"], 1)
+
+
+def test_a_tenant_cannot_hide_anothers_request_by_using_its_id_again() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(tenant="a", model="mine"), 0.0, WALL)
+    log.note_arrival(2, asked(tenant="b", model="theirs"), 0.0, WALL)
+    for tenant, target in (("a", "mine"), ("b", "theirs"), ("", "theirs")):
+        entry = log.find("r-1", 0.0, tenant)
+        assert entry is not None
+        assert entry.target == target
+
+
+def test_what_is_forgotten_leaves_nothing_behind() -> None:
+    log = RequestLog(RequestLogLimits(max_ended=2))
+    for key in range(50):
+        log.note_arrival(key, asked(f"r-{key}", tenant=f"t-{key % 3}"), 0.0, WALL)
+        log.note_end(key, 0.0)
+    assert len(log._newest) == len(log._newest_of_tenant) == log.ended_count == 2
+
+
+def test_of_two_requests_with_one_id_the_later_one_is_found_also_after_the_earlier_is_forgotten() -> None:
+    log = RequestLog(RequestLogLimits(max_ended=1))
+    log.note_arrival(1, asked(model="first"), 0.0, WALL)
+    log.note_arrival(2, asked(model="second"), 0.0, WALL)
+    log.note_end(1, 1.0)
+    assert record_of(log).target == "second"
+    log.note_arrival(3, asked("r-3"), 2.0, WALL)
+    log.note_end(3, 2.0)
+    assert log.ended_count == 1, "the first one is forgotten"
+    assert record_of(log, now=2.0).target == "second"
+
+
+def test_requests_are_forgotten_an_hour_after_their_end_and_not_before() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_arrival(2, asked("r-2"), 0.0, WALL)
+    log.note_end(1, 10.0)
+    assert log.find("r-1", 3_610.0) is not None
+    assert log.find("r-1", 3_610.1) is None
+    assert log.find("r-2", 10_000.0) is not None, "it still goes on"
+    assert log.ended_count == 0
+
+
+def test_the_log_never_holds_more_than_it_may() -> None:
+    limits = RequestLogLimits(max_ended=5, max_under_way=3, max_decisions=4)
+    log = RequestLog(limits)
+    for key in range(20):
+        log.note_arrival(key, asked(f"r-{key}"), 0.0, WALL)
+        for turn in range(10):
+            log.note_decisions([Waits(key=key, position=1, reason=f"reason {turn}")], float(turn))
+        if key % 2:
+            log.note_end(key, 10.0, Reason.UNSPECIFIED)
+        assert log.under_way_count <= 3
+        assert log.ended_count <= 5
+    assert log.find("r-19", 10.0) is None, "beyond what may be under way nothing is noted, and nothing fails"
+    details = [one.detail for one in record_of(log, "r-0").decisions]
+    assert details == [f"reason {turn} (position 1)" for turn in (6, 7, 8, 9)]
+
+
+def test_a_receipt_with_too_much_in_it_is_kept_without_signals() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="m")
+    receipt.signals.extend(signal_pb2.Signal(name="X" * 100) for _ in range(64))
+    log.note_end(1, 1.0, Reason.UNSPECIFIED, receipt)
+    kept = record_of(log).receipt
+    assert (kept.model, len(kept.signals), len(receipt.signals)) == ("m", 0, 64)
+
+
+def test_those_that_go_on_are_listed_oldest_first_and_counted_beyond_the_limit() -> None:
+    log = RequestLog()
+    for key, age in enumerate((0.0, 30.0, 10.0)):
+        log.note_arrival(key, asked(f"r-{age:g}", age_seconds=age), 100.0, WALL)
+    entries, total = log.under_way(2)
+    assert ([entry.request_id for entry in entries], total) == (["r-30", "r-10"], 3)
+
+
+@pytest.mark.parametrize("call", ["decisions", "retry", "refusal", "end"])
+def test_a_key_that_is_not_known_is_not_noted(call: str) -> None:
+    log = RequestLog()
+    match call:
+        case "decisions":
+            log.note_decisions([Waits(key=9, position=1, reason="x"), Loads(key=9, stage="x", progress=None)], 0.0)
+        case "retry":
+            log.note_retry(9, 1, Reason.WORKER_LOST, 0.0)
+        case "refusal":
+            log.note_refusal(9, WeftError(Reason.QUEUE_FULL, "x"), 0.0)
+        case _:
+            log.note_end(9, 0.0)
+    assert (log.under_way_count, log.ended_count) == (0, 0)

@@ -1,0 +1,181 @@
+"""Refused at once or not at all: full queues, overload, deadlines that cannot be met."""
+
+import pytest
+from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals, rejected, scheduler
+
+from router_svc.policy.decisions import Served, Waits
+from router_svc.policy.routes import Route
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
+
+
+def measured(mesh: Mesh, seconds: float, times: int = 4, target: str = "m") -> None:
+    """The model has answered a few requests, each in so many seconds."""
+    for index in range(times):
+        key, now = 9000 + index, index * seconds
+        mesh.submit(arrival(key, target, arrived_at=now, prompt_tokens=100, max_output_tokens=100), now)
+        mesh.report_first_content(key, now + seconds / 10)
+        mesh.finish(key, now + seconds, TOOK)
+
+
+def test_a_full_queue_says_how_long_it_is_and_when_to_come_back() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=2)
+    decisions = [mesh.submit(arrival(key), 0.0) for key in range(1, 5)]
+    refused = refusals(decisions[3])[4]
+    assert refused.metadata == {"queueDepth": "2", "maxDepth": "2", "avgWaitMs": "0"}
+    assert refused.retry_after_seconds == 5.0
+
+
+def test_when_to_come_back_follows_the_pace_of_the_line() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=3, overload_after_seconds=1e9)
+    for key in (1, 2, 3, 4):
+        mesh.submit(arrival(key), 0.0)
+    for key in (1, 2, 3):
+        mesh.finish(key, 8.0 * key)
+        mesh.submit(arrival(10 + key, arrived_at=8.0 * key), 8.0 * key)
+    refused = refusals(mesh.submit(arrival(20, arrived_at=24.0), 24.0))[20]
+    assert refused.retry_after_seconds == pytest.approx(8.0, abs=2.0)
+    assert int(refused.metadata["avgWaitMs"]) > 0
+
+
+def test_a_queue_timeout_says_the_same() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    refused = refusals(mesh.tick(30.0))[2]
+    assert (refused.reason, refused.metadata["queueDepth"], refused.metadata["maxDepth"]) == (
+        Reason.QUEUE_TIMEOUT,
+        "1",
+        "16",
+    )
+
+
+def test_in_a_full_queue_a_higher_band_takes_the_place_of_the_last_one_of_the_lowest() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=3)
+    for key, band in ((1, Priority.NORMAL), (2, Priority.LOW), (3, Priority.NORMAL), (4, Priority.LOW)):
+        mesh.submit(arrival(key, priority=band, arrived_at=float(key)), float(key))
+    decisions = mesh.submit(arrival(5, priority=Priority.HIGH, arrived_at=5.0), 5.0)
+    assert rejected(decisions) == {4: Reason.QUEUE_FULL}
+    assert mesh.waiting == 3
+    assert placed(mesh.finish(1, 6.0)) == {5: "a"}
+
+
+def test_in_a_full_queue_a_tenant_below_its_share_takes_the_place_of_the_one_that_has_most() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=4)
+    for key in range(1, 6):
+        mesh.submit(arrival(key, tenant="loud", arrived_at=float(key)), float(key))
+    assert rejected(mesh.submit(arrival(6, tenant="loud", arrived_at=6.0), 6.0)) == {6: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(7, tenant="quiet", arrived_at=7.0), 7.0)) == {5: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(8, tenant="quiet", arrived_at=8.0), 8.0)) == {4: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(9, tenant="quiet", arrived_at=9.0), 9.0)) == {9: Reason.QUEUE_FULL}
+
+
+def test_work_of_the_mesh_itself_makes_room_for_nobody() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=2)
+    for key in (1, 2, 3):
+        mesh.submit(arrival(key, priority=Priority.SYSTEM), 0.0)
+    assert rejected(mesh.submit(arrival(4, priority=Priority.HIGH), 0.0)) == {4: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(5, priority=Priority.SYSTEM, tenant="other"), 0.0)) == {5: Reason.QUEUE_FULL}
+
+
+def test_in_overload_who_would_wait_until_the_queue_timeout_is_refused_at_once() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=1000, queue_timeout_seconds=30.0)
+    refused: dict[int, Reason] = {}
+    served, key, running = 0, 1, 1
+    mesh.submit(arrival(1), 0.0)
+    for second in range(200):
+        for _ in range(5):
+            key += 1
+            refused |= rejected(mesh.submit(arrival(key, arrived_at=float(second)), float(second)))
+        late = rejected(mesh.tick(second + 0.5))
+        assert not late or second < 45, "one that was taken in waited in vain"
+        (running,) = placed(mesh.finish(running, second + 0.9))
+        served += 1
+    assert served == 200
+    assert set(refused.values()) == {Reason.QUEUE_FULL}
+    assert 10 <= mesh.waiting <= 30
+
+
+def test_in_overload_a_tenant_with_few_requests_is_still_taken_in() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=1000)
+    running, key = 1, 1
+    mesh.submit(arrival(1, tenant="loud"), 0.0)
+    for second in range(60):
+        for _ in range(5):
+            key += 1
+            mesh.submit(arrival(key, tenant="loud", arrived_at=float(second)), float(second))
+        mesh.tick(second + 0.5)
+        (running,) = placed(mesh.finish(running, second + 0.9))
+    more = [rejected(mesh.submit(arrival(key, tenant="loud", arrived_at=60.0), 60.0)) for key in range(9001, 9004)]
+    assert more[-1] == {9003: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(10000, tenant="quiet", arrived_at=60.0), 60.0)) == {}
+
+
+def test_a_deadline_that_the_answer_alone_misses_is_refused_at_once_with_the_estimate() -> None:
+    mesh = scheduler(candidate())
+    measured(mesh, seconds=20.0)
+    decisions = mesh.submit(arrival(1, deadline_at=110.0, max_output_tokens=100, arrived_at=100.0), 100.0)
+    refused = refusals(decisions)[1]
+    assert refused.reason is Reason.DEADLINE_UNREACHABLE
+    assert float(refused.metadata["estimate_seconds"]) == pytest.approx(20.0, abs=0.5)
+    assert refused.message.startswith("it would take about 20.0 s (20.0 s to answer)")
+    assert placed(mesh.submit(arrival(2, deadline_at=130.0, max_output_tokens=100, arrived_at=100.0), 100.0))
+
+
+def test_a_deadline_that_a_load_makes_unreachable_is_refused_before_the_load() -> None:
+    mesh = scheduler(asleep(usual_load_seconds=47.0))
+    decisions = mesh.submit(arrival(1, deadline_at=30.0), 0.0)
+    refused = refusals(decisions)[1]
+    assert refused.reason is Reason.DEADLINE_UNREACHABLE
+    assert "47.0 s until a model is loaded" in refused.message
+    assert len(decisions) == 1, "nothing is woken for it"
+    assert rejected(mesh.submit(arrival(2, deadline_at=60.0), 0.0)) == {}
+
+
+def test_a_deadline_that_the_queue_makes_unreachable_is_refused_at_once() -> None:
+    mesh = scheduler(candidate())
+    measured(mesh, seconds=10.0)
+    for key in (1, 2, 3):
+        mesh.submit(arrival(key, arrived_at=50.0, priority=Priority.HIGH), 50.0)
+    decisions = mesh.submit(arrival(4, deadline_at=75.0, arrived_at=50.0, max_output_tokens=100), 50.0)
+    assert rejected(decisions) == {4: Reason.DEADLINE_UNREACHABLE}
+
+
+def test_ignorance_refuses_nobody() -> None:
+    mesh = scheduler(asleep())
+    assert rejected(mesh.submit(arrival(1, deadline_at=0.5), 0.0)) == {}
+
+
+def test_who_waits_is_refused_once_its_deadline_has_become_hopeless() -> None:
+    mesh = scheduler(candidate())
+    measured(mesh, seconds=10.0)
+    mesh.submit(arrival(1, arrived_at=50.0), 50.0)
+    assert rejected(mesh.submit(arrival(2, deadline_at=80.0, arrived_at=50.0, max_output_tokens=100), 50.0)) == {}
+    ended = next(second for second in range(51, 90) if rejected(mesh.tick(float(second))))
+    assert 60 <= ended < 80, "neither at once nor only when the deadline came"
+
+
+def test_a_deadline_in_the_past_is_refused_as_such() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    assert rejected(mesh.submit(arrival(2, deadline_at=4.0), 5.0)) == {2: Reason.DEADLINE_EXCEEDED}
+
+
+def test_the_budget_of_a_route_counts_like_a_deadline_from_arrival() -> None:
+    mesh = scheduler(candidate())
+    mesh.show([candidate()], 0.0, routes={"quick": Route(name="quick", candidates=("m",), budget_seconds=8.0)})
+    measured(mesh, seconds=5.0)
+    assert placed(mesh.submit(arrival(1, "route/quick", arrived_at=50.0, max_output_tokens=100), 50.0)) == {1: "a"}
+    waits = mesh.submit(arrival(2, "route/quick", arrived_at=50.0, max_output_tokens=100), 50.0)
+    assert isinstance(waits[0], Waits)
+    late = mesh.submit(arrival(3, "route/quick", arrived_at=50.0, max_output_tokens=100), 50.0)
+    assert rejected(late) == {3: Reason.DEADLINE_UNREACHABLE}
+
+
+def test_what_has_waited_through_its_budget_elsewhere_is_refused() -> None:
+    mesh = scheduler(candidate())
+    mesh.show([candidate()], 0.0, routes={"quick": Route(name="quick", candidates=("m",), budget_seconds=8.0)})
+    mesh.submit(arrival(1), 0.0)
+    assert rejected(mesh.submit(arrival(2, "route/quick", arrived_at=1.0), 20.0)) == {2: Reason.DEADLINE_EXCEEDED}

@@ -1,0 +1,188 @@
+"""Who is served next: bands, tenants by what they had, caps, and no model before another's door."""
+
+from typing import Any
+
+import pytest
+from scheduler_harness import Mesh, arrival, candidate, placed, plain, rejected, scheduler
+
+from router_svc.policy.decisions import Served, Waits
+from router_svc.policy.settings import PoolSettings, Settings, TenantSettings
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
+
+
+def serve_in_turn(mesh: Mesh, running: int, turns: int, served: Served | None = TOOK) -> list[int]:
+    """Who is placed as one slot is given back again and again, a second each."""
+    order = []
+    for turn in range(turns):
+        decisions = placed(mesh.finish(running, 100.0 + turn, served))
+        if not decisions:
+            break
+        (running,) = decisions
+        order.append(running)
+    return order
+
+
+def fill(mesh: Mesh, tenant: str, keys: range, now: float = 0.0, **changes: Any) -> None:
+    for key in keys:
+        mesh.submit(arrival(key, tenant=tenant, arrived_at=now, prompt_tokens=100, **changes), now)
+
+
+def test_tenants_take_turns_however_much_one_of_them_asks() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=100)
+    fill(mesh, "loud", range(1, 31))
+    fill(mesh, "quiet", range(40, 43), now=1.0)
+    order = serve_in_turn(mesh, 1, 8)
+    assert [key for key in order if key >= 40] == [40, 41, 42]
+    assert set(order[:6]) >= {40, 41, 42}
+
+
+def test_a_tenant_with_twice_the_weight_gets_twice_as_much() -> None:
+    mesh = scheduler(
+        candidate(), queue_depth_per_runner=200, settings=Settings(tenants={"big": TenantSettings(weight=2.0)})
+    )
+    fill(mesh, "big", range(1, 61))
+    fill(mesh, "small", range(100, 160))
+    order = serve_in_turn(mesh, 1, 45)
+    assert sum(key < 100 for key in order) == pytest.approx(30, abs=1)
+
+
+def test_what_a_request_really_cost_counts_and_not_what_was_thought() -> None:
+    """Both ask for the same, but the answers of one are a tenth as long as thought: it gets more of them."""
+    mesh = scheduler(candidate(), queue_depth_per_runner=400)
+    for key in range(1, 200):
+        tenant = "long" if key % 2 else "short"
+        mesh.submit(arrival(key, tenant=tenant, max_output_tokens=1000, prompt_tokens=10), 0.0)
+    running, answered = 1, {"long": 0, "short": 0}
+    for turn in range(110):
+        tenant = "long" if running % 2 else "short"
+        answered[tenant] += 1
+        tokens = 1000 if tenant == "long" else 100
+        took = Served(prompt_tokens=10, cached_tokens=10, output_tokens=tokens)
+        (running,) = placed(mesh.finish(running, float(turn), took))
+    assert answered["short"] > 5 * answered["long"]
+
+
+def test_cached_prompt_tokens_cost_nothing() -> None:
+    cached = Served(prompt_tokens=10_000, cached_tokens=10_000, output_tokens=10)
+    mesh = scheduler(candidate(), queue_depth_per_runner=100)
+    fill(mesh, "cached", range(1, 30), max_output_tokens=10)
+    fill(mesh, "other", range(50, 80), max_output_tokens=10)
+    running, order = 1, []
+    for turn in range(33):
+        (running,) = placed(mesh.finish(running, float(turn), cached if running < 50 else TOOK))
+        order.append(running)
+    assert sum(key < 50 for key in order) > 2 * sum(key >= 50 for key in order)
+
+
+def test_a_tenant_that_was_away_gets_no_backlog_of_turns() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=200, overload_after_seconds=1e9)
+    fill(mesh, "here", range(1, 51))
+    order = serve_in_turn(mesh, 1, 20)
+    fill(mesh, "back", range(100, 130), now=200.0)
+    later = serve_in_turn(mesh, order[-1], 20)
+    assert sum(key >= 100 for key in later) == pytest.approx(10, abs=1)
+
+
+def test_within_a_tenant_the_earlier_deadline_goes_first() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    mesh.submit(arrival(3, deadline_at=500.0), 0.0)
+    mesh.submit(arrival(4, deadline_at=300.0), 0.0)
+    assert serve_in_turn(mesh, 1, 3) == [4, 3, 2]
+
+
+def test_the_system_band_goes_before_all_others() -> None:
+    mesh = scheduler(candidate())
+    for key, band in ((1, Priority.NORMAL), (2, Priority.HIGH), (3, Priority.SYSTEM), (4, Priority.LOW)):
+        mesh.submit(arrival(key, priority=band), 0.0)
+    assert serve_in_turn(mesh, 1, 3) == [3, 2, 4]
+
+
+def test_every_eighth_grant_goes_to_a_lower_band_that_has_waited_long_enough() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_every=8, lower_band_patience_seconds=5.0)
+    fill(mesh, "t", range(1, 61), priority=Priority.HIGH)
+    fill(mesh, "t", range(100, 110), priority=Priority.LOW)
+    order = serve_in_turn(mesh, 1, 40)
+    low = [turn for turn, key in enumerate(order) if key >= 100]
+    assert low == [7, 15, 23, 31, 39]
+
+
+def test_a_lower_band_that_has_not_waited_long_gets_no_such_turn() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_patience_seconds=1000.0)
+    fill(mesh, "t", range(1, 31), priority=Priority.HIGH)
+    fill(mesh, "t", range(100, 110), priority=Priority.LOW)
+    assert all(key < 100 for key in serve_in_turn(mesh, 1, 29))
+
+
+def test_a_tenant_at_its_cap_waits_and_is_told_so_and_nobody_behind_it_does() -> None:
+    settings = Settings(tenants={"acme": TenantSettings(max_in_flight=2)})
+    mesh = scheduler(candidate(slots=4), settings=settings)
+    assert [len(placed(mesh.submit(arrival(key, tenant="acme"), 0.0))) for key in (1, 2, 3)] == [1, 1, 0]
+    word = plain(mesh.submit(arrival(4, tenant="acme"), 0.0))
+    assert word == [Waits(key=4, position=2, reason="tenant acme has 2 of 2 requests running")]
+    assert placed(mesh.submit(arrival(5, tenant="other"), 0.0)) == {5: "a"}
+    assert placed(mesh.finish(1, 1.0)) == {3: "a"}
+
+
+def test_a_tenant_that_fails_over_at_its_cap_does_not_block_itself() -> None:
+    settings = Settings(tenants={"acme": TenantSettings(max_in_flight=1)})
+    members = [candidate(name, pool="p", model=f"m-{name}") for name in "ab"]
+    mesh = scheduler(*members, settings=settings)
+    mesh.submit(arrival(1, "p", tenant="acme"), 0.0)
+    assert placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.1)).keys() == {1}
+
+
+def test_a_pool_at_its_cap_waits_and_is_told_so() -> None:
+    mesh = scheduler(candidate(slots=4), settings=Settings(pools={"m": PoolSettings(max_in_flight=1)}))
+    mesh.submit(arrival(1), 0.0)
+    word = plain(mesh.submit(arrival(2), 0.0))
+    assert word == [Waits(key=2, position=1, reason="pool m has 1 of 1 requests running")]
+    assert placed(mesh.finish(1, 1.0)) == {2: "a"}
+
+
+def test_a_model_that_is_full_keeps_nobody_from_another() -> None:
+    mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
+    mesh.submit(arrival(1, "m"), 0.0)
+    for key in range(2, 8):
+        mesh.submit(arrival(key, "m"), 0.0)
+    assert placed(mesh.submit(arrival(9, "n"), 1.0)) == {9: "b"}
+
+
+def test_models_that_share_a_runner_go_by_the_account_of_whose_turn_it_is() -> None:
+    mesh = scheduler(*(candidate("a", model, slots=4, runner_max_requests=1) for model in "mn"))
+    for key in (1, 2, 3, 4):
+        mesh.submit(arrival(key, "m", tenant="loud"), 0.0)
+    mesh.submit(arrival(5, "n", tenant="quiet", arrived_at=9.0), 9.0)
+    assert placed(mesh.finish(1, 10.0, TOOK)) == {2: "a"}
+    assert placed(mesh.finish(2, 11.0, TOOK)) == {5: "a"}
+    assert placed(mesh.finish(5, 12.0, TOOK)) == {3: "a"}
+
+
+def test_positions_are_the_order_in_which_requests_are_then_served() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=100)
+    fill(mesh, "first", range(1, 2))
+    words = []
+    for key in range(2, 26):
+        tenant = "xyz"[key % 3]
+        words += mesh.submit(arrival(key, tenant=tenant, arrived_at=float(key), prompt_tokens=100), float(key))
+    words += mesh.tick(29.0)
+    told = {word.key: word.position for word in words if isinstance(word, Waits)}
+    order = serve_in_turn(mesh, 1, 24)
+    assert len(order) == 24
+    for key, position in told.items():
+        assert order.index(key) + 1 == position, (key, position, order)
+    assert len(told) == 24
+
+
+def test_nobody_is_lost_when_a_line_is_renamed() -> None:
+    """A model joins a pool while requests wait for it by its own name: they wait in the pool's line then."""
+    mesh = scheduler(candidate("a", "m"))
+    mesh.submit(arrival(1, "m"), 0.0)
+    mesh.submit(arrival(2, "m"), 0.0)
+    moved = [candidate("a", "m", pool="p"), candidate("b", "n", pool="p")]
+    decisions = mesh.show(moved, 1.0)
+    assert (placed(decisions), rejected(decisions)) == ({2: "b"}, {})

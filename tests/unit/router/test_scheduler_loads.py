@@ -1,0 +1,152 @@
+"""Models that have to take turns on one host: who waits, what for, and what becomes of the others."""
+
+import itertools
+from typing import Any
+
+from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
+
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.decisions import Decision, Loads, Waits, Wakes
+from router_svc.policy.host_memory import HostMemory, MemoryHolder
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+GIB = 1 << 30
+ON_HOST: dict[str, Any] = {"host": "gpu", "memory_bytes": 5 * GIB, "usual_load_seconds": 4.0}
+
+
+def memory(*loaded: str) -> dict[str, HostMemory]:
+    holders = tuple(MemoryHolder(name=model, is_model=True, held_bytes=5 * GIB) for model in loaded)
+    return {"gpu": HostMemory(host="gpu", total_bytes=8 * GIB, free_bytes=(8 - 5 * len(loaded)) * GIB, holders=holders)}
+
+
+def one_at_a_time(ready: str = "qwen", **limits: Any) -> Mesh:
+    """A host that holds one of two models."""
+    mesh = scheduler(**limits)
+    mesh.show(members(ready), 0.0, hosts=memory(ready))
+    return mesh
+
+
+def members(ready: str) -> list[Candidate]:
+    return [(candidate if model == ready else asleep)("run-" + model, model, **ON_HOST) for model in ("qwen", "llama")]
+
+
+def becomes(mesh: Mesh, ready: str, now: float) -> list[Decision]:
+    return mesh.show(members(ready), now, hosts=memory(ready))
+
+
+def words(decisions: list[Decision]) -> dict[int, str]:
+    return {each.key: each.reason for each in decisions if isinstance(each, Waits)}
+
+
+def test_a_request_waits_in_the_queue_for_memory_and_is_told_who_holds_it() -> None:
+    mesh = one_at_a_time()
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    decisions = mesh.submit(arrival(2, "llama"), 0.0)
+    assert woken(decisions) == []
+    assert words(decisions) == {2: "VRAM: needs 5 GiB on gpu, held by qwen until idle"}
+
+
+def test_an_idle_model_gives_way_and_the_wake_goes_before_all_others() -> None:
+    mesh = one_at_a_time()
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.finish(1, 5.0)
+    decisions = mesh.submit(arrival(2, "llama", arrived_at=30.0, priority=Priority.LOW), 30.0)
+    (wakes,) = (each for each in decisions if isinstance(each, Wakes))
+    assert (wakes.model, wakes.priority) == ("llama", Priority.SYSTEM)
+
+
+def test_a_model_that_gives_way_takes_nothing_new_and_the_other_is_woken_when_it_is_idle() -> None:
+    mesh = one_at_a_time(max_cold_wait_seconds=10.0)
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.submit(arrival(2, "llama"), 0.0)
+    for quarter in range(1, 44):
+        mesh.tick(quarter / 4)
+    decisions = mesh.submit(arrival(3, "qwen", arrived_at=11.0), 11.0)
+    assert words(decisions) == {3: "qwen gives way to another model for a turn"} or 3 in words(decisions)
+    decisions = mesh.finish(1, 12.0)
+    assert (placed(decisions), woken(decisions)) == ({}, ["llama"])
+
+
+def test_a_cold_request_waits_no_longer_than_the_bound_under_a_constant_stream_for_the_other_model() -> None:
+    mesh = one_at_a_time(max_cold_wait_seconds=20.0, queue_depth_per_runner=1000)
+    key, running, woken_at = 1, 1, None
+    mesh.submit(arrival(1, "qwen", prompt_tokens=10), 0.0)
+    mesh.submit(arrival(2, "llama", tenant="cold", priority=Priority.LOW, prompt_tokens=10), 0.0)
+    key = 2
+    for half in range(1, 100):
+        now = half / 2
+        key += 1
+        decisions = mesh.tick(now)
+        decisions += mesh.submit(arrival(key, "qwen", arrived_at=now, prompt_tokens=10, priority=Priority.HIGH), now)
+        decisions += mesh.finish(running, now)
+        running = next(iter(placed(decisions)), running)
+        if woken(decisions) == ["llama"]:
+            woken_at = now
+            break
+    assert woken_at is not None
+    assert woken_at <= 21.0
+    mesh.wake_finished("llama", None, woken_at + 4.0)
+    assert 2 in placed(becomes(mesh, "llama", woken_at + 4.0))
+
+
+def test_no_memory_after_all_is_not_now_and_counts_against_nobody() -> None:
+    mesh = scheduler(asleep(**ON_HOST), memory_retry_seconds=5.0, queue_timeout_seconds=30.0, max_attempts=1)
+    assert woken(mesh.submit(arrival(1), 0.0)) == ["m"]
+    decisions = mesh.wake_finished("m", failed("a program holds it", Reason.INSUFFICIENT_MEMORY), 1.0)
+    assert (rejected(decisions), woken(decisions)) == ({}, [])
+    again = [(quarter / 4, model) for quarter in range(5, 60) for model in woken(mesh.tick(quarter / 4))]
+    assert again == [(6.0, "m")]
+
+
+def test_the_queue_timeout_runs_while_there_is_no_memory() -> None:
+    mesh = scheduler(asleep(**ON_HOST), memory_retry_seconds=1000.0, queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1), 0.0)
+    mesh.wake_finished("m", failed("a program holds it", Reason.INSUFFICIENT_MEMORY), 10.0)
+    ended = next(quarter / 4 for quarter in range(41, 400) if rejected(mesh.tick(quarter / 4)))
+    assert ended == 40.0, "it begins anew with the end of the wake"
+
+
+def test_a_model_that_fits_beside_the_others_waits_for_nobody() -> None:
+    small = asleep("run-small", "small", host="gpu", memory_bytes=2 * GIB)
+    mesh = scheduler()
+    mesh.show([*members("qwen"), small], 0.0, hosts=memory("qwen"))
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.submit(arrival(2, "llama"), 0.0)
+    assert woken(mesh.submit(arrival(3, "small"), 0.0)) == ["small"]
+
+
+def test_a_load_under_way_is_told_with_the_time_that_it_usually_takes() -> None:
+    mesh = scheduler(asleep(usual_load_seconds=10.0))
+    (word,) = (each for each in mesh.submit(arrival(1), 0.0) if isinstance(each, Loads))
+    assert word.eta_seconds == 10.0
+    (later,) = mesh.tick(4.0)
+    assert isinstance(later, Loads)
+    assert later.eta_seconds == 6.0
+
+
+def test_when_the_challenger_leaves_nobody_gives_way_any_more() -> None:
+    mesh = one_at_a_time(max_cold_wait_seconds=10.0)
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.submit(arrival(2, "llama"), 0.0)
+    for quarter in range(1, 44):
+        mesh.tick(quarter / 4)
+    mesh.submit(arrival(3, "qwen", arrived_at=11.0), 11.0)
+    mesh.finish(2, 11.5)
+    assert placed(mesh.finish(1, 12.0)) == {3: "run-qwen"}
+
+
+def test_a_second_model_whose_load_fails_is_not_loaded_again_at_once_for_those_who_have_the_first() -> None:
+    pool = [candidate("a", "first", pool="p"), asleep("b", "second", pool="p")]
+    mesh = scheduler(*pool, queue_depth_per_runner=100, failed_load_pause_seconds=30.0, queue_timeout_seconds=1e6)
+    for key in range(1, 40):
+        mesh.submit(arrival(key, "p"), 0.0)
+    asked = []
+    for quarter in range(1, 400):
+        now = quarter / 4
+        decisions = mesh.tick(now)
+        while woken(decisions):
+            asked.append(now)
+            decisions = mesh.wake_finished("second", failed("no"), now)
+    assert len(asked) >= 2
+    assert all(later - sooner >= 30.0 for sooner, later in itertools.pairwise(asked))

@@ -1,0 +1,88 @@
+"""Routes: ladders of models, their budgets and what they say about staying loaded."""
+
+from scheduler_harness import arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
+
+from router_svc.policy.candidates import Readiness
+from router_svc.policy.decisions import Placed, Rejects
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.routes import Route
+from weft.kernel.reasons import Reason
+
+
+def route(*candidates: str, **changes: object) -> MeshChange:
+    return MeshChange(routes={"r": Route(name="r", candidates=candidates, **changes)})  # type: ignore[arg-type]  # fields by name
+
+
+def test_a_route_that_is_not_there_is_refused_with_what_there_is() -> None:
+    mesh = scheduler(candidate("a", "m"))
+    mesh.apply(route("m"), 0.0)
+    (refused,) = mesh.submit(arrival(1, "route/other"), 0.0)
+    assert isinstance(refused, Rejects)
+    assert refused.reason is Reason.MODEL_NOT_FOUND
+    assert refused.message == "no model, pool or route is called route/other; there is: m, route/r"
+
+
+def test_the_primary_answers_and_its_route_says_how_long_it_stays_loaded() -> None:
+    mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
+    mesh.apply(route("m", "n", keep_alive_seconds=90.0), 0.0)
+    (placement,) = mesh.submit(arrival(1, "route/r"), 0.0)
+    assert isinstance(placement, Placed)
+    assert (placement.candidate.model, placement.keep_alive_seconds) == ("m", 90.0)
+    (direct,) = mesh.submit(arrival(2, "n"), 0.0)
+    assert isinstance(direct, Placed)
+    assert direct.keep_alive_seconds is None
+
+
+def test_a_fallback_answers_while_the_primary_is_full_unless_that_is_pinned() -> None:
+    for pinned, expected in ((False, {2: "b"}), (True, {})):
+        mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
+        mesh.apply(route("m", "n", pin_primary=pinned), 0.0)
+        mesh.submit(arrival(1, "route/r"), 0.0)
+        assert placed(mesh.submit(arrival(2, "route/r"), 0.0)) == expected
+
+
+def test_a_sleeping_primary_that_is_pinned_is_woken_though_a_fallback_is_free() -> None:
+    mesh = scheduler(asleep("a", "m"), candidate("b", "n"))
+    mesh.apply(route("m", "n", pin_primary=True), 0.0)
+    decisions = mesh.submit(arrival(1, "route/r"), 0.0)
+    assert (woken(decisions), placed(decisions)) == (["m"], {})
+
+
+def test_a_pinned_primary_that_does_not_wake_is_not_waited_for_any_longer() -> None:
+    mesh = scheduler(asleep("a", "m"), candidate("b", "n"))
+    mesh.apply(route("m", "n", pin_primary=True), 0.0)
+    mesh.submit(arrival(1, "route/r"), 0.0)
+    assert placed(mesh.wake_finished("m", failed("no"), 5.0)) == {1: "b"}
+
+
+def test_a_request_for_a_route_and_one_for_its_model_share_its_slots_in_order() -> None:
+    mesh = scheduler(candidate("a", "m"))
+    mesh.apply(route("m"), 0.0)
+    mesh.submit(arrival(1, "m"), 0.0)
+    mesh.submit(arrival(2, "route/r", arrived_at=1.0), 1.0)
+    mesh.submit(arrival(3, "m", arrived_at=2.0), 2.0)
+    assert placed(mesh.finish(1, 3.0)) == {2: "a"}
+    assert placed(mesh.finish(2, 4.0)) == {3: "a"}
+
+
+def test_who_waits_for_a_route_that_is_deleted_is_refused() -> None:
+    mesh = scheduler(candidate("a", "m"))
+    mesh.apply(route("m"), 0.0)
+    mesh.submit(arrival(1, "route/r"), 0.0)
+    mesh.submit(arrival(2, "route/r"), 0.0)
+    assert rejected(mesh.apply(MeshChange(routes={}), 1.0)) == {2: Reason.MODEL_NOT_FOUND}
+
+
+def test_who_waits_for_a_fallback_off_the_premises_is_refused_when_the_guard_comes_on() -> None:
+    remote = candidate("c", "cloud", remote=True)
+    mesh = scheduler(candidate("a", "m", readiness=Readiness.DOWN), remote)
+    mesh.apply(route("m", "cloud"), 0.0)
+    assert placed(mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)) == {1: "c"}
+    mesh.submit(arrival(2, "route/r", allow_remote=True), 0.0)
+    assert rejected(mesh.apply(MeshChange(cloud_fallback=False), 1.0)).keys() == {2}
+
+
+def test_a_route_with_no_candidate_in_the_mesh_is_refused() -> None:
+    mesh = scheduler(candidate("a", "m"))
+    mesh.apply(route("elsewhere"), 0.0)
+    assert rejected(mesh.submit(arrival(1, "route/r"), 0.0)) == {1: Reason.NO_RUNNER_AVAILABLE}

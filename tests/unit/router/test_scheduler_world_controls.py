@@ -1,0 +1,138 @@
+"""The checks of the scheduler's small world find what they are for: each planted fault is caught."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from scheduler_world import REMOTE, TARGETS, TENANTS, World
+
+from router_svc.policy.arrival import Arrival
+from router_svc.policy.candidate_index import CandidateIndex
+from router_svc.policy.candidates import Readiness
+from router_svc.policy.choosing.pool import Pool
+from router_svc.policy.choosing.seats import Seat
+from router_svc.policy.decisions import Decision, Placed
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.tenant_caps import TenantCaps
+from router_svc.policy.waiting_room import WaitingRoom
+from weft.kernel.request import Priority
+
+SEEDS = 30
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def ignore_tenant_caps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TenantCaps, "may_run", lambda _caps, _tenant: True)
+
+
+def ignore_pool_caps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pool, "is_at_its_cap", property(lambda _pool: False))
+    patch.setattr(Pool, "has_free", property(lambda pool: any(shelf.open for shelf in pool._shelves.values())))
+
+
+def ignore_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seat, "is_full", property(lambda _seat: False))
+
+
+def ignore_the_runners_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seat, "runner_is_full", property(lambda _seat: False))
+
+
+def ignore_permits(patch: pytest.MonkeyPatch) -> None:
+    """Every request gets the permit that only some have."""
+    submit = Scheduler.submit
+
+    def permitted(mesh: Scheduler, arrival: Arrival, now: float) -> list[Decision]:
+        return submit(mesh, replace(arrival, needs=replace(arrival.needs, allow_remote=True)), now)
+
+    patch.setattr(Scheduler, "submit", permitted)
+
+
+def ignore_the_guard(patch: pytest.MonkeyPatch) -> None:
+    apply = Scheduler.apply
+
+    def unguarded(mesh: Scheduler, change: MeshChange, now: float) -> list[Decision]:
+        return apply(mesh, replace(change, cloud_fallback=None if change.cloud_fallback is None else True), now)
+
+    patch.setattr(Scheduler, "apply", unguarded)
+
+
+def place_twice(patch: pytest.MonkeyPatch) -> None:
+    submit = Scheduler.submit
+
+    def doubled(mesh: Scheduler, arrival: Arrival, now: float) -> list[Decision]:
+        decisions = submit(mesh, arrival, now)
+        return decisions + [decision for decision in decisions if isinstance(decision, Placed)]
+
+    patch.setattr(Scheduler, "submit", doubled)
+
+
+def leak_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CandidateIndex, "release", lambda _index, _candidate: None)
+
+
+def forget_who_timed_out(patch: pytest.MonkeyPatch) -> None:
+    expire = WaitingRoom.expire
+
+    def silently(room: WaitingRoom, now: float) -> list[Decision]:
+        expire(room, now)
+        return []
+
+    patch.setattr(WaitingRoom, "expire", silently)
+
+
+def run(seed: int) -> None:
+    """A busy half minute, in which everything is asked of everything."""
+    chance = random.Random(seed)
+    world = World(queue_timeout_seconds=5.0)
+    for _ in range(120):
+        target, band, tenant = chance.choice(TARGETS), chance.choice(tuple(Priority)), chance.choice(TENANTS)
+        world.submit(target, band, tenant, allow_remote=chance.random() < 0.5)
+        if chance.random() < 0.2:
+            world.set_guard(cloud_fallback=chance.random() < 0.5)
+        if chance.random() < 0.1:
+            world.readiness["g1"] = world.readiness["m-a"] = chance.choice((Readiness.DOWN, Readiness.READY))
+            world.show()
+        if chance.random() < 0.3:
+            world.wait(0.5)
+        for model in sorted(world.waking):
+            world.end_wake(model)
+        if world.running and chance.random() < 0.5:
+            world.finish(chance.choice(sorted(world.running)))
+
+
+def run_all() -> None:
+    for seed in range(SEEDS):
+        run(seed)
+
+
+def test_without_a_fault_nothing_is_found() -> None:
+    run_all()
+
+
+@pytest.mark.parametrize(
+    ("plant", "finding"),
+    [
+        (ignore_tenant_caps, "a tenant has more running than it may"),
+        (ignore_pool_caps, "a pool has more running than it may"),
+        (ignore_slots, "a slot was used twice"),
+        (ignore_the_runners_limit, "a runner works on too many requests"),
+        (ignore_permits, "left the premises without a permit"),
+        (ignore_the_guard, "fell back off the premises though the mesh does not"),
+        (place_twice, "a decision about a request that does not wait"),
+        (leak_slots, "the scheduler counts other slots than the callers hold"),
+        (forget_who_timed_out, "a request was lost or counted twice"),
+    ],
+)
+def test_each_planted_fault_is_found(plant: Plant, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=finding):
+        run_all()
+
+
+def test_the_world_has_a_model_off_the_premises_to_go_to() -> None:
+    world = World()
+    world.submit(REMOTE, Priority.NORMAL, "light", allow_remote=True)
+    assert [placed.candidate.model for placed in world.running.values()] == [REMOTE]

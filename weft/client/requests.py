@@ -1,0 +1,82 @@
+"""A synchronous client of what a router remembers of requests and clients.
+
+from weft.client.requests import connect_requests
+
+with connect_requests() as requests:
+    print(requests.get("req_1f3a").state)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from weft.api.router.v1 import request_service_pb2, request_service_pb2_grpc
+from weft.client._address import mesh_address
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.resources.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
+from weft.resources.request_messages import client_document, request_document
+
+CALL_TIMEOUT_SECONDS = 10.0
+
+pb = request_service_pb2
+
+
+def connect_requests(
+    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+) -> "Requests":
+    """The requests of the router at a gRPC target, or of the mesh that runs on `home`.
+
+    Raises SERVICE_UNAVAILABLE when none runs.
+    """
+    return Requests(target or mesh_address(home), timeout_seconds)
+
+
+class Requests:
+    """Calls on one router. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = request_service_pb2_grpc.RequestServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def get(self, request_id: str, tenant: str = "") -> RequestDocument:
+        """One request, if it is the tenant's; empty: whoever's it is. Raises NOT_FOUND."""
+        request = pb.GetRequestRequest(request_id=request_id, tenant=tenant)
+        return request_document(self._call(self._stub.GetRequest, request).request)
+
+    def under_way(self, limit: int = 0) -> RequestList:
+        """Those that go on, the oldest first; `limit` 0 is the router's own, which is 100."""
+        found = self._call(self._stub.ListRequests, pb.ListRequestsRequest(limit=limit))
+        items = tuple(map(request_document, found.requests))
+        return RequestList(kind="RequestList", items=items, total=found.total_count)
+
+    def clients(self) -> ClientList:
+        """The clients that were seen lately, by id."""
+        found = self._call(self._stub.ListClients, pb.ListClientsRequest())
+        clients: list[ClientDocument] = [client_document(record) for record in found.clients]
+        return ClientList(kind="ClientList", items=tuple(clients))
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        with _translated():
+            return method(request, timeout=self._timeout_seconds)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

@@ -1,0 +1,140 @@
+"""What a scheduler is told of a payload: its size, what it takes to answer it, and what its beginning looks like.
+
+The prompt itself stays with the dispatcher. Pure.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2
+from weft.kernel.request import Skill
+
+CHARS_PER_TOKEN = 4.0
+"""A usual figure for English text and byte-pair vocabularies; what an answer really took corrects it in the router."""
+TOKENS_PER_MESSAGE = 4
+"""What chat templates put around a turn."""
+TOKENS_PER_MEDIUM = 512
+"""An image of usual size in a vision model, or some 20 s of audio."""
+PREFIX_CHUNK_CHARS = 1_024
+"""Two prompts are told apart in steps of this; some 256 tokens."""
+MAX_PREFIX_CHUNKS = 32
+_DIGEST_BYTES = 8
+_KEY_BYTES = 16
+
+Payload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload | embedding_pb2.EmbeddingPayload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A payload as a scheduler sees it; see `port.PlacementRequest` for the fields."""
+
+    prompt_tokens: int
+    max_output_tokens: int | None
+    skills: frozenset[Skill]
+    tools: frozenset[str]
+    prefix_digests: tuple[int, ...]
+
+
+def describe(
+    payload: Payload, *, salt: str, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+) -> Description:
+    """What there is to say of a payload. Prefixes of different salts (tenant and cache tag) never look alike."""
+    pieces = list(_pieces(payload))
+    return Description(
+        prompt_tokens=_prompt_tokens(payload, pieces),
+        max_output_tokens=_max_output_tokens(payload),
+        skills=_skills(payload),
+        tools=frozenset(behaviour.tools) if behaviour is not None else frozenset(),
+        prefix_digests=prefix_digests(pieces, salt),
+    )
+
+
+def affinity_key(session: str, salt: str) -> bytes:
+    """The key of a session; empty for none. Sessions of different salts never meet."""
+    if not session:
+        return b""
+    return hashlib.blake2b(f"{salt}\0{session}".encode(), digest_size=_KEY_BYTES).digest()
+
+
+def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
+    """Digests of ever longer beginnings, one per PREFIX_CHUNK_CHARS; a rest that fills no chunk counts for nothing."""
+    text = _beginning(pieces)
+    digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
+    found = []
+    for start in range(0, len(text) - PREFIX_CHUNK_CHARS + 1, PREFIX_CHUNK_CHARS):
+        chunk = text[start : start + PREFIX_CHUNK_CHARS].encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(digest + chunk, digest_size=_DIGEST_BYTES).digest()
+        found.append(int.from_bytes(digest, "big"))
+    return tuple(found)
+
+
+def _beginning(pieces: Iterable[str]) -> str:
+    taken: list[str] = []
+    left = MAX_PREFIX_CHUNKS * PREFIX_CHUNK_CHARS
+    for piece in pieces:
+        if left <= 0:
+            break
+        taken.append(piece[:left])
+        left -= len(piece)
+    return "".join(taken)
+
+
+def _pieces(payload: Payload) -> Iterator[str]:
+    """The text of a prompt in order; what is said by whom makes a difference."""
+    match payload:
+        case chat_pb2.ChatPayload():
+            for tool in payload.tools:
+                yield f"{tool.function.name}\0{tool.function.description}\0"
+            for message in payload.messages:
+                yield f"\0{message.role}\0"
+                yield from (part.text for part in message.content if part.text)
+                yield from (call.arguments_text for call in message.tool_calls)
+        case completion_pb2.CompletionPayload():
+            yield from (prompt.text for prompt in payload.prompts)
+        case embedding_pb2.EmbeddingPayload():
+            yield from (item.text for item in payload.inputs)
+
+
+def _prompt_tokens(payload: Payload, pieces: Iterable[str]) -> int:
+    tokens = sum(map(len, pieces)) / CHARS_PER_TOKEN
+    match payload:
+        case chat_pb2.ChatPayload():
+            tokens += TOKENS_PER_MESSAGE * len(payload.messages)
+            media = sum(not part.text for message in payload.messages for part in message.content)
+            tokens += TOKENS_PER_MEDIUM * media
+        case completion_pb2.CompletionPayload():
+            tokens += sum(len(prompt.tokens.ids) for prompt in payload.prompts)
+        case embedding_pb2.EmbeddingPayload():
+            tokens += sum(len(item.tokens.ids) for item in payload.inputs)
+    return int(tokens)
+
+
+def _max_output_tokens(payload: Payload) -> int | None:
+    """Over all choices; None: it does not say."""
+    match payload:
+        case chat_pb2.ChatPayload():
+            choices = max(1, payload.choice_count)
+        case completion_pb2.CompletionPayload():
+            choices = max(1, payload.choice_count) * max(1, len(payload.prompts))
+        case embedding_pb2.EmbeddingPayload():
+            return 0
+    if not payload.sampling.HasField("max_tokens"):
+        return None
+    return min(payload.sampling.max_tokens * choices, 2**31 - 1)
+
+
+def _skills(payload: Payload) -> frozenset[Skill]:
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return frozenset()
+    found: set[Skill] = set()
+    for message in payload.messages:
+        for part in message.content:
+            kind = part.WhichOneof("kind")
+            if kind == "image":
+                found.add(Skill.IMAGE)
+            elif kind == "audio":
+                found.add(Skill.AUDIO)
+    if payload.tools and payload.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
+        found.add(Skill.TOOLS)
+    return frozenset(found)

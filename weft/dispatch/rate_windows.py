@@ -1,0 +1,278 @@
+"""Moving windows: how much each key took in the last second, minute or hour. One implementation for every surface.
+
+The algorithm is that of the library `limits`. Its memory storage reads the machine's clock by itself, keeps an entry
+for every single token and a thread that clears up; this one counts on a `Clock`, in at most BUCKETS_PER_WINDOW steps
+per window, and amounts can be corrected afterwards.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from limits import RateLimitItem, RateLimitItemPerSecond
+from limits.storage import MovingWindowSupport, Storage
+from limits.strategies import MovingWindowRateLimiter
+
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate
+from weft.kernel.reasons import Reason
+
+BUCKETS_PER_WINDOW = 256
+"""What is counted within a 256th of a window leaves it together, at the time of the newest: never too early."""
+EVERYBODY_ELSE = "+everybody-else"
+"""The key of those beyond a bound. No tenant and no client can be called so: names begin with a letter or a digit."""
+
+MAX_RATES_KEPT = 1024
+"""Rates whose form for the library is kept; configurations have fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Something that is to be counted."""
+
+    key: str
+    """Whose window it is; keys of different kinds must differ by themselves."""
+    who: str
+    """The same for people, such as "Tenant community-x"."""
+    rate: Rate
+    amount: int = 1
+
+
+class RateWindows:
+    """Counts in this process. Called from one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._storage = _WindowStorage(clock)
+        self._limiter = MovingWindowRateLimiter(self._storage)
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        """Count all of them, or none.
+
+        A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with limit,
+        remaining and resetAt (unix time in seconds), naming the first that is too much.
+        """
+        for place, claim in enumerate(claims):
+            if not self._limiter.hit(_item(claim.rate), claim.key, cost=_within(claim)):
+                for counted in claims[:place]:
+                    self.correct(counted.key, counted.rate, -_within(counted))
+                raise self._refusal(claim)
+        for claim in claims:
+            if claim.amount > claim.rate.amount:
+                self.correct(claim.key, claim.rate, claim.amount - claim.rate.amount)
+
+    def correct(self, key: str, rate: Rate, amount: int) -> None:
+        """Count more, or less for a negative amount, whatever the limit says."""
+        self._storage.correct(_item(rate).key_for(key), rate.window_seconds, amount)
+
+    def forget(self, key: str, rate: Rate) -> None:
+        """Drop what is counted."""
+        self._limiter.clear(_item(rate), key)
+
+    def _refusal(self, claim: Claim) -> WeftError:
+        rate, item = claim.rate, _item(claim.rate)
+        reset_at, remaining = self._limiter.get_window_stats(item, claim.key)
+        now = self._clock.monotonic()
+        wait = self._storage.seconds_until_free(item.key_for(claim.key), rate, _within(claim))
+        reset_unix = self._clock.utc_now().timestamp() + max(0.0, reset_at - now)
+        return WeftError(
+            Reason.RATE_LIMIT_EXCEEDED,
+            f"{claim.who} exceeded {rate}",
+            metadata={
+                "limit": str(rate.amount),
+                "remaining": str(max(0, remaining)),
+                "resetAt": str(int(reset_unix) + 1),
+            },
+            retry_after_seconds=wait,
+        )
+
+
+class TrackedKeys:
+    """Keys that nobody configured: so many are counted one by one, those beyond share a window."""
+
+    def __init__(self, windows: RateWindows, rates: Sequence[Rate], max_keys: int, prefix: str, clock: Clock) -> None:
+        """`rates` are those of every such key; `prefix` sets them apart from other kinds of keys."""
+        self._windows = windows
+        self._rates = tuple(rates)
+        self._max_keys = max_keys
+        self._prefix = prefix
+        self._clock = clock
+        self._longest_window = max((rate.window_seconds for rate in rates), default=0)
+        self._last_seen: OrderedDict[str, float] = OrderedDict()
+        """Oldest first, on the monotonic clock."""
+
+    def __len__(self) -> int:
+        return len(self._last_seen)
+
+    def key_of(self, name: str) -> str:
+        """The key under which a name is counted."""
+        seen, now = self._last_seen, self._clock.monotonic()
+        if name not in seen and len(seen) >= self._max_keys:
+            self._forget_idle(now)
+            if len(seen) >= self._max_keys:
+                return self._prefix + EVERYBODY_ELSE
+        seen[name] = now
+        seen.move_to_end(name)
+        return self._prefix + name
+
+    def _forget_idle(self, now: float) -> None:
+        """Forget those whose windows are empty by now: nothing is lost with them."""
+        # A bucket leaves its window with its newest entry.
+        longest = self._longest_window * (1 + 1 / BUCKETS_PER_WINDOW)
+        while self._last_seen:
+            name, last = next(iter(self._last_seen.items()))
+            if now - last <= longest:
+                return
+            del self._last_seen[name]
+            for rate in self._rates:
+                self._windows.forget(self._prefix + name, rate)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    began: float
+    newest: float
+    amount: int
+
+
+class _Window:
+    __slots__ = ("buckets", "total")
+
+    def __init__(self) -> None:
+        self.buckets: deque[_Bucket] = deque()
+        self.total = 0
+
+    def settle(self, now: float, length: float) -> None:
+        """Drop what has left the window."""
+        while self.buckets and self.buckets[0].newest <= now - length:
+            self.total -= self.buckets.popleft().amount
+
+    def add(self, now: float, length: float, amount: int) -> None:
+        self.total += amount
+        if self.buckets and now - self.buckets[-1].began < length / BUCKETS_PER_WINDOW:
+            self.buckets[-1].newest = now
+            self.buckets[-1].amount += amount
+        else:
+            self.buckets.append(_Bucket(now, now, amount))
+
+    def take_back(self, amount: int) -> None:
+        """Take away what was counted last; there is never less than nothing."""
+        while amount > 0 and self.buckets:
+            newest = self.buckets[-1]
+            taken = min(amount, newest.amount)
+            newest.amount -= taken
+            self.total -= taken
+            amount -= taken
+            if not newest.amount:
+                self.buckets.pop()
+
+
+class _WindowStorage(Storage, MovingWindowSupport):
+    """Moving windows for `limits`, on a clock of ours. Times are seconds on its monotonic scale."""
+
+    STORAGE_SCHEME = None
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        """See MovingWindowSupport.acquire_entry."""
+        now = self._clock.monotonic()
+        window = self._windows.setdefault(key, _Window())
+        window.settle(now, expiry)
+        if window.total + amount > limit:
+            return False
+        window.add(now, expiry, amount)
+        return True
+
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:  # noqa: ARG002 - the port's
+        """See MovingWindowSupport.get_moving_window."""
+        now, window = self._clock.monotonic(), self._windows.get(key)
+        if window is None:
+            return now, 0
+        window.settle(now, expiry)
+        return (window.buckets[0].newest if window.buckets else now), window.total
+
+    def correct(self, key: str, length: int, amount: int) -> None:
+        """Count more or less than was asked for; a key that was forgotten stays so."""
+        now, window = self._clock.monotonic(), self._windows.get(key)
+        if window is None:
+            return
+        window.settle(now, length)
+        if amount > 0:
+            window.add(now, length, amount)
+        else:
+            window.take_back(-amount)
+
+    def seconds_until_free(self, key: str, rate: Rate, amount: int) -> float:
+        """How long until so much fits, if nothing else is asked for."""
+        now, window = self._clock.monotonic(), self._windows.get(key)
+        if window is None:
+            return 0.0
+        over = window.total + amount - rate.amount
+        freed_at = now - rate.window_seconds
+        for bucket in window.buckets:
+            if over <= 0:
+                break
+            over -= bucket.amount
+            freed_at = bucket.newest
+        return max(0.0, freed_at + rate.window_seconds - now)
+
+    def clear(self, key: str) -> None:
+        """See Storage.clear."""
+        self._windows.pop(key, None)
+
+    def reset(self) -> int | None:
+        """See Storage.reset."""
+        count = len(self._windows)
+        self._windows.clear()
+        return count
+
+    def check(self) -> bool:
+        """See Storage.check."""
+        return True
+
+    @property
+    def base_exceptions(self) -> type[Exception]:
+        """See Storage.base_exceptions."""
+        return ValueError
+
+    def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        """Fixed windows are not kept here."""
+        raise NotImplementedError
+
+    def get(self, key: str) -> int:
+        """Fixed windows are not kept here."""
+        raise NotImplementedError
+
+    def get_expiry(self, key: str) -> float:
+        """Fixed windows are not kept here."""
+        raise NotImplementedError
+
+
+class _Item(RateLimitItemPerSecond):
+    """A rate as `limits` sees it, with keys that are quickly made."""
+
+    __slots__ = ("_suffix",)
+
+    def __init__(self, rate: Rate) -> None:
+        super().__init__(rate.amount, rate.window_seconds)
+        self._suffix = f"/{rate}"
+
+    def key_for(self, *identifiers: bytes | str | float) -> str:
+        """See RateLimitItem.key_for; there is one identifier, a text."""
+        return f"{identifiers[0]}{self._suffix}"  # type: ignore[str-bytes-safe]  # it is a text
+
+
+@lru_cache(maxsize=MAX_RATES_KEPT)
+def _item(rate: Rate) -> RateLimitItem:
+    return _Item(rate)
+
+
+def _within(claim: Claim) -> int:
+    """A request that is larger than a whole window waits for an empty one."""
+    return min(claim.amount, claim.rate.amount)
