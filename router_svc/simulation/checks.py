@@ -1,0 +1,280 @@
+"""What must hold in every run, whatever the scheduler decides."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from router_svc.policy.arrival import Arrival
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.decisions import Decision, Placed, Rejects, Wakes
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.simulation.hosts import Host, World
+from router_svc.simulation.patience import Patience
+from router_svc.simulation.scenario import Scenario
+from router_svc.simulation.serving import Attempt
+from router_svc.simulation.surface import Scheduling
+from router_svc.simulation.targets import Targets, lacks
+from router_svc.simulation.traffic import SimulatedRequest
+from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from router_svc.policy.host_memory import HostMemory
+
+CandidateKey = tuple[str, str, str]
+LATE_SECONDS = 0.5
+"""How late something that is due may be: two ticks."""
+_BROKE = frozenset({Reason.SERVER_DIED, Reason.WORKER_LOST, Reason.CONNECT_FAILED})
+
+
+class InvariantError(AssertionError):
+    """A check found what must not be."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Followed:
+    """A request that is not over, as its caller sees it."""
+
+    request: SimulatedRequest
+    on: Candidate | None = None
+    """None: it waits."""
+    waits_since: float
+    attempts: int = 0
+    broken_on: set[CandidateKey] = field(default_factory=set)
+
+    @property
+    def arrival(self) -> Arrival:
+        """What the scheduler knows of it."""
+        return self.request.arrival
+
+
+class Auditor:
+    """Follows a run beside the scheduler and believes nothing of what it says. Raises InvariantError."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._followed: dict[int, Followed] = {}
+        self._over: set[int] = set()
+        self._told: dict[str, Candidate] = {}
+        self._books: Mapping[str, HostMemory] = {}
+        self._waking: set[str] = set()
+        self._by_word: set[str] = set()
+        self._on_candidate: Counter[CandidateKey] = Counter()
+        self._on_runner: Counter[tuple[str, str]] = Counter()
+        self._of_tenant: Counter[str] = Counter()
+        self._in_pool: Counter[str] = Counter()
+        self._targets = Targets(World(scenario), scenario.routes, cloud_fallback=scenario.cloud_fallback)
+        self._patience = Patience(scenario, self._targets)
+        self.checked = 0
+        """Decisions that were looked at."""
+
+    # What happens around the scheduler.
+
+    def submitted(self, request: SimulatedRequest, now: float) -> None:
+        """A request arrived."""
+        self._followed[request.arrival.key] = Followed(request=request, waits_since=now)
+
+    def failed(self, key: int, attempt: Attempt, reason: Reason, now: float) -> None:
+        """An attempt failed before any content."""
+        followed = self._followed[key]
+        if followed.on is not None and reason in _BROKE:
+            followed.broken_on.add(followed.on.key)
+        _demand(followed.attempts == attempt.number, f"request {key} is told of an attempt that it did not make")
+        self._release(followed, now)
+
+    def over(self, key: int, reason: Reason | None, now: float) -> None:
+        """A request is over; None: it was served."""
+        _demand(key not in self._over, f"request {key} is over twice")
+        followed = self._followed.pop(key)
+        _demand(reason is not None or followed.on is not None, f"request {key} was served by nobody")
+        self._release(followed, now)
+        self._over.add(key)
+
+    def told(self, change: MeshChange, now: float) -> None:
+        """The scheduler is about to hear this."""
+        for candidate in change.candidates:
+            self._told[candidate.model] = candidate
+            self._by_word.discard(candidate.model)
+        if change.hosts is not None:
+            self._books = change.hosts
+        self._patience.mesh_changed(change, now)
+
+    def wake_ended(self, model: str) -> None:
+        """A wake that the scheduler began has ended."""
+        self._waking.discard(model)
+        self._by_word.add(model)
+
+    def changed(self, host: Host) -> None:
+        """A model on this host is in another state."""
+        if host.has_book:
+            _demand(host.free_bytes() >= 0, f"{host.name} holds {-host.free_bytes()} bytes more than it has")
+
+    # What the scheduler decides.
+
+    def decided(self, decision: Decision, now: float) -> None:
+        """Look at a decision before it is carried out."""
+        self.checked += 1
+        if isinstance(decision, Wakes):
+            self._check_wake(decision, now)
+            return
+        key = decision.key
+        _demand(key not in self._over, f"a decision about request {key}, which is over")
+        _demand(key in self._followed, f"a decision about request {key}, which never arrived")
+        followed = self._followed[key]
+        _demand(followed.on is None, f"a decision about request {key}, which runs on {followed.on}")
+        if isinstance(decision, Placed):
+            self._check_place(decision, followed, now)
+            self._take(followed, decision)
+        elif isinstance(decision, Rejects):
+            self._check_refusal(decision, followed, now)
+
+    def ticked(self, scheduler: Scheduling, world: World, now: float) -> None:
+        """Look at everybody who waits."""
+        waiting = [followed for followed in self._followed.values() if followed.on is None]
+        running = len(self._followed) - len(waiting)
+        _demand(scheduler.waiting == len(waiting), f"{scheduler.waiting} are said to wait, and {len(waiting)} do")
+        _demand(scheduler.running == running, f"{scheduler.running} are said to run, and {running} do")
+        for followed in waiting:
+            deadline_at = followed.arrival.deadline_at
+            late = deadline_at is not None and now > deadline_at + LATE_SECONDS
+            _demand(not late, f"request {followed.arrival.key} waits beyond its deadline")
+            self._demand_hope(followed, now)
+        free = [candidate for candidate in self._told.values() if self._has_room(candidate)]
+        patient = [followed for followed in waiting if self._may_run(followed)]
+        found = self._patience.impatience(patient, free, world, now)
+        _demand(found is None, found or "")
+
+    def ended(self, scheduler: Scheduling, world: World, left: Collection[int]) -> None:
+        """Nothing will happen any more."""
+        _demand(not left and not self._followed, f"requests {sorted(self._followed)[:8]} were never over")
+        _demand(scheduler.waiting == 0, f"{scheduler.waiting} wait at the end")
+        _demand(scheduler.running == 0, f"{scheduler.running} slots are still taken at the end")
+        working = [instance.name for instance in world if instance.active]
+        _demand(not working, f"{working} still work at the end")
+
+    def _check_place(self, placed: Placed, followed: Followed, now: float) -> None:
+        key, candidate, arrival = placed.key, placed.candidate, followed.arrival
+        told = self._told.get(candidate.model)
+        _demand(told is not None and told.key == candidate.key, f"request {key} is placed on {candidate.key}: unknown")
+        ready = told is not None and told.readiness is Readiness.READY
+        _demand(ready or candidate.model in self._by_word, f"request {key} is placed on {candidate.model}: not ready")
+        members = {member.name for member in self._targets.members(arrival.target)}
+        _demand(candidate.model in members, f"request {key} for {arrival.target} is placed on {candidate.model}")
+        why = lacks(self._told[candidate.model], arrival.needs)
+        _demand(not why, f"request {key} is placed on {candidate.model}: {why}")
+        _demand(candidate.key not in followed.broken_on, f"request {key} goes again where it broke: {candidate.model}")
+        _demand(placed.attempt == followed.attempts + 1, f"request {key}: attempt {placed.attempt} is out of turn")
+        limits = self._scenario.limits
+        _demand(placed.attempt <= limits.max_attempts + limits.max_bounces + 1, f"request {key} is tried without end")
+        deadline_at = arrival.deadline_at
+        late = deadline_at is not None and now > deadline_at + LATE_SECONDS
+        _demand(not late, f"request {key} is placed after its deadline")
+        waiting = [each for each in self._followed.values() if each.on is None and each is not followed]
+        passed_by = [each.arrival for each in waiting if self._could_run(each, candidate)]
+        overtaken = self._patience.overtaken(arrival, passed_by, [each.arrival for each in waiting], now)
+        _demand(overtaken is None, overtaken or "")
+
+    def _check_refusal(self, rejects: Rejects, followed: Followed, now: float) -> None:
+        key, arrival, limits = rejects.key, followed.arrival, self._scenario.limits
+        if rejects.reason is Reason.QUEUE_TIMEOUT:
+            waited = now - arrival.arrived_at
+            _demand(waited >= limits.queue_timeout_seconds - 1e-6, f"request {key} timed out after {waited:.2f} s")
+        elif rejects.reason is Reason.DEADLINE_EXCEEDED:
+            passed = arrival.deadline_at is not None or followed.request.deadline_at is not None
+            _demand(passed, f"request {key} without a deadline missed it")
+        elif rejects.reason is Reason.DEADLINE_UNREACHABLE:
+            _demand(followed.request.deadline_at is not None, f"request {key} without a deadline cannot reach it")
+        elif rejects.reason is Reason.MODEL_NOT_FOUND:
+            _demand(not self._targets.members(arrival.target), f"{arrival.target} is said not to be there")
+
+    def _check_wake(self, wakes: Wakes, now: float) -> None:
+        model = wakes.model
+        _demand(model not in self._waking, f"{model} is woken twice at once")
+        _demand(model in self._told, f"{model} is woken, and nobody knows it")
+        self._waking.add(model)
+        candidate = self._told[model]
+        book = self._books.get(candidate.host)
+        if book is not None and candidate.memory_bytes and candidate.readiness is Readiness.ASLEEP:
+            room = book.free_bytes + sum(
+                holder.held_bytes
+                for holder in book.holders
+                if holder.is_model and not holder.pinned and not self._works(holder.name)
+            )
+            # The book may be older than what runners said since.
+            fresh = self._patience.book_is_fresh(candidate.host, now)
+            _demand(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
+        self._patience.woken(candidate)
+
+    def _works(self, model: str) -> bool:
+        return any(count for key, count in self._on_candidate.items() if key[0] == model)
+
+    def _take(self, followed: Followed, placed: Placed) -> None:
+        candidate, tenant = self._told[placed.candidate.model], followed.arrival.tenant
+        followed.on, followed.attempts = candidate, placed.attempt
+        self._on_candidate[candidate.key] += 1
+        self._on_runner[_runner(candidate)] += 1
+        self._of_tenant[tenant] += 1
+        self._in_pool[candidate.pool] += 1
+        settings = self._scenario.settings
+        self._demand_at_most(self._on_candidate[candidate.key], candidate.slots, f"slots of {candidate.model}")
+        self._demand_at_most(
+            self._on_runner[_runner(candidate)], candidate.runner_max_requests, f"requests of {candidate.runner}"
+        )
+        self._demand_at_most(self._of_tenant[tenant], settings.tenant(tenant).max_in_flight, f"requests of {tenant}")
+        pool = candidate.pool
+        self._demand_at_most(self._in_pool[pool], settings.pool(pool).max_in_flight, f"requests in {pool}")
+
+    def _release(self, followed: Followed, now: float) -> None:
+        candidate = followed.on
+        followed.on, followed.waits_since = None, now
+        if candidate is not None:
+            self._on_candidate[candidate.key] -= 1
+            self._on_runner[_runner(candidate)] -= 1
+            self._of_tenant[followed.arrival.tenant] -= 1
+            self._in_pool[candidate.pool] -= 1
+
+    def _demand_hope(self, followed: Followed, now: float) -> None:
+        """Somebody must be left whom it can wait for."""
+        members = self._targets.members(followed.arrival.target)
+        hope = any(
+            (told := self._told[member.name]).readiness is not Readiness.DOWN
+            and told.key not in followed.broken_on
+            and not lacks(told, followed.arrival.needs)
+            for member in members
+        )
+        waking = any(member.name in self._waking for member in members)
+        _demand(
+            hope or waking or now - followed.waits_since < LATE_SECONDS,
+            f"request {followed.arrival.key} waits, and nobody can ever serve it",
+        )
+
+    def _could_run(self, followed: Followed, candidate: Candidate) -> bool:
+        """Whether it could have the slot that another one gets. Who was tried before may have to wait for its retry."""
+        return not followed.attempts and self._may_run(followed) and not lacks(candidate, followed.arrival.needs)
+
+    def _may_run(self, followed: Followed) -> bool:
+        """Whether its tenant may have another request running."""
+        cap = self._scenario.settings.tenant(followed.arrival.tenant).max_in_flight
+        return not cap or self._of_tenant[followed.arrival.tenant] < cap
+
+    def _has_room(self, candidate: Candidate) -> bool:
+        cap = self._scenario.settings.pool(candidate.pool).max_in_flight
+        on_runner, most = self._on_runner[_runner(candidate)], candidate.runner_max_requests
+        return (
+            candidate.readiness is Readiness.READY
+            and self._on_candidate[candidate.key] < candidate.slots
+            and (not most or on_runner < most)
+            and (not cap or self._in_pool[candidate.pool] < cap)
+        )
+
+    def _demand_at_most(self, count: int, limit: int, what: str) -> None:
+        _demand(not limit or count <= limit, f"{count} of {limit} {what} are taken")
+
+
+def _runner(candidate: Candidate) -> tuple[str, str]:
+    return (candidate.runner, candidate.incarnation)
+
+
+def _demand(holds: bool, words: str) -> None:
+    if not holds:
+        raise InvariantError(words)

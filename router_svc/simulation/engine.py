@@ -1,0 +1,323 @@
+"""One run: the events of a scenario, a scheduler that decides, and who is told what."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits, WakeFailure, Wakes
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.simulation.checks import Auditor
+from router_svc.simulation.cold import ColdLines
+from router_svc.simulation.events import Events
+from router_svc.simulation.failures import Effects, plan_failures
+from router_svc.simulation.hosts import Host, Instance, Phase, World
+from router_svc.simulation.loading import Loader
+from router_svc.simulation.scenario import Scenario
+from router_svc.simulation.serving import Attempt, Runners, Told
+from router_svc.simulation.story import Story
+from router_svc.simulation.surface import Scheduling
+from router_svc.simulation.tallies import Tallies
+from router_svc.simulation.targets import Targets
+from router_svc.simulation.traffic import SimulatedRequest, requests_of
+from weft.kernel.reasons import Reason
+
+TICK_SECONDS = 0.25
+"""As the router's loop: how often the scheduler is asked while somebody waits."""
+MAX_OVERTIME_SECONDS = 4 * 3600.0
+"""How long after the last arrival a run may go on while somebody waits. Nothing that is served takes that long."""
+
+
+MAX_EVENTS_AT_ONCE = 10_000
+"""Events at one moment, beyond those of the requests that came by then: more go round in circles."""
+
+
+class StuckError(RuntimeError):
+    """Requests wait and nothing will ever come of it, or time stands still."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenRequest:
+    """A request that is not over."""
+
+    request: SimulatedRequest
+    attempt: Attempt | None = None
+    """None: it waits."""
+    placed_at: float = 0.0
+    attempts: int = 0
+    expected_at: float | None = None
+    """When its turn comes, by the first estimate that it was told; None: it was told none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What a run may do besides."""
+
+    auditor: Auditor | None = None
+    explained: Collection[int] = field(default=())
+    """Requests whose story is kept, by their numbers."""
+
+
+class Simulation:
+    """One run of one scenario with one scheduler."""
+
+    def __init__(self, scenario: Scenario, scheduler: Scheduling, extras: Extras | None = None) -> None:
+        extras = extras or Extras()
+        self.scenario = scenario
+        self.events = Events()
+        self.world = World(scenario)
+        self.tallies = Tallies(scenario.duration_seconds)
+        self.story = Story(extras.explained)
+        self._scheduler = scheduler
+        self._auditor = extras.auditor
+        self.loader = Loader(self.events, scenario.delays, scenario.seed, self._changed)
+        told = Told(content=self._content, failed=self._failed, ended=self._ended)
+        self._runners = Runners(self.events, scenario.delays, scenario.seed, told, self.loader.unload)
+        self._targets = Targets(self.world, scenario.routes, cloud_fallback=scenario.cloud_fallback)
+        self._cold = ColdLines(self._targets, self.tallies)
+        self._requests = requests_of(scenario)
+        self._open: dict[int, OpenRequest] = {}
+        self._told_versions: dict[str, int] = {}
+        self._wakes: dict[str, Wakes] = {}
+        self._books = {host.name: host.memory() for host in self.world.hosts.values() if host.has_book}
+        self._changed_books: set[str] = set()
+        self._ticking = False
+        self._all_arrived = False
+        self._begin()
+
+    @property
+    def arrived(self) -> int:
+        """Requests so far."""
+        return self.tallies.requests
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request is over and none will come."""
+        return self.events.next_at is None or (self._all_arrived and not self._open)
+
+    def run(self, progress: Callable[[], None] | None = None, every_events: int = 20_000) -> None:
+        """Go on to the end; `progress` is called every so many events.
+
+        Raises InvariantError where the auditor finds a broken rule, StuckError where requests wait for ever.
+        """
+        done, moment, at_once = 0, -1.0, 0
+        while not self.is_over:
+            self.events.step()
+            done += 1
+            at_once = at_once + 1 if self.events.now == moment else 0
+            moment = self.events.now
+            if at_once > MAX_EVENTS_AT_ONCE + 4 * len(self._open):
+                raise StuckError(f"time stands still at {moment} s: somebody decides the same over and over")
+            if progress is not None and done % every_events == 0:
+                progress()
+        if self._auditor is not None:
+            self._auditor.ended(self._scheduler, self.world, self._open)
+
+    def _begin(self) -> None:
+        scenario = self.scenario
+        change = MeshChange(
+            candidates=tuple(instance.candidate() for instance in self.world),
+            hosts=dict(self._books),
+            routes=scenario.routes,
+            cloud_fallback=scenario.cloud_fallback,
+        )
+        self._apply(change)
+        plan_failures(scenario, self.world, self.events, Effects(died=self._died, returned=self._returned))
+        self._await_arrival()
+
+    # Requests.
+
+    def _await_arrival(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self._all_arrived = True
+        else:
+            self.events.at(request.arrival.arrived_at, partial(self._arrive, request))
+
+    def _arrive(self, request: SimulatedRequest) -> None:
+        self._await_arrival()
+        now, key = self.events.now, request.arrival.key
+        self.tallies.arrived(request)
+        self.story.arrived(request)
+        opened = self._open[key] = OpenRequest(request=request)
+        if self._auditor is not None:
+            self._auditor.submitted(request, now)
+        self._cold.waits(request.arrival, now)
+        self._hear(self._scheduler.submit(request.arrival, now))
+        if request.leaves_at is not None and key in self._open:
+            self.events.at(request.leaves_at, partial(self._leave, opened))
+
+    def _leave(self, opened: OpenRequest) -> None:
+        """Its caller has waited long enough."""
+        key, attempt = opened.request.arrival.key, opened.attempt
+        if key not in self._open or (attempt is not None and attempt.shows_content):
+            return
+        if attempt is not None:
+            self._runners.leave(attempt)
+        self._close(opened, Reason.CANCELLED)
+        self._hear(self._scheduler.finish(key, self.events.now))
+
+    def _content(self, attempt: Attempt) -> None:
+        self._scheduler.report_first_content(attempt.request.arrival.key, self.events.now)
+
+    def _failed(self, attempt: Attempt, reason: Reason) -> None:
+        key = attempt.request.arrival.key
+        opened = self._open.get(key)
+        if opened is None or opened.attempt is not attempt:
+            return
+        opened.attempt = None
+        self.story.failed(key, self.events.now, attempt, reason)
+        if self._auditor is not None:
+            self._auditor.failed(key, attempt, reason, self.events.now)
+        self._cold.waits(attempt.request.arrival, self.events.now)
+        self._hear(self._scheduler.report_failed(key, attempt.number, reason, self.events.now))
+
+    def _ended(self, attempt: Attempt, reason: Reason | None) -> None:
+        request, now = attempt.request, self.events.now
+        opened = self._open[request.arrival.key]
+        served = attempt.served if reason is None else None
+        if reason is None:
+            waited = opened.placed_at - request.arrival.arrived_at
+            self.tallies.served(request, waited_seconds=waited, cached_tokens=attempt.cached_tokens, now=now)
+        self._close(opened, reason)
+        self._hear(self._scheduler.finish(request.arrival.key, now, served))
+
+    def _close(self, opened: OpenRequest, reason: Reason | None) -> None:
+        """It is over; `reason` says why it was not served."""
+        arrival = opened.request.arrival
+        del self._open[arrival.key]
+        self._cold.no_longer_waits(arrival)
+        if reason is not None:
+            self.tallies.lost(opened.request, reason, self.events.now)
+        self.story.over(arrival.key, self.events.now, reason)
+        if self._auditor is not None:
+            self._auditor.over(arrival.key, reason, self.events.now)
+
+    # Decisions.
+
+    def _hear(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            if self._auditor is not None:
+                self._auditor.decided(decision, self.events.now)
+            match decision:
+                case Placed():
+                    self._place(decision)
+                case Rejects():
+                    self.story.decided(decision.key, self.events.now, decision)
+                    self._close(self._open[decision.key], decision.reason)
+                case Waits() | Loads():
+                    opened = self._open[decision.key]
+                    if opened.expected_at is None and decision.eta_seconds is not None:
+                        opened.expected_at = self.events.now + decision.eta_seconds
+                    self.story.decided(decision.key, self.events.now, decision)
+                case Wakes():
+                    self._wake(decision)
+        if self._scheduler.waiting and not self._ticking:
+            self._ticking = True
+            self.events.after(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._hear(self._scheduler.tick(self.events.now))
+        if self._auditor is not None:
+            self._auditor.ticked(self._scheduler, self.world, self.events.now)
+        if self.events.now > self.scenario.duration_seconds + MAX_OVERTIME_SECONDS:
+            raise StuckError(f"{self._scheduler.waiting} requests of {self.scenario.name} wait for ever")
+
+    def _place(self, placed: Placed) -> None:
+        opened = self._open[placed.key]
+        opened.placed_at = self.events.now
+        opened.attempts += 1
+        if opened.attempts == 1 and opened.expected_at is not None:
+            self.tallies.estimate_errors.append(abs(self.events.now - opened.expected_at))
+        self.story.decided(placed.key, self.events.now, placed)
+        self._cold.no_longer_waits(opened.request.arrival)
+        instance = self.world.instances[placed.candidate.model]
+        self.tallies.attempted(opened.attempts, host_is_failing=instance.host.is_failing)
+        opened.attempt = self._runners.begin(opened.request, placed, instance)
+
+    # Models and hosts.
+
+    def _wake(self, wakes: Wakes) -> None:
+        self._wakes[wakes.model] = wakes
+        self._cold.woken(self.world.instances[wakes.model], self.events.now)
+        self._carry_out(wakes)
+        self.events.after(wakes.max_wait_seconds, partial(self._wake_too_long, wakes))
+
+    def _carry_out(self, wakes: Wakes) -> None:
+        if self._wakes.get(wakes.model) is not wakes:
+            return
+        instance, delays = self.world.instances[wakes.model], self.scenario.delays
+        if instance.phase is Phase.STOPPING:
+            self.events.after(delays.unload_seconds, partial(self._carry_out, wakes))
+            return
+        was_ready = instance.phase is Phase.READY
+        failure = self.loader.wake(instance, wakes.priority)
+        if failure is not None or was_ready:
+            self.events.after(delays.report_seconds, partial(self._wake_ended, wakes, failure))
+
+    def _wake_too_long(self, wakes: Wakes) -> None:
+        words = f"it did not take requests within {wakes.max_wait_seconds:.0f} s"
+        self._wake_ended(wakes, WakeFailure(reason=Reason.WAKE_FAILED, message=words))
+
+    def _wake_ended(self, wakes: Wakes, failure: WakeFailure | None) -> None:
+        if self._wakes.get(wakes.model) is wakes:
+            del self._wakes[wakes.model]
+            if self._auditor is not None:
+                self._auditor.wake_ended(wakes.model)
+            by_word = failure is None and wakes.doubted
+            self._hear(self._scheduler.wake_finished(wakes.model, failure, self.events.now, by_word=by_word))
+
+    def _died(self, host: Host) -> None:
+        host.note(self.events.now)
+        host.is_up = False
+        self._runners.host_died(host)
+        self.loader.host_died(host)
+        failure = WakeFailure(reason=Reason.WAKE_FAILED, message="its runner is gone")
+        for wakes in [self._wakes[each.name] for each in host.instances if each.name in self._wakes]:
+            self.events.after(self.scenario.delays.failure_seconds, partial(self._wake_ended, wakes, failure))
+
+    def _returned(self, host: Host) -> None:
+        host.note(self.events.now)
+        host.is_up = True
+        host.incarnation += 1
+        for instance in host.instances:
+            if instance.kind.remote:
+                instance.phase = Phase.READY
+            self._changed(instance)
+
+    def _changed(self, instance: Instance) -> None:
+        """A model is in another state: the router will hear of it."""
+        host, delays = instance.host, self.scenario.delays
+        instance.version += 1
+        self._cold.changed(instance, self.events.now)
+        if self._auditor is not None:
+            self._auditor.changed(host)
+        delay = delays.report_seconds if host.is_up else delays.death_noticed_seconds
+        self.events.after(delay, partial(self._report, instance.candidate(), instance.version))
+        if host.has_book and instance.kind.memory_bytes:
+            if not self._changed_books:
+                self.events.after(delays.memory_watch_seconds, self._look_at_books)
+            self._changed_books.add(host.name)
+
+    def _report(self, candidate: Candidate, version: int) -> None:
+        """The router hears of a model, unless it has heard something newer."""
+        if version <= self._told_versions.get(candidate.model, 0):
+            return
+        self._told_versions[candidate.model] = version
+        self._apply(MeshChange(candidates=(candidate,)))
+        wakes = self._wakes.get(candidate.model)
+        # By then it may have been told to give way again: it was awake all the same.
+        if wakes is not None and candidate.readiness is Readiness.READY:
+            self._wake_ended(wakes, None)
+
+    def _look_at_books(self) -> None:
+        for name in self._changed_books:
+            self._books[name] = self.world.hosts[name].memory()
+        self._changed_books.clear()
+        self._apply(MeshChange(hosts=dict(self._books)))
+
+    def _apply(self, change: MeshChange) -> None:
+        if self._auditor is not None:
+            self._auditor.told(change, self.events.now)
+        self._hear(self._scheduler.apply(change, self.events.now))

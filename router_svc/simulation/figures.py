@@ -1,0 +1,154 @@
+"""What a run amounts to."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from router_svc.simulation.engine import Simulation
+from router_svc.simulation.fairness import jain_index, max_min_shares
+from router_svc.simulation.hosts import Host
+from router_svc.simulation.patience import cold_wait_bound
+from router_svc.simulation.tallies import Tally, Waits, Who
+from weft.kernel.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFigures:
+    """Some of the requests."""
+
+    name: str
+    requests: int
+    served: int
+    refused: Mapping[str, int]
+    """How many were not served, by reason, the most frequent first."""
+    waits: Waits | None
+    """Of those that were served, from the arrival to the start; None: none was."""
+    refusal_waits: Waits | None
+    """Of the others, from the arrival to the refusal."""
+    good_tokens_per_second: float
+    """Output tokens of requests that were served in time, over the time in which requests arrived."""
+    served_share: float | None = None
+    """Of a tenant: what it was served over what it should have got; None: it asked for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFigures:
+    """What hosts spent their time on: shares of the whole, 0 to 1."""
+
+    hosts: int
+    busy: float
+    loading: float
+    """Doing nothing but loading or making room."""
+    idle: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """All of a run, or of as much of it as there was."""
+
+    simulated_seconds: float
+    is_complete: bool
+    total: GroupFigures
+    tenants: tuple[GroupFigures, ...]
+    targets: tuple[GroupFigures, ...]
+    bands: tuple[GroupFigures, ...]
+    loads: int
+    swaps: int
+    """Loads for which another model gave way."""
+    cold_waits: Waits | None
+    """Time in which somebody waited for something of which nothing was loaded, until a load began."""
+    cold_wait_bound_seconds: float
+    """The longest that may be: `max_cold_wait_seconds`, and a turn of each rival on the host."""
+    estimate_errors: Waits | None
+    """How far off the first estimates of those who waited were."""
+    attempts: int
+    attempts_per_request: float
+    """Attempts for each request that had any."""
+    attempts_per_request_in_outage: float | None
+    """The same on hosts that were failing; None: none was tried there."""
+    fairness: float
+    """Jain's index of what tenants were served over what they should have got; 1 is even."""
+    hosts: HostFigures
+
+    @property
+    def swaps_per_1000(self) -> float:
+        """Swaps for each thousand requests that were served."""
+        return 1000 * self.swaps / self.total.served if self.total.served else 0.0
+
+
+def figures_of(simulation: Simulation) -> Figures:
+    """The figures of a run; also of one that was broken off."""
+    tallies, scenario = simulation.tallies, simulation.scenario
+    seconds = min(simulation.events.now, scenario.duration_seconds) or 1.0
+    weights = {who.tenant: scenario.settings.tenant(who.tenant).weight for who in tallies.by_who}
+    tenants = _by(tallies.by_who, lambda who: who.tenant)
+    shares = served_shares(tenants, weights)
+    first = tallies.first_attempts
+    return Figures(
+        simulated_seconds=simulation.events.now,
+        is_complete=simulation.is_over,
+        total=_group("all", tallies.total(), seconds),
+        tenants=tuple(_group(name, tally, seconds, shares.get(name)) for name, tally in tenants.items()),
+        targets=tuple(_group(name, tally, seconds) for name, tally in _by(tallies.by_who, lambda w: w.target).items()),
+        bands=tuple(
+            _group(name, tally, seconds)
+            for name, tally in _by(tallies.by_who, lambda who: who.band.name.lower()).items()
+        ),
+        loads=simulation.loader.loads,
+        swaps=simulation.loader.swaps,
+        cold_waits=Waits.of(tallies.cold_waits),
+        cold_wait_bound_seconds=cold_wait_bound(scenario, simulation.world),
+        estimate_errors=Waits.of(tallies.estimate_errors),
+        attempts=tallies.attempts,
+        attempts_per_request=tallies.attempts / first if first else 0.0,
+        attempts_per_request_in_outage=(
+            tallies.attempts_in_outage / tallies.first_attempts_in_outage if tallies.first_attempts_in_outage else None
+        ),
+        fairness=jain_index(list(shares.values())),
+        hosts=_hosts(simulation.world.hosts.values(), simulation.events.now),
+    )
+
+
+def served_shares(tenants: Mapping[str, Tally], weights: Mapping[str, float]) -> dict[str, float]:
+    """For each tenant that asked for something: what it was served over its max-min fair share of what all were."""
+    offered = {name: tally.offered_cost for name, tally in tenants.items() if tally.offered_cost}
+    capacity = sum(tally.served_cost for tally in tenants.values())
+    fair = max_min_shares(offered, weights, capacity)
+    return {name: tenants[name].served_cost / fair[name] for name in offered if fair[name]}
+
+
+def _by(by_who: Mapping[Who, Tally], name_of: Callable[[Who], str]) -> dict[str, Tally]:
+    groups: dict[str, Tally] = {}
+    for who in sorted(by_who, key=lambda each: (each.tenant, each.target, each.band)):
+        groups.setdefault(name_of(who), Tally()).add(by_who[who])
+    return groups
+
+
+def _group(name: str, tally: Tally, seconds: float, served_share: float | None = None) -> GroupFigures:
+    return GroupFigures(
+        name=name,
+        requests=tally.requests,
+        served=tally.served,
+        refused={_word(reason): count for reason, count in tally.refusals.most_common()},
+        waits=Waits.of(tally.waits),
+        refusal_waits=Waits.of(tally.refusal_waits),
+        good_tokens_per_second=tally.good_tokens / seconds,
+        served_share=served_share,
+    )
+
+
+def _word(reason: Reason) -> str:
+    return reason.name.lower()
+
+
+def _hosts(hosts: Iterable[Host], now: float) -> HostFigures:
+    local = [host for host in hosts if not host.remote]
+    for host in local:
+        host.note(now)
+    whole = (now * len(local)) or 1.0
+    busy = sum(host.busy_seconds for host in local) / whole
+    loading = sum(host.load_seconds for host in local) / whole
+    down = sum(host.down_seconds for host in local) / whole
+    return HostFigures(
+        hosts=len(local), busy=busy, loading=loading, down=down, idle=max(0.0, 1 - busy - loading - down)
+    )

@@ -1,0 +1,224 @@
+"""Hosts and the models on them, as they really are; the router hears of it later."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.host_memory import HostMemory, MemoryHolder
+from router_svc.simulation.chance import chance
+from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario
+from weft.kernel.request import Operation, Priority
+
+PROGRAM = "a program"
+LONGEST_WAKE_SECONDS = 300.0
+SESSIONS_IN_CACHE_PER_SLOT = 2
+_OPERATIONS = frozenset({Operation.CHAT})
+
+
+class Phase(Enum):
+    """What an instance does."""
+
+    ASLEEP = "asleep"
+    CLAIMING = "claiming"
+    """It waits for memory that is on its way back."""
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+_READINESS = {
+    Phase.ASLEEP: Readiness.ASLEEP,
+    Phase.CLAIMING: Readiness.LOADING,
+    Phase.LOADING: Readiness.LOADING,
+    Phase.READY: Readiness.READY,
+    Phase.STOPPING: Readiness.LOADING,
+}
+HOLDS_MEMORY = frozenset({Phase.LOADING, Phase.READY, Phase.STOPPING})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Instance:
+    """A model on a host."""
+
+    name: str
+    kind: ModelKind
+    host: "Host"
+    phase: Phase = Phase.ASLEEP
+    active: int = 0
+    """Attempts that it works on."""
+    last_used_at: float = 0.0
+    last_band: Priority = Priority.LOW
+    """Of the request that came last."""
+    last_load_seconds: float | None = None
+    loads: int = 0
+    version: int = 0
+    """Counts what happened to it, so that old news are told apart from new ones."""
+    life: int = 0
+    """Counts its loads and ends: what was to happen to an earlier one does not happen to a later one."""
+    keep_alive_seconds: float | None = None
+    sessions: dict[int, None] = field(default_factory=dict)
+    """Conversations in its cache, the longest unused first."""
+
+    def holds(self) -> int:
+        """Bytes of accelerator memory that are booked for it now."""
+        return self.kind.memory_bytes if self.phase in HOLDS_MEMORY else 0
+
+    def candidate(self) -> Candidate:
+        """As its runner reports it."""
+        kind, host = self.kind, self.host
+        return Candidate(
+            model=self.name,
+            pool=kind.name,
+            runner=host.name,
+            incarnation=str(host.incarnation),
+            readiness=_READINESS[self.phase] if host.is_up else Readiness.DOWN,
+            slots=kind.slots,
+            operations=_OPERATIONS,
+            remote=kind.remote,
+            runner_max_requests=host.max_requests,
+            runner_wakes=True,
+            max_wake_seconds=LONGEST_WAKE_SECONDS,
+            usual_load_seconds=self.last_load_seconds,
+            detail="" if host.is_up else "not heard of",
+            host="" if kind.remote else host.name,
+            memory_bytes=kind.memory_bytes,
+            pinned=kind.pinned,
+            skills=kind.skills,
+            context_tokens=kind.context_tokens,
+        )
+
+    def draw_load_seconds(self, seed: int) -> float:
+        """How long its next load takes."""
+        return self.kind.load_seconds.draw(chance(seed, f"loads/{self.name}/{self.loads}"))
+
+    def remember(self, session: int) -> None:
+        """It served a turn of this conversation."""
+        self.sessions.pop(session, None)
+        self.sessions[session] = None
+        if len(self.sessions) > self.kind.slots * SESSIONS_IN_CACHE_PER_SLOT:
+            del self.sessions[next(iter(self.sessions))]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Host:
+    """One host with one runner."""
+
+    name: str
+    total_bytes: int = 0
+    program_bytes: int = 0
+    max_requests: int = 0
+    remote: bool = False
+    instances: list[Instance] = field(default_factory=list)
+    is_up: bool = True
+    incarnation: int = 1
+    slowness: float = 1.0
+    break_share: float = 0.0
+    claims: list[Instance] = field(default_factory=list)
+    """Instances that wait for memory, in order."""
+    active: int = 0
+    loading: int = 0
+    noted_at: float = 0.0
+    busy_seconds: float = 0.0
+    """Time in which it worked on at least one request."""
+    load_seconds: float = 0.0
+    """Time in which it did nothing but load or make room."""
+    down_seconds: float = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether attempts on it fail, or some of them."""
+        return not self.is_up or self.break_share > 0
+
+    @property
+    def has_book(self) -> bool:
+        """Whether its memory is booked at all."""
+        return self.total_bytes > 0
+
+    def booked_bytes(self) -> int:
+        """What all its models hold."""
+        return sum(instance.holds() for instance in self.instances)
+
+    def free_bytes(self) -> int:
+        """What a load could get now."""
+        return self.total_bytes - self.program_bytes - self.booked_bytes()
+
+    def note(self, now: float) -> None:
+        """Account for the time that has passed; called before anything changes."""
+        passed, self.noted_at = now - self.noted_at, now
+        if not self.is_up:
+            self.down_seconds += passed
+        elif self.active:
+            self.busy_seconds += passed
+        elif self.loading:
+            self.load_seconds += passed
+
+    def memory(self) -> HostMemory:
+        """As the registry's book has it."""
+        holders = [
+            MemoryHolder(
+                name=instance.name,
+                is_model=True,
+                held_bytes=instance.kind.memory_bytes,
+                pinned=instance.kind.pinned,
+                is_leaving=instance.phase is Phase.STOPPING,
+            )
+            for instance in self.instances
+            if instance.kind.memory_bytes and instance.phase in HOLDS_MEMORY
+        ]
+        if self.program_bytes:
+            holders.append(MemoryHolder(name=PROGRAM, is_model=False, held_bytes=self.program_bytes))
+        return HostMemory(
+            host=self.name,
+            total_bytes=self.total_bytes,
+            free_bytes=max(0, self.free_bytes()),
+            holders=tuple(holders),
+        )
+
+
+class World:
+    """All hosts and instances by name."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.hosts: dict[str, Host] = {}
+        self.instances: dict[str, Instance] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
+        for group in scenario.hosts:
+            self._add_hosts(group)
+        for kind in scenario.models:
+            self._add_model(kind)
+
+    def named(self, names: tuple[str, ...]) -> list[Host]:
+        """The hosts, or groups of hosts, of these names; all for none."""
+        if not names:
+            return list(self.hosts.values())
+        return [self.hosts[host] for name in names for host in self._groups.get(name, (name,))]
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self.instances.values())
+
+    def _add_hosts(self, group: HostGroup) -> None:
+        names = self._groups[group.name] = group.host_names()
+        for name in names:
+            self.hosts[name] = Host(
+                name=name,
+                total_bytes=group.memory_bytes,
+                program_bytes=group.program_bytes,
+                max_requests=group.max_requests,
+            )
+
+    def _add_model(self, kind: ModelKind) -> None:
+        if kind.remote:
+            self.hosts[kind.name] = Host(name=kind.name, remote=True)
+            self._groups[kind.name] = (kind.name,)
+            hosts = [self.hosts[kind.name]]
+        else:
+            hosts = [host for host in self.named(kind.hosts) if not host.remote]
+        for number, host in enumerate(hosts, start=1):
+            name = kind.name if len(hosts) == 1 else f"{kind.name}-{number}"
+            instance = Instance(name=name, kind=kind, host=host)
+            fits = not kind.memory_bytes or not host.has_book or host.free_bytes() >= kind.memory_bytes
+            if kind.remote or (kind.loaded and fits):
+                instance.phase = Phase.READY
+            host.instances.append(instance)
+            self.instances[name] = instance

@@ -1,0 +1,184 @@
+"""Small scenarios of all kinds, each from a seed: for looking for what breaks the rules."""
+
+from random import Random
+
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.routes import Route
+from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
+from router_svc.simulation.chance import Amount, chance
+from router_svc.simulation.scenario import (
+    GIBIBYTE,
+    Delays,
+    Failure,
+    FailureMode,
+    HostGroup,
+    ModelKind,
+    Pattern,
+    Rate,
+    Scenario,
+    Tenant,
+    Traffic,
+)
+from weft.kernel.request import CALLER_BANDS, Priority, Skill
+
+FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
+CLOUD = "cloud"
+
+
+def random_scenario(seed: int) -> Scenario:
+    """A mesh of one to three hosts with one to five models, and 30 to 150 requests of one to four tenants."""
+    random = chance(seed, "scenario")
+    hosts = _hosts(random)
+    models = _models(random, hosts)
+    tenants = tuple(Tenant(name=f"t{number}", bands=_bands(random)) for number in range(random.randint(1, 4)))
+    routes = _routes(random, models)
+    duration = random.choice((8.0, 20.0, 40.0))
+    requests = random.randint(FEWEST_REQUESTS, MOST_REQUESTS)
+    targets = [model.name for model in models] + [f"route/{name}" for name in routes]
+    streams = random.randint(1, 5)
+    traffic = tuple(
+        _traffic(random, random.choice(tenants).name, random.choice(targets), requests / duration / streams)
+        for _ in range(streams)
+    )
+    return Scenario(
+        name=f"random-{seed}",
+        hosts=hosts,
+        models=models,
+        tenants=tenants,
+        traffic=traffic,
+        routes=routes,
+        cloud_fallback=random.random() < 0.6,
+        failures=_failures(random, hosts, duration),
+        settings=_settings(random, models, tenants),
+        limits=_limits(random),
+        delays=Delays(report_seconds=random.choice((0.0, 0.05, 0.5)), memory_watch_seconds=random.choice((0.1, 0.5))),
+        duration_seconds=duration,
+        max_requests=requests,
+        seed=seed,
+    )
+
+
+def _hosts(random: Random) -> tuple[HostGroup, ...]:
+    return tuple(
+        HostGroup(
+            name=f"h{number}",
+            memory_bytes=random.choice((0, 6, 8, 12)) * GIBIBYTE,
+            program_bytes=random.choice((0, 0, 1)) * GIBIBYTE,
+            max_requests=random.choice((0, 0, 3)),
+        )
+        for number in range(random.randint(1, 3))
+    )
+
+
+def _models(random: Random, hosts: tuple[HostGroup, ...]) -> tuple[ModelKind, ...]:
+    names = [host.name for host in hosts]
+    local = [
+        ModelKind(
+            name=f"m{number}",
+            hosts=tuple(random.sample(names, random.randint(1, len(names)))),
+            memory_bytes=random.choice((2, 3, 5)) * GIBIBYTE,
+            load_seconds=Amount(mean=random.choice((0.5, 2.0, 6.0)), variation=random.choice((0.0, 0.3)), highest=12.0),
+            slots=random.choice((1, 2, 4)),
+            prefill_tokens_per_second=2000.0,
+            decode_tokens_per_second=random.choice((50.0, 200.0)),
+            context_tokens=random.choice((0, 0, 512)),
+            skills=random.choice((None, frozenset({Skill.TEXT}), frozenset({Skill.TEXT, Skill.IMAGE}))),
+            loaded=random.random() < 0.4,
+            pinned=random.random() < 0.1,
+            keep_alive_seconds=random.choice((None, None, 3.0)),
+        )
+        for number in range(random.randint(1, 4))
+    ]
+    if random.random() < 0.5:
+        local.append(ModelKind(name=CLOUD, remote=True, slots=random.choice((1, 8)), decode_tokens_per_second=100.0))
+    return tuple(local)
+
+
+def _bands(random: Random) -> dict[Priority, float]:
+    bands = random.sample(sorted(CALLER_BANDS), random.randint(1, len(CALLER_BANDS)))
+    shares: dict[Priority, float] = {band: random.uniform(0.2, 1.0) for band in bands}
+    if random.random() < 0.05:
+        shares[Priority.SYSTEM] = 0.1
+    return shares
+
+
+def _routes(random: Random, models: tuple[ModelKind, ...]) -> dict[str, Route]:
+    if random.random() < 0.5:
+        return {}
+    names = [model.name for model in models]
+    route = Route(
+        name="best",
+        candidates=tuple(random.sample(names, random.randint(1, len(names)))),
+        budget_seconds=random.choice((None, 15.0)),
+        keep_alive_seconds=random.choice((None, 0.0, 5.0)),
+        pin_primary=random.random() < 0.3,
+    )
+    return {route.name: route}
+
+
+def _traffic(random: Random, tenant: str, target: str, per_second: float) -> Traffic:
+    return Traffic(
+        tenant=tenant,
+        target=target,
+        rate=Rate(
+            per_second=per_second,
+            pattern=random.choice(tuple(Pattern)),
+            factor=random.choice((1.0, 3.0)),
+            period_seconds=10.0,
+            high_seconds=2.0,
+        ),
+        prompt_tokens=Amount(mean=200.0, variation=1.0, lowest=1.0, highest=2000.0),
+        output_tokens=Amount(mean=random.choice((20.0, 100.0)), variation=0.7, lowest=1.0, highest=400.0),
+        max_output_tokens=random.choice((None, 100)),
+        deadline_seconds=random.choice((None, None, 3.0, 20.0)),
+        patience_seconds=random.choice((None, None, None, 4.0)),
+        allow_remote=random.random() < 0.5,
+        skills=frozenset({Skill.IMAGE}) if random.random() < 0.1 else frozenset(),
+        sessions=random.choice((0, 3)),
+        session_affinity=random.random() < 0.5,
+        from_seconds=random.choice((0.0, 0.0, 4.0)),
+    )
+
+
+def _failures(random: Random, hosts: tuple[HostGroup, ...], duration: float) -> tuple[Failure, ...]:
+    if random.random() < 0.5:
+        return ()
+    return tuple(
+        Failure(
+            mode=random.choice(tuple(FailureMode)),
+            hosts=random.choice(((), (random.choice(hosts).name,))),
+            at_seconds=random.uniform(0.0, duration),
+            for_seconds=random.uniform(0.2, 10.0),
+            share=random.choice((0.2, 1.0)),
+            factor=3.0,
+        )
+        for _ in range(random.randint(1, 2))
+    )
+
+
+def _settings(random: Random, models: tuple[ModelKind, ...], tenants: tuple[Tenant, ...]) -> Settings:
+    return Settings(
+        pools={
+            model.name: PoolSettings(
+                policy=random.choice(tuple(ChoicePolicy)), max_in_flight=random.choice((0, 0, 0, 1, 3))
+            )
+            for model in models
+        },
+        tenants={
+            tenant.name: TenantSettings(
+                weight=random.choice((1.0, 1.0, 3.0)),
+                max_in_flight=random.choice((0, 0, 1, 2)),
+                allow_remote=random.choice(tuple(RemotePermission)),
+            )
+            for tenant in tenants
+        },
+    )
+
+
+def _limits(random: Random) -> SchedulerLimits:
+    return SchedulerLimits(
+        queue_depth_per_runner=random.choice((2, 16, 100)),
+        queue_timeout_seconds=random.choice((5.0, 30.0)),
+        max_cold_wait_seconds=random.choice((4.0, 10.0)),
+        lower_band_patience_seconds=random.choice((0.5, 5.0)),
+    )

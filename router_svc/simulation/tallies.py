@@ -1,0 +1,127 @@
+"""What came of it: counted while the simulation runs."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from router_svc.simulation.traffic import SimulatedRequest
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """What requests are told apart by."""
+
+    tenant: str
+    target: str
+    band: Priority
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Requests of one kind."""
+
+    requests: int = 0
+    served: int = 0
+    waits: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of those that were served: seconds from the arrival to the grant of the attempt that succeeded."""
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    refusal_waits: "array[float]" = field(default_factory=lambda: array("d"))
+    """Seconds from the arrival until it was refused or lost."""
+    offered_cost: float = 0.0
+    """Prompt and output tokens that were asked for."""
+    served_cost: float = 0.0
+    """Of those served before the last arrival was due: prompt tokens that were not cached, and output tokens."""
+    good_tokens: int = 0
+    """Output tokens of requests that were served, and in time."""
+
+    def add(self, other: "Tally") -> None:
+        """Count another's too."""
+        self.requests += other.requests
+        self.served += other.served
+        self.waits.extend(other.waits)
+        self.refusals.update(other.refusals)
+        self.refusal_waits.extend(other.refusal_waits)
+        self.offered_cost += other.offered_cost
+        self.served_cost += other.served_cost
+        self.good_tokens += other.good_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waits of many, in seconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    longest: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> "Waits | None":
+        """None: there were none."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+        last = len(ordered) - 1
+        return Waits(*(ordered[round(last * share)] for share in (0.5, 0.95, 0.99, 1.0)))
+
+
+class Tallies:
+    """All counts."""
+
+    def __init__(self, horizon_seconds: float) -> None:
+        self._horizon_seconds = horizon_seconds
+        self.by_who: dict[Who, Tally] = {}
+        self.cold_waits = array("d")
+        """Seconds in which somebody waited for a target with nothing loaded, until a load began."""
+        self.estimate_errors = array("d")
+        """Seconds between when a request's first estimate said that its turn would come, and when it came."""
+        self.requests = 0
+        self.attempts = 0
+        self.first_attempts = 0
+        self.attempts_in_outage = 0
+        """Of them, those on hosts that were failing then."""
+        self.first_attempts_in_outage = 0
+
+    def arrived(self, request: SimulatedRequest) -> None:
+        """Somebody asks."""
+        self.requests += 1
+        tally = self._tally(request)
+        tally.requests += 1
+        tally.offered_cost += request.arrival.prompt_tokens + request.output_tokens
+
+    def attempted(self, number: int, *, host_is_failing: bool) -> None:
+        """A request is tried for the n-th time."""
+        is_first = number == 1
+        self.attempts += 1
+        self.first_attempts += is_first
+        self.attempts_in_outage += host_is_failing
+        self.first_attempts_in_outage += is_first and host_is_failing
+
+    def served(self, request: SimulatedRequest, *, waited_seconds: float, cached_tokens: int, now: float) -> None:
+        """A request was served, in time."""
+        tally = self._tally(request)
+        tally.served += 1
+        tally.waits.append(waited_seconds)
+        tally.good_tokens += request.output_tokens
+        if now <= self._horizon_seconds:
+            tally.served_cost += request.arrival.prompt_tokens - cached_tokens + request.output_tokens
+
+    def lost(self, request: SimulatedRequest, reason: Reason, now: float) -> None:
+        """A request was refused, or failed."""
+        tally = self._tally(request)
+        tally.refusals[reason] += 1
+        tally.refusal_waits.append(now - request.arrival.arrived_at)
+
+    def total(self, only: Iterable[Who] | None = None) -> Tally:
+        """All of those together; of everybody when none are named."""
+        total = Tally()
+        for who in self.by_who if only is None else only:
+            total.add(self.by_who[who])
+        return total
+
+    def _tally(self, request: SimulatedRequest) -> Tally:
+        arrival = request.arrival
+        return self.by_who.setdefault(Who(arrival.tenant, arrival.target, arrival.priority), Tally())

@@ -1,0 +1,156 @@
+"""Requests in the order in which they arrive. What they need is drawn here, so that every scheduler gets the same."""
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from zlib import crc32
+
+from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs, context_class
+from router_svc.policy.settings import RemotePermission
+from router_svc.simulation.chance import chance
+from router_svc.simulation.scenario import Pattern, Rate, Scenario, Tenant, Traffic
+from weft.kernel.request import Operation, Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRequest:
+    """A request, and what will come of it, which the scheduler does not know."""
+
+    arrival: Arrival
+    output_tokens: int
+    session: int
+    """Number of its conversation; 0: none."""
+    cached_share: float
+    """Of its prompt, what is cached where its conversation was served last."""
+    deadline_at: float | None
+    """When it is worth nothing any more: its own deadline, or the end of its route's budget."""
+    leaves_at: float | None
+    """When its caller goes, if there is no content by then."""
+
+
+def requests_of(scenario: Scenario) -> Iterator[SimulatedRequest]:
+    """At most `scenario.max_requests`, by time of arrival."""
+    streams = [_Stream(scenario, number) for number in range(len(scenario.traffic))]
+    due = [(at, stream.number) for stream in streams if (at := stream.next_time()) is not None]
+    heapq.heapify(due)
+    for key in range(1, scenario.max_requests + 1):
+        if not due:
+            return
+        at, number = due[0]
+        yield streams[number].request(key, at)
+        following = streams[number].next_time()
+        if following is None:
+            heapq.heappop(due)
+        else:
+            heapq.heapreplace(due, (following, number))
+
+
+def may_leave(scenario: Scenario, traffic: Traffic) -> bool:
+    """Whether the requests may leave the premises: the request's word and the tenant's."""
+    permission = scenario.settings.tenant(traffic.tenant).allow_remote
+    return permission is RemotePermission.ALWAYS or (permission is RemotePermission.ON_REQUEST and traffic.allow_remote)
+
+
+class _Stream:
+    """The requests of one Traffic."""
+
+    def __init__(self, scenario: Scenario, number: int) -> None:
+        traffic = scenario.traffic[number]
+        self.number = number
+        self._traffic = traffic
+        self._times = _times(traffic.rate, chance(scenario.seed, f"times/{number}"))
+        self._begins = traffic.from_seconds
+        until = scenario.duration_seconds if traffic.until_seconds is None else traffic.until_seconds
+        self._ends = min(until, scenario.duration_seconds)
+        self._facts = chance(scenario.seed, f"requests/{number}")
+        self._allow_remote = may_leave(scenario, traffic)
+        tenant = next(
+            (known for known in scenario.tenants if known.name == traffic.tenant), Tenant(name=traffic.tenant)
+        )
+        self._bands = tuple(tenant.bands)
+        self._shares = tuple(tenant.bands.values())
+        route = scenario.routes.get(traffic.target.removeprefix(ROUTE_PREFIX))
+        budget = route.budget_seconds if route is not None and traffic.target.startswith(ROUTE_PREFIX) else None
+        self._worth_seconds = min(
+            math.inf if traffic.deadline_seconds is None else traffic.deadline_seconds,
+            math.inf if budget is None else budget,
+        )
+        self._needs: dict[int, Needs] = {}
+        self._salt = crc32(f"{traffic.tenant}/{number}".encode())
+
+    def next_time(self) -> float | None:
+        """When the next one arrives; None: there is none."""
+        at = self._begins + next(self._times)
+        return at if at < self._ends else None
+
+    def request(self, key: int, at: float) -> SimulatedRequest:
+        """The one that arrives at this time."""
+        traffic, facts = self._traffic, self._facts
+        prompt_tokens = traffic.prompt_tokens.draw_count(facts)
+        output_tokens = max(1, traffic.output_tokens.draw_count(facts))
+        if traffic.max_output_tokens is not None:
+            output_tokens = min(output_tokens, traffic.max_output_tokens)
+        session = 1 + facts.randrange(traffic.sessions) if traffic.sessions else 0
+        arrival = Arrival(
+            key=key,
+            target=traffic.target,
+            needs=self._needs_for(prompt_tokens),
+            tenant=traffic.tenant,
+            priority=self._band(facts),
+            arrived_at=at,
+            deadline_at=None if traffic.deadline_seconds is None else at + traffic.deadline_seconds,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=traffic.max_output_tokens,
+            affinity_key=f"{self.number}/{session}".encode() if session and traffic.session_affinity else b"",
+            prefix_digests=(self._salt, (self._salt << 32) + session) if session else (),
+        )
+        return SimulatedRequest(
+            arrival=arrival,
+            output_tokens=output_tokens,
+            session=(self.number << 32) + session if session else 0,
+            cached_share=traffic.session_cached_share,
+            deadline_at=at + self._worth_seconds if math.isfinite(self._worth_seconds) else None,
+            leaves_at=None if traffic.patience_seconds is None else at + traffic.patience_seconds,
+        )
+
+    def _band(self, facts: Random) -> Priority:
+        if len(self._bands) == 1:
+            return self._bands[0]
+        return facts.choices(self._bands, self._shares)[0]
+
+    def _needs_for(self, prompt_tokens: int) -> Needs:
+        context = context_class(prompt_tokens)
+        known = self._needs.get(context)
+        if known is None:
+            known = self._needs[context] = Needs(
+                operation=Operation.CHAT,
+                allow_remote=self._allow_remote,
+                skills=self._traffic.skills,
+                context_tokens=context,
+            )
+        return known
+
+
+def _times(rate: Rate, random: Random) -> Iterator[float]:
+    """Seconds from the beginning, for ever."""
+    at = 0.0
+    if rate.pattern is Pattern.CONSTANT:
+        while True:
+            yield at
+            at += 1 / rate.per_second
+    highest = rate.per_second * (1.0 if rate.pattern is Pattern.POISSON else max(1.0, rate.factor))
+    while True:
+        at += random.expovariate(highest)
+        # What varies is thinned out of the highest rate.
+        if rate.pattern is Pattern.POISSON or random.random() * highest < _momentary(rate, at):
+            yield at
+
+
+def _momentary(rate: Rate, at: float) -> float:
+    phase = at % rate.period_seconds
+    if rate.pattern is Pattern.BURST:
+        return rate.per_second * (rate.factor if phase < rate.high_seconds else 1.0)
+    swing = (rate.factor - 1.0) * math.sin(2 * math.pi * phase / rate.period_seconds)
+    return rate.per_second * max(0.0, 1.0 + swing)

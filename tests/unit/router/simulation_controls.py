@@ -1,0 +1,168 @@
+"""Schedulers with a planted bug each: the checks of the simulator must find every one of them."""
+
+from dataclasses import replace
+from typing import Any
+
+from router_svc.policy.arrival import Arrival
+from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, Wakes
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.scheduler import Scheduler
+from router_svc.policy.settings import Settings
+from router_svc.simulation.scenario import Scenario
+from weft.kernel.reasons import Reason
+
+
+class Sound:
+    """No bug: what the controls are compared with."""
+
+    def __init__(self, scenario: Scenario, **limits: Any) -> None:
+        self.inner = Scheduler(replace(scenario.limits, **limits), self.settings(scenario))
+
+    def settings(self, scenario: Scenario) -> Settings:
+        return scenario.settings
+
+    @property
+    def waiting(self) -> int:
+        return self.inner.waiting
+
+    @property
+    def running(self) -> int:
+        return self.inner.running
+
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        return self.heard(self.inner.apply(change, now))
+
+    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+        return self.heard(self.inner.submit(arrival, now))
+
+    def report_first_content(self, key: int, now: float) -> None:
+        self.inner.report_first_content(key, now)
+
+    def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
+        return self.heard(self.inner.report_failed(key, attempt, reason, now))
+
+    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:
+        return self.heard(self.inner.finish(key, now, served))
+
+    def wake_finished(
+        self, model: str, failure: WakeFailure | None, now: float, *, by_word: bool = False
+    ) -> list[Decision]:
+        return self.heard(self.inner.wake_finished(model, failure, now, by_word=by_word))
+
+    def tick(self, now: float) -> list[Decision]:
+        return self.heard(self.inner.tick(now))
+
+    def heard(self, decisions: list[Decision]) -> list[Decision]:
+        return decisions
+
+
+class PlacesTwice(Sound):
+    """Every tenth grant is given again."""
+
+    placed = 0
+
+    def heard(self, decisions: list[Decision]) -> list[Decision]:
+        repeated: list[Decision] = []
+        for decision in decisions:
+            repeated.append(decision)
+            if isinstance(decision, Placed):
+                self.placed += 1
+                repeated += [decision] * (self.placed % 10 == 0)
+        return repeated
+
+
+class IgnoresTenantCaps(Sound):
+    def settings(self, scenario: Scenario) -> Settings:
+        uncapped = {name: replace(each, max_in_flight=0) for name, each in scenario.settings.tenants.items()}
+        return replace(scenario.settings, tenants=uncapped)
+
+
+class IgnoresPoolCaps(Sound):
+    def settings(self, scenario: Scenario) -> Settings:
+        uncapped = {name: replace(each, max_in_flight=0) for name, each in scenario.settings.pools.items()}
+        return replace(scenario.settings, pools=uncapped)
+
+
+class IgnoresThePermit(Sound):
+    """Whatever a request says, it may leave the premises."""
+
+    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+        return super().submit(replace(arrival, needs=replace(arrival.needs, allow_remote=True)), now)
+
+
+class IgnoresTheCloudGuard(Sound):
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        return super().apply(replace(change, cloud_fallback=True), now)
+
+
+class NeverServesLow(Sound):
+    """Lower bands get nothing while there is anything above them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario, lower_band_patience_seconds=1e9)
+
+
+class LeaksSlots(Sound):
+    """Every seventh end is not noticed."""
+
+    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:
+        return [] if key % 7 == 0 else super().finish(key, now, served)
+
+
+class LosesRequests(Sound):
+    """Every seventh request is taken and never heard of again."""
+
+    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+        return [] if arrival.key % 7 == 0 else super().submit(arrival, now)
+
+
+class OverbooksSlots(Sound):
+    """Every model is said to have a slot more than it has."""
+
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        roomy = tuple(replace(candidate, slots=candidate.slots + 1) for candidate in change.candidates)
+        return super().apply(replace(change, candidates=roomy), now)
+
+
+class LoadsOverMemory(Sound):
+    """All memory of every host counts as free."""
+
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        if change.hosts is not None:
+            empty = {name: replace(host, free_bytes=host.total_bytes) for name, host in change.hosts.items()}
+            change = replace(change, hosts=empty)
+        return super().apply(change, now)
+
+
+class NeverLoadsAgain(Sound):
+    """After three loads there is no further one."""
+
+    loads = 0
+
+    def heard(self, decisions: list[Decision]) -> list[Decision]:
+        kept: list[Decision] = []
+        for decision in decisions:
+            self.loads += isinstance(decision, Wakes)
+            if not isinstance(decision, Wakes) or self.loads <= 3:
+                kept.append(decision)
+        return kept
+
+
+class IgnoresFailures(Sound):
+    """Who broke is tried again: a failure counts as a bounce."""
+
+    def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
+        return super().report_failed(key, attempt, Reason.BACKEND_NOT_READY, now)
+
+
+class ForgetsDeadlines(Sound):
+    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+        return super().submit(replace(arrival, deadline_at=None), now)
+
+
+class LeavesSlotsIdle(Sound):
+    """Every model is said to have one slot."""
+
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        narrow = tuple(replace(candidate, slots=1) for candidate in change.candidates)
+        return super().apply(replace(change, candidates=narrow), now)

@@ -1,0 +1,189 @@
+"""Scenario files, and the command that runs them."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.simulation.scenario import GIBIBYTE, Delays
+from weft.cli.main import app
+from weft.host.simulate import load_scenario, parse_scenario
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Priority
+
+SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "small",
+        "hosts": [{"name": "gpu", "memory_gib": 8}],
+        "models": [{"name": "m", "memory_gib": 5, "load_seconds": 2, "loaded": True}],
+        "tenants": [{"name": "t"}],
+        "arrivals": [{"tenant": "t", "target": "m", "rate": 1.0}],
+        "duration_seconds": 20.0,
+        **changes,
+    }
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(document()))
+    return path
+
+
+def test_there_are_scenarios_from_a_laptop_to_ten_thousand_runners() -> None:
+    names = {path.stem for path in SCENARIOS}
+    assert {"laptop", "ten-thousand-runners", "three-tenants", "lab", "overload", "outage", "cloud-fallback"} <= names
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_scenario_that_is_shipped_can_be_read_and_says_what_it_shows(path: Path) -> None:
+    scenario = load_scenario(path)
+    assert scenario.name == path.stem
+    assert len(scenario.description) > 40
+
+
+def test_a_file_without_limits_has_those_of_the_router() -> None:
+    scenario = parse_scenario(document(), "x")
+    assert scenario.limits == SchedulerLimits()
+    assert scenario.delays == Delays()
+    assert scenario.models[0].memory_bytes == 5 * GIBIBYTE
+
+
+def test_priorities_become_bands() -> None:
+    tenants = [{"name": "t", "priorities": {"high": 1, "low": 3, "normal": 0}}]
+    assert parse_scenario(document(tenants=tenants), "x").tenants[0].bands == {Priority.HIGH: 1, Priority.LOW: 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"hosts": [{"name": "gpu", "memory": 8}]}, "hosts.0.memory"),
+        ({"hosts": [{"name": "gpu", "count": 1_000_000}]}, "hosts.0.count"),
+        ({"models": []}, "models"),
+        ({"models": [{"name": "m", "slots": 0}]}, "models.0.slots"),
+        ({"models": [{"name": "m", "hosts": ["nowhere"]}]}, "models.0.hosts"),
+        ({"models": [{"name": "m", "remote": True, "memory_gib": 3}]}, "models.0"),
+        ({"models": [{"name": "m", "load_seconds": {"mean": 3, "variance": 1}}]}, "models.0.load_seconds"),
+        ({"tenants": [{"name": "t", "weight": 0}]}, "tenants.0.weight"),
+        ({"tenants": [{"name": "t", "allow_remote": "perhaps"}]}, "tenants.0.allow_remote"),
+        ({"tenants": [{"name": "t", "priorities": {"urgent": 1}}]}, "tenants.0.priorities"),
+        ({"arrivals": [{"tenant": "x", "target": "m", "rate": 1}]}, "arrivals.0.tenant"),
+        ({"arrivals": [{"tenant": "t", "target": "x", "rate": 1}]}, "arrivals.0.target"),
+        ({"arrivals": [{"tenant": "t", "target": "route/x", "rate": 1}]}, "arrivals.0.target"),
+        ({"arrivals": [{"tenant": "t", "target": "m", "rate": 0}]}, "arrivals.0.rate"),
+        ({"arrivals": [{"tenant": "t", "target": "m", "rate": "often"}]}, "arrivals.0.rate"),
+        ({"routes": [{"name": "r", "candidates": ["x"]}]}, "routes.0.candidates"),
+        ({"failures": [{"mode": "explodes", "at_seconds": 1, "for_seconds": 1}]}, "failures.0.mode"),
+        ({"failures": [{"mode": "dies", "hosts": ["x"], "at_seconds": 1, "for_seconds": 1}]}, "failures.0.hosts"),
+        ({"router": {"patience": 1}}, "router.patience"),
+        ({"delays": {"report_seconds": -1}}, "delays.report_seconds"),
+        ({"duration_seconds": float("inf")}, "duration_seconds"),
+        ({"seed": -1}, "seed"),
+        ({"requests": 10**9}, "requests"),
+        ({"hosts": [{"name": "gpu"}, {"name": "gpu"}]}, "hosts"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        parse_scenario(document(**changes), "the file")
+    assert field in refused.value.message
+    assert "the file" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("a: [", "not YAML"), ("- a", "must be a mapping"), ("x" * 1_100_000, "larger than")]
+)
+def test_what_is_no_scenario_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(FieldError, match=why):
+        load_scenario(path)
+
+
+def test_the_command_shows_tables_for_both_schedulers(path: Path) -> None:
+    ended = run(str(path), "--against", "fifo", "--check")
+    assert ended.exit_code == 0, ended.output
+    for word in ("WEFT", "FIFO", "fairness (Jain)", "tenant t", "target m", "band normal"):
+        assert word in ended.output
+
+
+def test_the_command_prints_a_document(path: Path) -> None:
+    ended = run(str(path), "-o", "json", "--seed", "7", "--requests", "5", "--explain", "2")
+    assert ended.exit_code == 0, ended.output
+    printed = json.loads(ended.stdout)
+    assert printed["seed"] == 7
+    figures = printed["schedulers"]["weft"]
+    assert figures["isComplete"] is True
+    assert figures["total"]["requests"] == figures["total"]["served"] == 5
+    assert [step["event"].split()[0] for step in printed["explained"]["2"]][-1] == "served"
+
+
+def test_the_same_seed_prints_the_same(path: Path) -> None:
+    first, again, other = (run(str(path), "-o", "json", "--seed", seed).stdout for seed in ("3", "3", "4"))
+    assert first == again != other
+
+
+def test_more_load_means_more_requests(path: Path) -> None:
+    once, thrice = (
+        json.loads(run(str(path), "-o", "json", "--load", load).stdout)["schedulers"]["weft"]["total"]["requests"]
+        for load in ("1", "3")
+    )
+    assert thrice > 2 * once
+
+
+def test_a_story_tells_what_became_of_a_request(path: Path) -> None:
+    ended = run(str(path), "--explain", "1", "--explain", "9999")
+    assert "request 1\n" in ended.stdout
+    assert "attempt 1 on m" in ended.stdout
+    assert "there was no such request" in ended.stdout
+
+
+def test_a_wrong_file_ends_the_command_with_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(yaml.safe_dump(document(tenants=[{"name": "t", "wait": 1}])))
+    ended = run(str(path))
+    assert ended.exit_code == 2
+    assert "tenants.0.wait" in ended.output
+
+
+def test_ctrl_c_shows_the_figures_until_then(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(yaml.safe_dump(document(duration_seconds=10_000_000.0, arrivals=busy_arrivals())))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "weft.cli.main", "simulate", str(path), "-o", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        try:
+            told = b""
+            while b"simulated" not in told:
+                told += os.read(ours, 1024)
+            process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
+    assert process.returncode == 130
+    figures = json.loads(printed)["schedulers"]["weft"]
+    assert figures["isComplete"] is False
+    assert figures["total"]["served"] > 0
+
+
+def busy_arrivals() -> list[dict[str, Any]]:
+    return [{"tenant": "t", "target": "m", "rate": 0.5, "output_tokens": 10}]

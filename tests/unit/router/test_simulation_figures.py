@@ -1,0 +1,90 @@
+"""What the scheduler is measured by, in virtual time: fairness and swaps, overload, outage."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from router_svc.simulation.engine import Simulation
+from router_svc.simulation.fifo import FifoScheduler
+from router_svc.simulation.figures import Figures, figures_of
+from router_svc.simulation.replay import real_scheduler
+from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
+from router_svc.simulation.surface import Scheduling
+from weft.host.simulate import load_scenario
+
+SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
+PER_SECOND = {"big": 1.5, "small": 0.15, "tiny": 0.15}
+"""10:1:1."""
+MODELS = ("qwen", "llama", "mistral")
+
+
+def fifo(scenario: Scenario) -> Scheduling:
+    return FifoScheduler(scenario.limits)
+
+
+def run(scenario: Scenario, make: Callable[[Scenario], Scheduling] = real_scheduler) -> Figures:
+    simulation = Simulation(scenario, make(scenario))
+    simulation.run()
+    return figures_of(simulation)
+
+
+def three_tenants(*, each_its_own_model: bool) -> Scenario:
+    scenario = replace(load_scenario(SCENARIOS / "three-tenants.yaml"), duration_seconds=1200.0)
+    assert {each.tenant: each.rate.per_second for each in scenario.traffic} == PER_SECOND
+    if each_its_own_model:
+        return scenario
+    like = scenario.traffic[0]
+    return replace(
+        scenario,
+        traffic=tuple(of_tenant(like, tenant, model) for tenant in PER_SECOND for model in MODELS),
+    )
+
+
+def of_tenant(like: Traffic, tenant: str, model: str) -> Traffic:
+    rate = replace(like.rate, per_second=PER_SECOND[tenant] / len(MODELS))
+    return replace(like, tenant=tenant, target=model, rate=rate)
+
+
+@pytest.mark.parametrize("each_its_own_model", [True, False], ids=["a model each", "all models for all"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tenants_get_even_shares_with_half_of_the_swaps_of_fifo(each_its_own_model: bool, seed: int) -> None:
+    scenario = replace(three_tenants(each_its_own_model=each_its_own_model), seed=seed)
+    ours, control = run(scenario), run(scenario, fifo)
+    assert ours.fairness >= 0.9
+    assert ours.swaps_per_1000 <= control.swaps_per_1000 / 2
+    assert ours.total.served > control.total.served
+    assert ours.cold_waits is not None
+    assert ours.cold_waits.longest <= ours.cold_wait_bound_seconds
+
+
+def test_nobody_gets_even_shares_from_fifo() -> None:
+    assert run(three_tenants(each_its_own_model=False), fifo).fairness < 0.7
+
+
+def test_five_times_what_can_be_done_is_served_as_well_as_what_can_be_done() -> None:
+    scenario = replace(load_scenario(SCENARIOS / "overload.yaml"), duration_seconds=300.0)
+    peak = max(run(scenario.at_load(load)).total.good_tokens_per_second for load in (0.8, 1.0, 1.2))
+    flooded = run(scenario.at_load(5.0))
+    assert flooded.total.served < flooded.total.requests / 3, "the flood must be one"
+    assert flooded.total.good_tokens_per_second >= 0.9 * peak
+    high = next(band for band in flooded.bands if band.name == "high")
+    assert high.served >= 0.99 * high.requests
+
+
+def test_in_a_total_outage_few_requests_are_tried_again() -> None:
+    outage = Failure(mode=FailureMode.BREAKS, at_seconds=0.0, for_seconds=3600.0)
+    scenario = replace(load_scenario(SCENARIOS / "outage.yaml"), duration_seconds=300.0, failures=(outage,))
+    ours, control = run(scenario), run(scenario, fifo)
+    assert ours.total.served == 0
+    assert ours.attempts <= 1.2 * ours.total.requests
+    assert control.attempts > 2 * control.total.requests, "whoever tries on regardless must be seen to"
+
+
+def test_what_dies_on_one_of_many_runners_is_served_by_the_others() -> None:
+    scenario = replace(load_scenario(SCENARIOS / "outage.yaml"), duration_seconds=290.0)
+    figures = run(replace(scenario, failures=scenario.failures[:1]))
+    lost = figures.total.requests - figures.total.served
+    # Those that had shown content when it died, at most as many as it has slots.
+    assert lost == figures.total.refused.get("worker_lost", 0) <= scenario.models[0].slots

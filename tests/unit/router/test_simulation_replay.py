@@ -1,0 +1,69 @@
+"""The same seed is the same run, event by event, in every process."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from router_svc.simulation.engine import Extras, Simulation
+from router_svc.simulation.figures import figures_of
+from router_svc.simulation.random_scenario import random_scenario
+from router_svc.simulation.replay import real_scheduler
+from router_svc.simulation.traffic import requests_of
+
+ROOT = Path(__file__).parents[3]
+DIGEST_OF_RUNS = """
+from hashlib import sha256
+from router_svc.simulation.engine import Extras, Simulation
+from router_svc.simulation.random_scenario import random_scenario
+from router_svc.simulation.replay import real_scheduler
+digest = sha256()
+for seed in range(12):
+    scenario = random_scenario(seed)
+    simulation = Simulation(scenario, real_scheduler(scenario), Extras(explained=range(1, 200)))
+    simulation.run()
+    digest.update(repr(simulation.story.lines).encode())
+print(digest.hexdigest())
+"""
+
+
+def story(seed: int, scenario_seed: int) -> object:
+    scenario = replace(random_scenario(scenario_seed), seed=seed)
+    simulation = Simulation(scenario, real_scheduler(scenario), Extras(explained=range(1, 200)))
+    simulation.run()
+    return simulation.story.lines, figures_of(simulation)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_seed_gives_the_same_run(seed: int) -> None:
+    assert story(seed, seed) == story(seed, seed)
+
+
+def test_another_seed_gives_another_run() -> None:
+    assert story(1, 1) != story(2, 1)
+
+
+def test_a_run_does_not_depend_on_how_the_process_hashes_words() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST_OF_RUNS],
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in (1, 2, 3)
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64
+
+
+def test_what_is_asked_does_not_depend_on_how_it_is_served() -> None:
+    scenario = random_scenario(3)
+    slower = replace(scenario, models=tuple(replace(each, slots=1) for each in scenario.models))
+    assert list(requests_of(scenario)) == list(requests_of(slower))

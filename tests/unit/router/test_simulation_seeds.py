@@ -1,0 +1,15 @@
+"""Random scenarios, a thousand seeds, every rule checked. Two files, so that they run side by side."""
+
+import pytest
+
+from router_svc.simulation.random_scenario import FEWEST_REQUESTS
+from router_svc.simulation.replay import check_seed
+
+FIRST_SEED, SEEDS, SEEDS_AT_A_TIME = 0, 1000, 100
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + SEEDS, SEEDS_AT_A_TIME))
+def test_no_rule_is_broken(first: int) -> None:
+    arrived = sum(check_seed(seed).arrived for seed in range(first, first + SEEDS_AT_A_TIME))
+    # A run without requests breaks no rule either.
+    assert arrived >= FEWEST_REQUESTS * SEEDS_AT_A_TIME / 2

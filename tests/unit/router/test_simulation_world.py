@@ -1,0 +1,227 @@
+"""The parts of the simulator: amounts, arrivals, hosts and their memory, fairness."""
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from statistics import fmean, pstdev
+from typing import Any
+
+import pytest
+
+from router_svc.policy.decisions import WakeFailure
+from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
+from router_svc.simulation.chance import Amount, chance
+from router_svc.simulation.events import Events
+from router_svc.simulation.fairness import jain_index, max_min_shares
+from router_svc.simulation.hosts import Instance, Phase, World
+from router_svc.simulation.loading import Loader
+from router_svc.simulation.replay import check_scenario
+from router_svc.simulation.scenario import (
+    Delays,
+    Failure,
+    FailureMode,
+    HostGroup,
+    ModelKind,
+    Pattern,
+    Rate,
+    Scenario,
+    Tenant,
+    Traffic,
+)
+from router_svc.simulation.traffic import may_leave, requests_of
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+GIB = 1024**3
+
+
+def scenario(**changes: Any) -> Scenario:
+    fields: dict[str, Any] = {
+        "name": "small",
+        "hosts": (HostGroup(name="h", memory_bytes=10 * GIB),),
+        "models": (
+            ModelKind(name="a", memory_bytes=6 * GIB, load_seconds=Amount(mean=3.0)),
+            ModelKind(name="b", memory_bytes=5 * GIB, load_seconds=Amount(mean=2.0)),
+            ModelKind(name="c", memory_bytes=4 * GIB, load_seconds=Amount(mean=1.0)),
+        ),
+        "tenants": (Tenant(name="t"),),
+        "traffic": (Traffic(tenant="t", target="a", rate=Rate(per_second=1.0)),),
+        "duration_seconds": 100.0,
+        **changes,
+    }
+    return Scenario(**fields)
+
+
+class Loads:
+    """A loader and its world, stepped by hand."""
+
+    def __init__(self, made: Scenario) -> None:
+        self.events = Events()
+        self.world = World(made)
+        self.changes: list[tuple[str, Phase]] = []
+        self.loader = Loader(self.events, made.delays, made.seed, self.changed)
+
+    def changed(self, instance: Instance) -> None:
+        self.changes.append((instance.name, instance.phase))
+
+    def wake(self, name: str, band: Priority = Priority.NORMAL) -> WakeFailure | None:
+        return self.loader.wake(self.world.instances[name], band)
+
+    def run(self) -> float:
+        while self.events.next_at is not None:
+            self.events.step()
+        return self.events.now
+
+    def phases(self) -> dict[str, Phase]:
+        return {instance.name: instance.phase for instance in self.world}
+
+
+def arrivals(rate: Rate, seconds: float = 10_000.0) -> list[float]:
+    traffic = (Traffic(tenant="t", target="a", rate=rate),)
+    return [each.arrival.arrived_at for each in requests_of(scenario(traffic=traffic, duration_seconds=seconds))]
+
+
+def test_amounts_have_their_mean_and_variation_and_keep_their_bounds() -> None:
+    random = Random(1)
+    drawn = [Amount(mean=200.0, variation=0.5).draw(random) for _ in range(20_000)]
+    assert fmean(drawn) == pytest.approx(200.0, rel=0.02)
+    assert pstdev(drawn) / fmean(drawn) == pytest.approx(0.5, rel=0.05)
+    clipped = [Amount(mean=200.0, variation=2.0, lowest=50.0, highest=300.0).draw(random) for _ in range(1000)]
+    assert (min(clipped), max(clipped)) == (50.0, 300.0)
+    assert Amount(mean=7.0).draw(random) == 7.0
+
+
+def test_what_is_drawn_for_one_purpose_does_not_change_what_is_drawn_for_another() -> None:
+    first, other = chance(1, "loads"), chance(1, "times")
+    values = [first.random() for _ in range(3)]
+    other.random()
+    again = chance(1, "loads")
+    assert [again.random() for _ in range(3)] == values
+    assert chance(2, "loads").random() != values[0]
+
+
+@pytest.mark.parametrize("pattern", Pattern)
+def test_arrivals_keep_their_mean_rate(pattern: Pattern) -> None:
+    times = arrivals(Rate(per_second=2.0, pattern=pattern, factor=1.9, period_seconds=100.0, high_seconds=10.0))
+    mean = 2.0 * (1.09 if pattern is Pattern.BURST else 1.0)
+    assert len(times) / 10_000.0 == pytest.approx(mean, rel=0.05)
+    assert times == sorted(times)
+
+
+def test_bursts_come_at_the_beginning_of_their_period() -> None:
+    times = arrivals(Rate(per_second=1.0, pattern=Pattern.BURST, factor=10.0, period_seconds=100.0, high_seconds=10.0))
+    high = sum(at % 100.0 < 10.0 for at in times) / 1000.0
+    low = sum(at % 100.0 >= 10.0 for at in times) / 9000.0
+    assert high == pytest.approx(10.0, rel=0.1)
+    assert low == pytest.approx(1.0, rel=0.1)
+
+
+def test_constant_arrivals_are_evenly_spaced() -> None:
+    gaps = {
+        round(later - earlier, 6)
+        for earlier, later in pairwise(arrivals(Rate(per_second=4.0, pattern=Pattern.CONSTANT), 10.0))
+    }
+    assert gaps == {0.25}
+
+
+def test_several_streams_arrive_in_one_order_with_numbers_from_one() -> None:
+    streams = tuple(Traffic(tenant="t", target=name, rate=Rate(per_second=3.0)) for name in ("a", "b"))
+    requests = list(requests_of(scenario(traffic=streams, max_requests=50)))
+    assert [each.arrival.key for each in requests] == list(range(1, 51))
+    assert [each.arrival.arrived_at for each in requests] == sorted(each.arrival.arrived_at for each in requests)
+    assert {each.arrival.target for each in requests} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("permission", "asked", "allowed"),
+    [
+        (RemotePermission.NEVER, True, False),
+        (RemotePermission.ON_REQUEST, False, False),
+        (RemotePermission.ON_REQUEST, True, True),
+        (RemotePermission.ALWAYS, False, True),
+    ],
+)
+def test_requests_leave_the_premises_where_they_and_their_tenant_say_so(
+    permission: RemotePermission, asked: bool, allowed: bool
+) -> None:
+    settings = Settings(tenants={"t": TenantSettings(allow_remote=permission)})
+    traffic = Traffic(tenant="t", target="a", rate=Rate(per_second=1.0), allow_remote=asked)
+    assert may_leave(scenario(settings=settings), traffic) is allowed
+
+
+def test_an_idle_model_gives_way_and_the_load_begins_when_its_memory_is_back() -> None:
+    loads = Loads(scenario())
+    assert loads.wake("a") is None
+    assert loads.run() == 3.0
+    assert loads.wake("b") is None
+    assert loads.run() == 3.0 + Delays().unload_seconds + 2.0
+    assert loads.phases() == {"a": Phase.ASLEEP, "b": Phase.READY, "c": Phase.ASLEEP}
+    assert (loads.loader.loads, loads.loader.swaps) == (2, 1)
+
+
+def test_what_fits_beside_the_others_evicts_nobody() -> None:
+    loads = Loads(scenario())
+    loads.wake("a")
+    loads.wake("c")
+    loads.run()
+    assert loads.phases() == {"a": Phase.READY, "b": Phase.ASLEEP, "c": Phase.READY}
+    assert loads.loader.swaps == 0
+
+
+@pytest.mark.parametrize("why", ["works", "pinned", "of a higher band"])
+def test_who_does_not_give_way(why: str) -> None:
+    models = scenario().models
+    loads = Loads(scenario(models=(replace(models[0], pinned=why == "pinned"), *models[1:])))
+    loads.wake("a")
+    loads.run()
+    resident = loads.world.instances["a"]
+    resident.active = int(why == "works")
+    resident.last_band = Priority.HIGH if why == "of a higher band" else Priority.LOW
+    failure = loads.wake("b", Priority.NORMAL)
+    assert failure is not None
+    assert failure.reason is Reason.INSUFFICIENT_MEMORY
+    assert loads.phases()["a"] is Phase.READY
+
+
+def test_the_one_unused_longest_gives_way_first() -> None:
+    loads = Loads(scenario(hosts=(HostGroup(name="h", memory_bytes=11 * GIB),)))
+    loads.wake("a")
+    loads.wake("b")
+    loads.run()
+    loads.world.instances["a"].last_used_at = 50.0
+    loads.wake("c")
+    loads.run()
+    assert loads.phases() == {"a": Phase.READY, "b": Phase.ASLEEP, "c": Phase.READY}
+
+
+def test_hosts_account_for_all_of_their_time() -> None:
+    made = scenario(failures=(Failure(mode=FailureMode.DIES, at_seconds=30.0, for_seconds=20.0),))
+    simulation = check_scenario(made)
+    host = simulation.world.hosts["h"]
+    host.note(simulation.events.now)
+    assert host.down_seconds == 20.0
+    assert host.busy_seconds > host.load_seconds > 0
+    assert host.busy_seconds + host.load_seconds + host.down_seconds <= simulation.events.now
+
+
+def test_a_conversation_that_comes_back_to_its_model_has_its_prompt_in_the_cache() -> None:
+    stream = Traffic(tenant="t", target="a", rate=Rate(per_second=0.2), sessions=2, session_cached_share=0.75)
+    alone = replace(stream, sessions=0)
+    longer = [scenario(traffic=(each,), duration_seconds=1000.0) for each in (stream, alone)]
+    cached, fresh = (check_scenario(each).tallies.total() for each in longer)
+    assert cached.served_cost < 0.9 * cached.offered_cost
+    assert fresh.served_cost > 0.9 * fresh.offered_cost
+
+
+@pytest.mark.parametrize(
+    ("shares", "index"), [((1.0, 1.0, 1.0), 1.0), ((1.0, 0.0), 0.5), ((4.0, 1.0, 1.0), 36 / 54), ((), 1.0)]
+)
+def test_jains_index(shares: tuple[float, ...], index: float) -> None:
+    assert jain_index(shares) == pytest.approx(index)
+
+
+def test_max_min_shares_give_nobody_more_than_was_asked_and_the_rest_by_weight() -> None:
+    offered = {"little": 10.0, "much": 1000.0, "heavy": 1000.0}
+    weights = {"little": 1.0, "much": 1.0, "heavy": 3.0}
+    assert max_min_shares(offered, weights, 210.0) == {"little": 10.0, "much": 50.0, "heavy": 150.0}
+    assert max_min_shares(offered, weights, 5000.0) == offered
