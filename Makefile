@@ -10,7 +10,8 @@ ARGS ?=
 # Test files that run side by side: most of them wait for processes. One at a time: make test WORKERS=0
 WORKERS ?= 2
 # Tests start some hundred Python processes: without compiled modules on disk, each compiles all of weft for itself.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
+# And a test that runs Python between fork and exec must not have gRPC start its threads anew in there: its files are closed.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify docs bench lock clean

@@ -105,7 +105,7 @@ class RouteManifest:
     candidates: tuple[str, ...]
     """Models or pools, by name, best first; the first is the primary."""
     budget_seconds: float | None
-    """How long an answer may take from its arrival to its end; None: as long as the request's own deadline."""
+    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
     keep_alive_seconds: float | None
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
     pin_primary: bool

@@ -109,15 +109,16 @@ class ClientRegistry:
             found.was_refused = traits(reason).safe_to_retry
 
     def note_end(self, key: int, receipt: receipt_pb2.Receipt | None) -> None:
-        """A request is over; without a receipt nobody knows what it took, and the estimate stands. Idempotent."""
+        """A request is over; unless a receipt says what it took, the estimate stands. Idempotent."""
         found = self._under_way.pop(key, None)
         if found is None:
             return
         tokens, refused = found.counted.tokens, found.was_refused
         if receipt is not None:
-            tokens = receipt.usage.prompt_tokens + receipt.usage.completion_tokens
             refused = receipt.outcome == receipt_pb2.OUTCOME_REJECTED
-        elif refused:
+        if receipt is not None and receipt.HasField("usage"):
+            tokens = max(0, receipt.usage.prompt_tokens) + max(0, receipt.usage.completion_tokens)
+        elif refused or found.was_refused:
             tokens = 0
         self._limits.correct(found.counted, tokens)
         if found.client is not None:

@@ -1,6 +1,5 @@
 """The registry's view of the mesh, as candidates for the scheduler."""
 
-from collections.abc import Iterator
 from types import MappingProxyType
 
 from router_svc.policy.candidates import Candidate, Readiness
@@ -20,11 +19,6 @@ _READINESS = {
     Phase.FAILED: Readiness.DOWN,
 }
 _BY_RUNNER = WakePlan(by_runner=True)
-
-
-def candidates_of(view: FleetView) -> Iterator[Candidate]:
-    """Every model, whether it takes requests or not."""
-    return (candidate_of(view, model) for model in view.models.values())
 
 
 def candidate_of(view: FleetView, model: ModelView) -> Candidate:

@@ -20,6 +20,7 @@ from router_svc.policy.decisions import (
     Rejects,
     RequestDecision,
     Served,
+    StopsWaking,
     Waits,
     WakeFailure,
     Wakes,
@@ -43,7 +44,7 @@ from weft.kernel.telemetry import trace_id_of
 log = structlog.get_logger("weft.router")
 
 TICK_SECONDS = 0.25
-"""How often waiting requests are looked at for timeouts. There is no timer while nobody waits."""
+"""How often waiting requests and loads under way are looked at. There is no timer while there are none."""
 VIEW_INTERVAL_SECONDS = 0.02
 """News of a large mesh that comes faster than this is taken together: with so many models somebody always has some."""
 LARGE_MESH_MODELS = 256
@@ -72,6 +73,10 @@ class WakeStarter(Protocol):
 
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
         """Start a wake; return at once, and call `finished` later, from the event loop."""
+        ...
+
+    def give_up(self, model: str) -> None:
+        """End a wake under way, which waits for memory that does not come, and tell who began it; idempotent."""
         ...
 
 
@@ -178,7 +183,13 @@ class SchedulingLoop:
         permission = self._settings.tenant(request.tenant)
         mailbox = Mailbox(request, permission.permits_remote(asked=request.allow_remote))
         self._mailboxes[key] = mailbox
-        self._deliver(self._scheduler.submit(arrival_of(key, request, now, allow_remote=mailbox.allow_remote), now))
+        arrival = arrival_of(key, request, now, allow_remote=mailbox.allow_remote)
+        try:
+            self._deliver(self._scheduler.submit(arrival, now))
+        except Exception:
+            # Its caller has no key to end it by.
+            self.finish(key, Reason.INTERNAL)
+            raise
         return key, mailbox
 
     def report_first_content(self, key: int) -> None:
@@ -198,7 +209,8 @@ class SchedulingLoop:
         now = self._clock.monotonic()
         self._parts.books.requests.note_end(key, now, reason, receipt)
         self._parts.books.clients.note_end(key, receipt)
-        self._deliver(self._scheduler.finish(key, now, _served(receipt)))
+        failure = None if reason is Reason.UNSPECIFIED else reason
+        self._deliver(self._scheduler.finish(key, now, _served(receipt), failure))
 
     def wake_finished(self, model: str, end: WakeEnd) -> None:
         """A wake ended."""
@@ -243,21 +255,45 @@ class SchedulingLoop:
     def _deliver(self, decisions: Sequence[Decision]) -> None:
         self._parts.books.requests.note_decisions(decisions, self._clock.monotonic())
         for decision in decisions:
-            if isinstance(decision, Wakes):
-                self._begin_wake(decision)
-            elif (mailbox := self._mailboxes.get(decision.key)) is not None:
-                mailbox.put(self._word(decision, mailbox))
-        if self._timer is None and self._scheduler.waiting and not self._closed:
-            self._parts.on_waiting()
-            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+            try:
+                self._hand_on(decision)
+            except Exception:
+                # The others' decisions are not to be lost with it: nobody decides them again.
+                log.exception("a decision could not be handed on", decision=type(decision).__name__)
+                self._undo(decision)
+        self._set_timer()
 
-    def _begin_wake(self, wakes: Wakes) -> None:
-        if not self._closed:
-            self._parts.waker.begin(wakes, partial(self.wake_finished, wakes.model))
+    def _hand_on(self, decision: Decision) -> None:
+        if isinstance(decision, Wakes):
+            if not self._closed:
+                self._parts.waker.begin(decision, partial(self.wake_finished, decision.model))
+        elif isinstance(decision, StopsWaking):
+            self._parts.waker.give_up(decision.model)
+        elif (mailbox := self._mailboxes.get(decision.key)) is not None:
+            mailbox.put(self._word(decision, mailbox))
+
+    def _undo(self, decision: Decision) -> None:
+        """Nobody waits for ever for what could not be carried out: a caller who is refused gives its slot back."""
+        error = WeftError(Reason.INTERNAL, "an internal error; the router's log has the details")
+        if isinstance(decision, Wakes):
+            ends = partial(self.wake_finished, decision.model, WakeEnd(error=error))
+            asyncio.get_running_loop().call_soon(ends)
+        elif isinstance(decision, (Placed, Rejects)) and (mailbox := self._mailboxes.get(decision.key)) is not None:
+            mailbox.put(error)
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._scheduler.needs_ticks and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+            self._parts.on_waiting()
 
     def _tick(self) -> None:
         self._timer = None
-        self._deliver(self._scheduler.tick(self._clock.monotonic()))
+        try:
+            self._deliver(self._scheduler.tick(self._clock.monotonic()))
+        except Exception:
+            # Without the next look nobody who waits would ever be refused or told anything.
+            log.exception("those who wait could not be looked at")
+            self._set_timer()
 
     def _word(self, decision: RequestDecision, mailbox: Mailbox) -> port.Decision | WeftError:
         match decision:

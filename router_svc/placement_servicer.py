@@ -21,15 +21,19 @@ from weft.dispatch.port import (
     WaitingInQueue,
 )
 from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority, Skill
+from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_name, require_token
+from weft.kernel.reasons import reason_of
+from weft.kernel.request import CALLER_BANDS, Operation, Priority, Skill
 from weft.kernel.rpc import answering
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
 MAX_NEEDED_TOOLS = 128
 MAX_AFFINITY_KEY_BYTES = 64
+MAX_ATTEMPTS_USED = 1_000
+"""Of a request that is placed again; routers allow a few."""
+MAX_AGE_SECONDS = 7 * 86_400.0
+"""Of a request that is placed again; they live for minutes."""
 
 PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
 
@@ -75,11 +79,11 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                     await place.report_first_content(request.first_content.attempt)
                 case "attempt_failed":
                     failed = request.attempt_failed
-                    await place.report_attempt_failed(failed.attempt, _reason(failed.reason))
+                    await place.report_attempt_failed(failed.attempt, reason_of(failed.reason))
                 case "finished":
                     finished = request.finished
                     receipt = finished.receipt if finished.HasField("receipt") else None
-                    await place.report_finished(_reason(finished.reason), receipt)
+                    await place.report_finished(reason_of(finished.reason), receipt)
                     return
                 case _:
                     raise invalid_field("kind", "only reports may follow `open`")
@@ -93,10 +97,14 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
     if message.operation not in {operation.value for operation in Operation}:
         raise invalid_field("open.operation", "must be chat, completion or embedding")
     priority = Priority.from_wire(message.priority)
-    if priority is None:
-        raise invalid_field("open.priority", "must be high, normal, low or system")
-    if message.attempts_used < 0 or message.age.ToNanoseconds() < 0:
-        raise invalid_field("open", "age and attempts_used must not be negative")
+    # The mesh's own band is for a router's own process: whoever dispatches for callers is one of theirs here.
+    if priority is None or priority not in CALLER_BANDS:
+        raise invalid_field("open.priority", "must be high, normal or low")
+    if not 0 <= message.attempts_used <= MAX_ATTEMPTS_USED:
+        raise invalid_field("open.attempts_used", f"must be 0 to {MAX_ATTEMPTS_USED}")
+    age_seconds = message.age.ToNanoseconds() / 1e9
+    if not 0.0 <= age_seconds <= MAX_AGE_SECONDS:
+        raise invalid_field("open.age", f"must be 0 to {MAX_AGE_SECONDS:.0f} s")
     return PlacementRequest(
         request_id=require_token(message.request_id, "open.request_id", MAX_REQUEST_ID_CHARS),
         tenant=require_token(message.tenant, "open.tenant", MAX_TENANT_CHARS),
@@ -105,7 +113,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         priority=priority,
         names_priority=message.priority != 0,
         allow_remote=message.allow_remote,
-        age_seconds=message.age.ToNanoseconds() / 1e9,
+        age_seconds=age_seconds,
         seconds_left=message.time_left.ToNanoseconds() / 1e9 if message.HasField("time_left") else None,
         attempts_used=message.attempts_used,
         traceparent=traceparent,
@@ -139,7 +147,9 @@ def _described(message: pb.PlaceOpen) -> _Described:
         max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
         # A skill that this router does not know is one that it knows no model to have: all are asked for it.
         skills=frozenset(Skill(number) for number in message.needed_skills if number in known_skills),
-        tools=frozenset(message.needed_tools),
+        tools=frozenset(
+            require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)
+        ),
         affinity_key=message.affinity_key,
         prefix_digests=tuple(message.prefix_digests),
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
@@ -164,6 +174,10 @@ def _decision_to_proto(decision: Decision) -> pb.PlaceResponse:
             )
             granted.ticket.claims = decision.claims
             granted.ticket.mac = decision.mac
+            if decision.seconds_left is not None:
+                granted.time_left.FromNanoseconds(int(decision.seconds_left * 1e9))
+            if decision.priority is not None:
+                granted.priority = decision.priority.wire  # type: ignore[assignment]  # same numbers
             if decision.keep_alive_seconds is not None:
                 granted.keep_alive.FromNanoseconds(int(decision.keep_alive_seconds * 1e9))
             return pb.PlaceResponse(granted=granted)
@@ -182,10 +196,3 @@ def _queue_to_proto(queue: PoolQueue) -> pb.PoolQueue:
     if queue.average_wait_seconds is not None:
         message.average_wait.FromNanoseconds(int(queue.average_wait_seconds * 1e9))
     return message
-
-
-def _reason(number: int) -> Reason:
-    try:
-        return Reason(number)
-    except ValueError:
-        return Reason.INTERNAL

@@ -30,9 +30,11 @@ class Counted:
 
     token_keys: tuple[tuple[str, Rate], ...]
     tokens: int
+    counted_at: float
+    """When, in seconds on the monotonic clock."""
 
 
-NOTHING_COUNTED = Counted((), 0)
+NOTHING_COUNTED = Counted((), 0, 0.0)
 
 
 class RateLimits:
@@ -60,18 +62,18 @@ class RateLimits:
         if not claims:
             return NOTHING_COUNTED
         try:
-            self._windows.take(claims)
+            counted_at = self._windows.take(claims)
         except WeftError as error:
             error.metadata["tenant"] = tenant
             raise
         keys = tuple((claim.key, claim.rate) for claim in claims if claim.rate.unit is RateUnit.TOKENS)
-        return Counted(keys, tokens)
+        return Counted(keys, tokens, counted_at)
 
     def correct(self, counted: Counted, tokens: int) -> None:
         """It is over, and took so many tokens."""
         if tokens != counted.tokens:
             for key, rate in counted.token_keys:
-                self._windows.correct(key, rate, tokens - counted.tokens)
+                self._windows.correct(key, rate, tokens - counted.tokens, counted_at=counted.counted_at)
 
     def _tenant_claims(self, tenant: str, tokens: int) -> list[Claim]:
         rates = self._config.tenants.get(tenant)

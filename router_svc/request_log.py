@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits, Wakes
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.port import PlacementRequest
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class RequestLogLimits:
     max_wakes: int = 1_024
     """Models whose last load is remembered, for those who hear of it a moment later; the oldest is forgotten first."""
     max_receipt_bytes: int = 4_096
-    """A larger receipt is kept without its signals and warnings."""
+    """A larger receipt is kept without its signals and warnings; if that is too much still, its outcome is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,8 @@ class RequestLog:
         """
         loads: list[Loads] = []
         for decision in decisions:
+            if isinstance(decision, StopsWaking):
+                continue  # those who waited for it are told with its end
             if isinstance(decision, Wakes):
                 self._note_wakes(decision, now)
             elif isinstance(decision, Loads):
@@ -162,7 +164,7 @@ class RequestLog:
             entry = self._ended.get(key)
         if entry is not None and receipt is not None and entry.receipt is None:
             entry.receipt = self._bounded(receipt)
-            entry.reason = entry.reason or Reason(receipt.reason)
+            entry.reason = entry.reason or reason_of(receipt.reason)
 
     def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | None:
         """The newest request of this id that is the tenant's; empty: whoever's it is."""
@@ -238,7 +240,9 @@ class RequestLog:
         kept.CopyFrom(receipt)
         kept.ClearField("signals")
         kept.ClearField("warnings")
-        return kept
+        if kept.ByteSize() <= self._limits.max_receipt_bytes:
+            return kept
+        return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
 
 
 def _repeats(last: object, word: Waits | Loads | Placed) -> bool:

@@ -24,7 +24,8 @@ from weft.api.router.v1 import (
     request_service_pb2_grpc,
 )
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.fleet import FleetView, FleetWatcher
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.dispatch.port import RouterPort
 from weft.dispatch.requests import RequestSource
 from weft.kernel.clock import Clock, SystemClock

@@ -44,4 +44,6 @@ class TicketOffice:
             model=candidate.model,
             attempt=placed.attempt,
             keep_alive_seconds=placed.keep_alive_seconds,
+            priority=request.priority,
+            seconds_left=None if placed.deadline_at is None else placed.deadline_at - self._clock.monotonic(),
         )

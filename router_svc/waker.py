@@ -89,6 +89,8 @@ class Waker:
         self._view = FleetView()
         self._view_changed = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._given_up: dict[str, asyncio.Event] = {}
+        """Of each wake under way: set when it is to end."""
 
     def update_view(self, view: FleetView) -> None:
         """The registry told something new."""
@@ -99,12 +101,20 @@ class Waker:
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
         """See WakeStarter.begin."""
         assert wakes.model not in self._tasks, "a model is woken once at a time"
+        self._given_up[wakes.model] = asyncio.Event()
         self._tasks[wakes.model] = start_task(self._wake(wakes, finished), name=f"wake-{wakes.model}")
+
+    def give_up(self, model: str) -> None:
+        """See WakeStarter.give_up."""
+        given_up = self._given_up.get(model)
+        if given_up is not None:
+            given_up.set()
 
     async def stop(self) -> None:
         """End every wake where it is; nobody is told."""
         await stop_tasks(self._tasks.values())
         self._tasks.clear()
+        self._given_up.clear()
 
     async def _wake(self, wakes: Wakes, finished: WakeFinished) -> None:
         log.info("waking", model=wakes.model, runner=wakes.runner, max_wait_seconds=wakes.max_wait_seconds)
@@ -121,7 +131,7 @@ class Waker:
         else:
             log.info("woke", model=wakes.model, runner=wakes.runner, by_word=by_word)
         # Before anybody is told: the next request may begin the next wake at once.
-        del self._tasks[wakes.model]
+        del self._tasks[wakes.model], self._given_up[wakes.model]
         finished(WakeEnd(error=error, by_word=by_word))
 
     async def _within_bound(self, wakes: Wakes) -> bool:
@@ -134,22 +144,27 @@ class Waker:
             doubted=wakes.doubted,
             priority=wakes.priority,
         )
-        if not await self._ends_within(wakes.max_wait_seconds, self._bring_up(attempt)):
-            raise _not_in_time(wakes.max_wait_seconds)
+        given_up = self._given_up[wakes.model]
+        if not await self._ends_within(wakes.max_wait_seconds, self._bring_up(attempt), given_up):
+            raise _no_memory() if given_up.is_set() else _not_in_time(wakes.max_wait_seconds)
         return attempt.runner_insists
 
-    async def _ends_within(self, seconds: float, work: Coroutine[Any, Any, None]) -> bool:
-        """Whether `work` ended in that time; its error is raised. Otherwise it is cancelled and has ended."""
+    async def _ends_within(
+        self, seconds: float, work: Coroutine[Any, Any, None], given_up: asyncio.Event | None = None
+    ) -> bool:
+        """Whether `work` ended in time and was not given up; its error is raised. Else it is cancelled and over."""
         working = asyncio.create_task(work)
-        expiring = asyncio.create_task(self._clock.sleep(seconds))
+        others = [asyncio.create_task(self._clock.sleep(seconds))]
+        if given_up is not None:
+            others.append(asyncio.create_task(given_up.wait()))  # type: ignore[arg-type]  # its result is not looked at
         try:
-            await asyncio.wait({working, expiring}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, *others}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 working.result()
                 return True
             return False
         finally:
-            await stop_tasks(task for task in (working, expiring) if not task.done())
+            await stop_tasks(task for task in (working, *others) if not task.done())
 
     async def _bring_up(self, attempt: _Attempt) -> None:
         while (step := _next_step(self._view, attempt, self._clock.monotonic())) is not _Step.DONE:
@@ -251,6 +266,10 @@ def _not_in_time(seconds: float) -> WeftError:
         Reason.WAKE_FAILED,
         f"it did not take requests within {seconds:.0f} s; a larger max_wait_seconds in its wake recipe waits longer",
     )
+
+
+def _no_memory() -> WeftError:
+    return WeftError(Reason.INSUFFICIENT_MEMORY, "others hold its memory who give way for nobody")
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:

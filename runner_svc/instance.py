@@ -232,6 +232,8 @@ class Instance:
     async def wake(self, priority: Priority = Priority.NORMAL) -> None:
         """Return once it takes requests. Callers share one wake; cancelling one leaves it to the others.
 
+        When the last one leaves it goes on, unless it still waits for memory.
+
         `priority` is that of the request that waits for it: models of a higher one do not give way.
 
         Raises WAKE_FAILED with what went wrong, at once while it pauses after a crash, when it is unloaded before, and
@@ -279,7 +281,7 @@ class Instance:
     def _pin(self, pinned: bool) -> None:
         """Routers hear of it at once: they would have it give way otherwise."""
         if pinned != self.memory.pinned:
-            self.memory.pinned = pinned
+            self.memory.pin(pinned)
             self._on_change()
 
     def _must_rest_before(self, plan: LoadPlan) -> bool:
@@ -309,11 +311,18 @@ class Instance:
                 await self._bounded(awake, Reason.WAKE_FAILED)
         except asyncio.CancelledError:
             is_under_way = self.phase in (Phase.LOADING, Phase.READY) or self._life.wake_asked.is_set()
-            if ends_with_last and self._begun_by_load and self._waiting == 1 and is_under_way:
+            is_unwanted = ends_with_last and self._begun_by_load and is_under_way
+            if self._waiting == 1 and (is_unwanted or self._waits_for_memory()):
                 self._life.ask_sleep()
             raise
         finally:
             self._waiting -= 1
+
+    def _waits_for_memory(self) -> bool:
+        """Whether a wake that calls began has no memory yet. Nobody is to wait behind it when nobody wants it."""
+        hibernation, life = self._config.hibernation, self._life
+        is_own = not hibernation.attached and hibernation.recipe is None
+        return is_own and life.state.doing is Command.WAKE and life.loader.waits
 
     async def yield_memory(self, lease_id: str, priority: Priority, wanted_by: str) -> None:
         """Go to sleep so that somebody else can have the memory; nothing begins meanwhile. None to give is no error.

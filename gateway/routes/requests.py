@@ -46,9 +46,10 @@ def add_requests(app: FastAPI, requests: RequestSource) -> None:
         items = tuple(map(client_document, await requests.clients()))
         return json_response(plain(ClientList(kind="ClientList", items=items)))
 
+    # An id may hold slashes.
     for path, endpoint, extra in (
         ("/v1/requests", list_requests, answers(RequestList, query=_LIST)),
-        ("/v1/requests/{id}", get_request, answers(RequestDocument, path="id")),
+        ("/v1/requests/{id:path}", get_request, answers(RequestDocument, path="id")),
         ("/v1/clients", list_clients, answers(ClientList)),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], tags=["requests"], openapi_extra=extra)

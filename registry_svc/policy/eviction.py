@@ -8,6 +8,7 @@ from enum import Enum, auto
 from registry_svc.policy.device_choice import choose
 from registry_svc.policy.ledger import DeviceBook, HolderKind, HostBook, Lease, LeaseState, with_again, without
 from registry_svc.policy.ledger_wish import Wish
+from weft.kernel.request import Priority
 
 REFUSAL_KEPT_SECONDS = 5.0
 """How long somebody who would not give way is not asked again. Long enough to try everybody else first."""
@@ -68,9 +69,21 @@ class Reclaim:
 
 
 def candidates(leases: Sequence[Lease], wish: Wish, devices: frozenset[int]) -> list[Lease]:
-    """Leases on `devices` that may be asked to give way to `wish`: lower priority first, then the longest unused."""
+    """Leases on `devices` that may be asked to give way to `wish`: lower priority first, then the longest unused.
+
+    For the mesh's own work also those that the book shows at work, last: a router has had one finish what it had, and
+    its runner says so with its next renewal only, some seconds later. Whoever does work refuses.
+    """
     found = [lease for lease in leases if _may_give_way(lease, wish) and _touches(lease, devices)]
-    return sorted(found, key=lambda lease: (-lease.priority, lease.last_used_at or _NEVER, lease.grant.fencing_number))
+    return sorted(
+        found,
+        key=lambda lease: (
+            lease.active_requests > 0,
+            -lease.priority,
+            lease.last_used_at or _NEVER,
+            lease.grant.fencing_number,
+        ),
+    )
 
 
 def next_victim(
@@ -125,7 +138,7 @@ def _may_give_way(lease: Lease, wish: Wish) -> bool:
         and lease.state is LeaseState.HELD
         and lease.filled
         and not lease.pinned
-        and lease.active_requests == 0
+        and (lease.active_requests == 0 or wish.priority is Priority.SYSTEM)
         and lease.priority >= wish.priority
     )
 

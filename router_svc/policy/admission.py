@@ -11,7 +11,9 @@ from router_svc.policy.load_plan import GateWord
 from router_svc.policy.outlook import Outlook
 from router_svc.policy.prospects import Prospects
 from router_svc.policy.waiting import LiveRequest
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_BANDS, Priority
+
+LOWEST_FIRST = tuple(sorted(CALLER_BANDS, reverse=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,9 @@ class Room:
     """One more may wait once this one does not any more; None: there is a place."""
 
     instead_of: int | None = None
+
+
+_A_PLACE = Room()
 
 
 class Admission:
@@ -33,13 +38,16 @@ class Admission:
     ) -> Rejects | Room:
         """Whether this request may wait in this line. Costs the same however many wait, unless somebody makes room."""
         slow = self._too_slow(request, line, outlook, now)
-        if slow is not None:
+        better_served = None if slow is None else self._better_served(request, line)
+        if slow is not None and better_served is None:
             return slow
         unreachable = self.unreachable(request, line, outlook, gate, now)
         if unreachable is not None:
             return unreachable
+        if better_served is not None:
+            return Room(instead_of=better_served)
         if line.waiting < self.depth(outlook):
-            return Room()
+            return _A_PLACE
         victim = self._victim(request, line, self.depth(outlook))
         if victim is None:
             return self.full(request, line, outlook, now)
@@ -100,6 +108,8 @@ class Admission:
 
     def _too_slow(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Rejects | None:
         """In overload only as many wait as get their turn before the queue timeout: the others are told at once."""
+        if line.pace.backlogged_seconds(now) < self._limits.overload_after_seconds:
+            return None
         expected = max(self._behind_all(request, line, now), self._behind_own(request, line, now))
         if expected <= self._limits.overload_fill * self._limits.queue_timeout_seconds:
             return None
@@ -108,11 +118,17 @@ class Admission:
         return refusals.too_slow(request.arrival, expected, line.waiting, self.depth(outlook), wait, back)
 
     def _behind_all(self, request: LiveRequest, line: Line, now: float) -> float:
-        """How long those take who wait and go before it; 0 where the line is in no overload, or nobody knows."""
+        """How long those take who wait and go before it; 0 where the line is in no overload, or nobody knows.
+
+        Of those above it no more than go past its own band before that has a turn.
+        """
         if line.pace.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return 0.0
         rate = line.pace.grants_per_second(now)
-        return 0.0 if rate is None else line.position_of(request) / rate
+        if rate is None:
+            return 0.0
+        in_band = self._limits.lower_band_every * (line.waiting_in(request.arrival.priority) + 1)
+        return min(line.position_of(request), in_band) / rate
 
     def _behind_own(self, request: LiveRequest, line: Line, now: float) -> float:
         """How long its tenant's requests in its band take at their pace, which those who come later leave them."""
@@ -121,7 +137,7 @@ class Admission:
         if pace is None or pace.backlogged_seconds(now) < self._limits.overload_after_seconds:
             return 0.0
         rate = pace.grants_per_second(now)
-        return 0.0 if rate is None else (line.tenants_in(band)[tenant] + 1) / rate
+        return 0.0 if rate is None else (line.waiting_of(tenant, band) + 1) / rate
 
     def _own_rate(self, request: LiveRequest, line: Line, now: float) -> float | None:
         """Turns per second that its tenant has, if all others who wait take theirs; None: unknown."""
@@ -129,18 +145,38 @@ class Admission:
         return None if rate is None else rate * line.share_of(request.arrival.tenant)
 
     def _victim(self, request: LiveRequest, line: Line, depth: int) -> int | None:
-        """Who makes room in a full queue for a higher band, or for a tenant with less than its share of the places.
+        """Who makes room in a full queue: of a lower band, of a tenant that was served more, or of a higher band.
 
-        It is the last one of who has most places by weight in the lowest band.
+        A band keeps as large a part of the places as of the grants, so that those above it neither push the last of it
+        out nor keep it out for good. It is the last one of who is ahead of all others in a band that goes.
         """
-        band = line.lowest_band()
-        if band is None or band is Priority.SYSTEM:
+        band, kept = request.arrival.priority, depth // self._limits.lower_band_every
+        lower = next((each for each in LOWEST_FIRST if each > band and line.waiting_in(each) > kept), None)
+        if lower is not None:
+            return _last_of(line.last_of_furthest(lower, None, request.cost))
+        better_served = self._better_served(request, line)
+        if better_served is not None or line.waiting_in(band) >= kept:
+            return better_served
+        higher = max((each for each in LOWEST_FIRST if each < band), key=line.waiting_in, default=None)
+        if higher is None or line.waiting_in(higher) <= kept:
             return None
-        arrival = request.arrival
-        if arrival.priority == band:
-            fair = depth * line.share_of(arrival.tenant)
-            if line.places_of(arrival.tenant) + 1 > fair:
-                return None
-        elif arrival.priority > band:
+        return _last_of(line.last_of_furthest(higher, None, request.cost))
+
+    def _better_served(self, request: LiveRequest, line: Line) -> int | None:
+        """Who of its band makes room for it: the last one of another tenant, whose turn would come after its own.
+
+        Turns go by accounts, so whoever was served less has a claim to a place, however many others hold.
+        """
+        band, tenant = request.arrival.priority, request.arrival.tenant
+        if band is Priority.SYSTEM:
             return None
-        return line.last_of_largest(band, spared=arrival.tenant if arrival.priority == band else None)
+        furthest = line.last_of_furthest(band, tenant, request.cost)
+        if furthest is None:
+            return None
+        after, last = furthest
+        own = line.account_after(tenant, line.waiting_of(tenant, band) + 1, request.cost)
+        return last if own < after else None
+
+
+def _last_of(found: tuple[float, int] | None) -> int | None:
+    return None if found is None else found[1]

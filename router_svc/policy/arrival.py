@@ -1,6 +1,6 @@
 """A request as the scheduler sees it: what it asks for, who asks, and until when."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.kernel.names import DEFAULT_TENANT
 from weft.kernel.request import Operation, Priority, Skill
@@ -22,6 +22,15 @@ class Needs:
     tools: frozenset[str] = frozenset()
     context_tokens: int = 0
     """Rounded down to a power of two, so that there are few different needs; 0: unknown."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Needs are looked up several times per request, and all that they consist of would be hashed each time.
+        parts = (self.operation, self.allow_remote, self.skills, self.tools, self.context_tokens)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

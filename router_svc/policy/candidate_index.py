@@ -13,7 +13,7 @@ from router_svc.policy.arrival import ROUTE_PREFIX, Needs
 from router_svc.policy.candidates import Candidate
 from router_svc.policy.capability import GateSummary, summarize
 from router_svc.policy.choice import Choice, Considered, Wish
-from router_svc.policy.choosing.considering import Samples, consider
+from router_svc.policy.choosing.considering import Samples, consider, count_of, score_of_chosen
 from router_svc.policy.choosing.pause_ends import PauseEnds
 from router_svc.policy.choosing.pool import Affinities, Pool
 from router_svc.policy.choosing.seats import RunnerLoad, Seat
@@ -102,6 +102,8 @@ class CandidateIndex:
     def lines_of(self, candidate: Candidate) -> dict[str, None]:
         """The lines that it is a member of, by what is known of it now."""
         pool, model = candidate.pool, candidate.model
+        if not self._ladders.lines:
+            return {pool: None}
         names = (pool,) if model == pool or self._pool_called(model) is not None else (pool, model)
         return dict.fromkeys((pool, *self._ladders.lines_with(candidate, names)))
 
@@ -135,9 +137,7 @@ class CandidateIndex:
 
     def permitted(self, line: str, needs: Needs, excluded: Collection[CandidateKey]) -> Iterator[Candidate]:
         """Those who have what is needed and are neither excluded nor down, lazily; a route's in its ladder's order."""
-        for rung in self._rungs(line):
-            for seat in rung.permitted(needs, excluded):
-                yield seat.candidate
+        return (seat.candidate for rung in self._rungs(line) for seat in rung.permitted(needs, excluded))
 
     def refusal(self, line: str, needs: Needs, name: str = "") -> GateSummary:
         """Why nobody of a line can serve such requests, for when `permitted` has nobody to name.
@@ -150,11 +150,8 @@ class CandidateIndex:
 
     def has_free(self, line: str) -> bool:
         """Whether somebody is free, if only for some requests, as of the latest `now`. False: surely nobody is."""
-        # No any(): this is asked several times per request.
-        for rung in self._rungs(line):  # noqa: SIM110
-            if rung.has_free():
-                return True
-        return False
+        pool = self._pools.get(line)
+        return any(rung.has_free() for rung in self._rungs(line)) if pool is None else pool.has_free
 
     def choose(self, line: str, wish: Wish, now: float) -> Choice | None:
         """A free candidate for a request; None: nobody is free for it now.
@@ -171,8 +168,9 @@ class CandidateIndex:
         return Choice(
             candidate=seat.candidate,
             policy=policy,
-            considered=self._samples.considered(line, rungs, wish, now, seat),
-            count=sum(rung.count() for rung in rungs),
+            score=score_of_chosen(rungs, seat),
+            others=self._samples.others(line, rungs, wish, now, seat),
+            count=count_of(rungs),
         )
 
     def considered(self, line: str, wish: Wish, now: float) -> tuple[Considered, ...]:
@@ -192,7 +190,7 @@ class CandidateIndex:
         pool.in_flight += 1
         self.total_in_flight += 1
         seat.granted = next(self._numbers)
-        seat.trying = seat.health.standing is Standing.ON_TRIAL
+        seat.trying = not seat.is_usable and seat.health.standing is Standing.ON_TRIAL
         self._settle(seat)
         if seat.runner.requests in seat.runner.limits:
             self._settle_runner(seat.runner)
@@ -213,7 +211,8 @@ class CandidateIndex:
             self._settle_runner(seat.runner)
         if was_capped and not pool.is_at_its_cap:
             self._freed |= dict.fromkeys((pool.name, *self._ladders.lines))
-        self._forget_if_over(seat)
+        if seat.shelf is None:
+            self._forget_if_over(seat)
 
     def in_flight(self, candidate: Candidate) -> int:
         """Requests on this candidate."""
@@ -251,10 +250,10 @@ class CandidateIndex:
         seat = self._seats.get(candidate.key)
         if seat is None:
             return
-        standing = seat.health.standing
+        health, standing = seat.health, seat.health.standing
         seat.pool.breaks_in_a_row = 0
-        seat.health.note_success(now)
-        if seat.health.standing is not standing:
+        health.note_success(now)
+        if health.standing is not standing:
             self._settle(seat)
             self._note_change(seat)
 
@@ -262,14 +261,14 @@ class CandidateIndex:
         """A request there ended well, and nobody said when its answer began; else that has been counted."""
         self.note_content(candidate, now)
 
-    def note_failure(self, candidate: Candidate, kind: FailureKind, now: float) -> None:
-        """An attempt there failed like this."""
+    def note_failure(self, candidate: Candidate, kind: FailureKind, now: float, *, had_begun: bool = False) -> None:
+        """An attempt there failed like this; `had_begun`: after its first content."""
         self.advance(now)
         seat = self._seats.get(candidate.key)
         if seat is None:
             return
         seat.pool.breaks_in_a_row += kind is FailureKind.BROKE
-        if seat.health.note_failure(kind, now) and self._is_replaceable(seat):
+        if seat.health.note_failure(kind, now, had_begun=had_begun) and self._is_replaceable(seat):
             seat.health.eject(now)
         self._ends.await_end(seat)
         self._settle(seat)
@@ -288,8 +287,9 @@ class CandidateIndex:
 
     def advance(self, now: float) -> None:
         """Time passed: pauses and ejections that are over end. Whoever takes a `now` does this first."""
-        for seat in self._ends.over(now):
-            self._settle(seat)
+        if now >= self._ends.first:
+            for seat in self._ends.over(now):
+                self._settle(seat)
 
     def wakes_at(self, now: float) -> float | None:
         """When the next pause or ejection ends, so that a choice may be possible again; None: there is none."""
@@ -318,7 +318,7 @@ class CandidateIndex:
     def _rungs_for(self, line: str, wish: Wish) -> Sequence[Rung]:
         """The rungs of a line, with a gate before those that wait for a pinned primary."""
         rungs = self._rungs(line)
-        ladder = self._ladders.of(line)
+        ladder = None if line in self._pools else self._ladders.of(line)
         if ladder is None or not ladder.route.pin_primary or not rungs:
             return rungs
         first, others = rungs[0], rungs[1:]
@@ -389,11 +389,11 @@ class CandidateIndex:
 
 def _first_free(rungs: Sequence[Rung], wish: Wish) -> tuple[Seat, str] | None:
     """The first rung that has somebody free; who is ejected only where nobody works."""
-    asked = [rung for rung in rungs if not rung.gate]
-    for rung in asked:
-        found = rung.choose(wish)
+    for rung in rungs:
+        found = None if rung.gate else rung.choose(wish)
         if found is not None:
             return found
+    asked = [rung for rung in rungs if not rung.gate]
     if any(rung.has_usable(wish) for rung in asked):
         return None
     return next((found for rung in asked if (found := rung.choose_ejected(wish)) is not None), None)

@@ -9,7 +9,8 @@ from router_svc.policy.candidates import Candidate, Readiness
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 
-OFF_THE_PREMISES = "off the premises, and the request does not allow that"
+OFF_THE_PREMISES = "off the premises, and the request has no permit"
+NO_FALLBACK = "off the premises, and the mesh does not fall back to such models"
 MAX_DETAILS_IN_MESSAGE = 8
 _LACKING_SKILL = {
     Skill.TEXT: "takes no text",
@@ -106,7 +107,7 @@ def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candid
         left = having
     if left_out and (lacking or not left):
         lacking = "guard"
-        gates["off the premises, and the mesh does not fall back to such models"] += len(left_out)
+        gates[NO_FALLBACK] += len(left_out)
     return _summary(name, lacking, needs, left, gates)
 
 
@@ -120,7 +121,7 @@ def _summary(name: str, word: str, needs: Needs, left: list[Candidate], gates: M
             reason, message = Reason.UNSUPPORTED_OPERATION, f"{name} does not offer {needs.operation.name.lower()}"
         case "remote":
             reason = Reason.PERMISSION_DENIED
-            message = f"{name} runs off the premises, and the request does not allow that"
+            message = f"{name} runs {OFF_THE_PREMISES}: see allow_remote, its own and its tenant's"
         case "guard":
             reason = Reason.PERMISSION_DENIED
             message = f"only models off the premises could answer for {name}, and the mesh does not fall back to them"

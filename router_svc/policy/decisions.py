@@ -20,6 +20,8 @@ class Placed:
     """Among whom it was chosen; None: nobody kept that."""
     keep_alive_seconds: float | None = None
     """What its route says; None: nothing."""
+    deadline_at: float | None = None
+    """When its answer must be complete, by itself or by its route; None: at no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,13 @@ class Wakes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopsWaking:
+    """A wake under way waits inside of the runner for memory that does not come. It is to end, and its end is told."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What a request that is over really took."""
 
@@ -91,9 +100,9 @@ class WakeFailure:
     """Why a wake failed."""
 
     reason: Reason
-    """INSUFFICIENT_MEMORY means that it cannot be now, and counts against nobody."""
+    """INSUFFICIENT_MEMORY means that it cannot be now, and counts against nobody, if the host is large enough."""
     message: str
 
 
 RequestDecision = Placed | Waits | Loads | Rejects
-Decision = RequestDecision | Wakes
+Decision = RequestDecision | Wakes | StopsWaking

@@ -6,6 +6,7 @@ seconds. Averages are exponential: of the last few measurements, each newer one 
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from router_svc.policy.arrival import Arrival
@@ -51,10 +52,31 @@ class Averages(Generic[_Key]):
     def note(self, key: _Key, measured: float) -> None:
         """One more measurement."""
         known = self._averages.get(key)
-        self._averages[key] = measured if known is None else known + NEWEST_SHARE * (measured - known)
-        self._averages.move_to_end(key)
+        if known is not None:
+            self._averages[key] = known + NEWEST_SHARE * (measured - known)
+            self._averages.move_to_end(key)
+            return
+        self._averages[key] = measured
         if len(self._averages) > self._max_entries:
             self._averages.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Speed:
+    """How fast requests are served at one place; averages."""
+
+    service_seconds: float
+    token_seconds: float
+    first_content_seconds: float | None
+    """None: never measured."""
+
+    def note(self, seconds: float, token_seconds: float, first_content_seconds: float | None) -> None:
+        """One more request was served."""
+        self.service_seconds += NEWEST_SHARE * (seconds - self.service_seconds)
+        self.token_seconds += NEWEST_SHARE * (token_seconds - self.token_seconds)
+        if first_content_seconds is not None:
+            known = first_content_seconds if self.first_content_seconds is None else self.first_content_seconds
+            self.first_content_seconds = known + NEWEST_SHARE * (first_content_seconds - known)
 
 
 class Estimates:
@@ -62,9 +84,8 @@ class Estimates:
 
     def __init__(self) -> None:
         self._load_seconds: Averages[Place] = Averages(MAX_MEASURED_MODELS)
-        self._service_seconds: Averages[Place] = Averages(MAX_MEASURED_MODELS)
-        self._first_content_seconds: Averages[Place] = Averages(MAX_MEASURED_MODELS)
-        self._token_seconds: Averages[Place] = Averages(MAX_MEASURED_MODELS)
+        self._speeds: OrderedDict[Place, _Speed] = OrderedDict()
+        """The one that was noted least recently is forgotten first."""
         self._output_tokens: Averages[tuple[str, str]] = Averages(MAX_MEASURED_KINDS)
         self._pool_output_tokens: Averages[str] = Averages(MAX_MEASURED_MODELS)
 
@@ -95,12 +116,8 @@ class Estimates:
         """A request was served in this time, `first_content_seconds` of it before its first content (None: unknown)."""
         if not _is_measurement(seconds) or served.output_tokens <= 0:
             return
-        place, tokens = _place(candidate), float(min(served.output_tokens, MAX_OUTPUT_TOKENS))
-        first = min(max(first_content_seconds or 0.0, 0.0), seconds)
-        self._service_seconds.note(place, seconds)
-        self._token_seconds.note(place, (seconds - first) / tokens)
-        if first_content_seconds is not None:
-            self._first_content_seconds.note(place, first)
+        tokens = float(min(served.output_tokens, MAX_OUTPUT_TOKENS))
+        self._note_speed(_place(candidate), seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
 
@@ -115,23 +132,38 @@ class Estimates:
 
     def tokens_per_second(self, candidate: Candidate) -> float:
         """How fast one request is answered there once its answer has begun."""
-        seconds = self._token_seconds.get(_place(candidate))
-        if seconds is None:
+        speed = self._speeds.get(_place(candidate))
+        if speed is None:
             return DEFAULT_TOKENS_PER_SECOND
+        seconds = speed.token_seconds
         return max(MIN_TOKENS_PER_SECOND, 1.0 / seconds) if seconds > 0 else 1.0 / _SHORTEST_TOKEN_SECONDS
 
     def service_seconds(self, candidate: Candidate, arrival: Arrival) -> float | None:
         """How long this request would take there from its grant to its end; None: nothing was measured there."""
-        place = _place(candidate)
-        token_seconds = self._token_seconds.get(place)
-        if token_seconds is None:
+        speed = self._speeds.get(_place(candidate))
+        if speed is None:
             return None
-        first = self._first_content_seconds.get(place) or 0.0
-        return first + token_seconds * self.output_tokens(candidate.pool, arrival.tenant, arrival.max_output_tokens)
+        first = speed.first_content_seconds or 0.0
+        tokens = self.output_tokens(candidate.pool, arrival.tenant, arrival.max_output_tokens)
+        return first + speed.token_seconds * tokens
 
     def mean_service_seconds(self, candidate: Candidate) -> float | None:
         """How long a request takes there, whatever it asks; None: nothing was measured there."""
-        return self._service_seconds.get(_place(candidate))
+        speed = self._speeds.get(_place(candidate))
+        return None if speed is None else speed.service_seconds
+
+    def _note_speed(self, place: Place, seconds: float, first: float | None, tokens: float) -> None:
+        if first is not None:
+            first = min(max(first, 0.0), seconds)
+        token_seconds = (seconds - (first or 0.0)) / tokens
+        speed = self._speeds.get(place)
+        if speed is not None:
+            speed.note(seconds, token_seconds, first)
+            self._speeds.move_to_end(place)
+            return
+        self._speeds[place] = _Speed(seconds, token_seconds, first)
+        if len(self._speeds) > MAX_MEASURED_MODELS:
+            self._speeds.popitem(last=False)
 
 
 def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> float | None:

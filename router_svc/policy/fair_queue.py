@@ -16,6 +16,9 @@ from weft.kernel.request import Priority
 Place = tuple[float, float, int]
 """Deadline or infinity, arrival, key: who of a tenant goes first is the lower one."""
 
+_Entry = tuple[float, Place, str]
+"""Account, first request, tenant."""
+
 _SPARE_ENTRIES = 64
 _SPARE_HEAD = 64
 
@@ -98,8 +101,12 @@ class FairQueue:
     may_run: Callable[[str], bool]
     """Whether a tenant may have one more request running."""
     _tenants: dict[str, SortedPlaces] = field(default_factory=dict)
-    _heap: list[tuple[float, Place, str]] = field(default_factory=list)
-    """By account, lazily put right: an account only ever rises, and a new first request is entered anew."""
+    _heap: list[_Entry] = field(default_factory=list)
+    """By account and first request, lazily put right: both only ever rise, but for a request that goes before the first
+    one, with which its tenant is entered anew.
+    """
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+    """The one in the heap that counts, of each tenant that is not set aside."""
     _aside: set[str] = field(default_factory=set)
     waiting: int = 0
 
@@ -116,37 +123,32 @@ class FairQueue:
     def remove(self, tenant: str, place: Place) -> None:
         """This request of this tenant does not wait any more; it must have waited."""
         places = self._tenants[tenant]
-        was_first = places.first == place
         places.remove(place)
         self.waiting -= 1
         if not len(places):
             del self._tenants[tenant]
+            self._entries.pop(tenant, None)
             self._aside.discard(tenant)
-        elif was_first and tenant not in self._aside:
-            self._enter(tenant, places)
 
     def turn(self) -> Turn | None:
         """Whose turn it is; None: nobody's, or only tenants wait who may not have more running."""
         heap = self._heap
         while heap:
-            account, place, tenant = heap[0]
-            places = self._tenants.get(tenant)
-            if places is None or places.first != place or tenant in self._aside:
+            entry = account, place, tenant = heap[0]
+            if self._entries.get(tenant) is not entry:
                 heapq.heappop(heap)
                 continue
-            if not self.may_run(tenant):
-                heapq.heappop(heap)
-                self._aside.add(tenant)
-                continue
-            current = self.account_of(tenant)
-            if current == account:
+            current, first = self.account_of(tenant), self._tenants[tenant].first
+            if current != account or first != place:
+                self._entries[tenant] = (current, first, tenant)
+                heapq.heapreplace(heap, self._entries[tenant])
+            elif self.may_run(tenant):
                 return Turn(account, place, tenant)
-            heapq.heapreplace(heap, (current, place, tenant))
+            else:
+                heapq.heappop(heap)
+                del self._entries[tenant]
+                self._aside.add(tenant)
         return None
-
-    def is_aside(self, tenant: str) -> bool:
-        """Whether this tenant was set aside."""
-        return tenant in self._aside
 
     def list_again(self, tenant: str) -> None:
         """It may have more running again."""
@@ -178,13 +180,10 @@ class FairQueue:
         return [key for places in self._tenants.values() for key in places.everybody()]
 
     def _enter(self, tenant: str, places: SortedPlaces) -> None:
-        heapq.heappush(self._heap, (self.account_of(tenant), places.first, tenant))
+        entry = self._entries[tenant] = (self.account_of(tenant), places.first, tenant)
+        heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._tenants) + _SPARE_ENTRIES:
-            self._heap = [
-                (self.account_of(name), waiting.first, name)
-                for name, waiting in self._tenants.items()
-                if name not in self._aside
-            ]
+            self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
 

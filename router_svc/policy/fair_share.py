@@ -91,8 +91,12 @@ class FairShare:
             return
         floor = self._lowest.lowest()
         account = self._idle.pop(tenant, None) or Account(weight=self._weight_of(tenant))
-        if floor is not None and account.served < floor:
-            account.served, account.credit = floor, 0.0
+        if account.credit < 0.0:
+            # Whoever leaves between its requests pays for them all the same.
+            account.served, account.credit = account.served - account.credit, 0.0
+        if floor is not None and account.served - account.credit < floor:
+            account.served = max(account.served, floor)
+            account.credit = account.served - floor
         account.live = 1
         self.active[tenant] = account
         self._lowest.note(tenant, len(self.active))
@@ -113,14 +117,15 @@ class FairShare:
     def charge(self, tenant: str, tokens: float) -> float:
         """A request of this tenant is placed and costs about so many tokens; returns what `correct` takes back."""
         account = self.active[tenant]
-        cost = max(MIN_COST, tokens) / account.weight
+        charged = max(MIN_COST, tokens)
+        cost = charged / account.weight
         used = min(cost, account.credit)
         account.credit -= used
         account.served = self.account(tenant) + (cost - used)
         account.mean_cost += (COST_WEIGHT if account.was_charged else 1.0) * (cost - account.mean_cost)
         account.was_charged = True
         self._ceiling = max(self._ceiling, account.served)
-        return max(MIN_COST, tokens)
+        return charged
 
     def correct(self, tenant: str, charged: float, tokens: float) -> None:
         """It was charged so much, and cost this; 0 for one that was never served."""

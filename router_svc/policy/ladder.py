@@ -82,16 +82,19 @@ class Rung:
 
     def seats(self) -> Iterator[Seat]:
         """All its candidates."""
-        return (seat for seat in self._all() if self.takes_remote or not seat.candidate.remote)
+        return (seat for seat in self._all() if not self.leaves_out(seat))
 
     def stripped(self) -> Iterator[Seat]:
         """Those whom the mesh's settings leave out of it."""
-        return (seat for seat in self._all() if seat.candidate.remote and not self.takes_remote)
+        return (seat for seat in self._all() if self.leaves_out(seat))
 
     def some_seats(self, shelves: Sequence[Shelf], most: int) -> Iterable[Seat]:
-        """See Pool.some_seats; without those who are left out."""
-        some = self.pool.some_seats(shelves, most) if self._only is None else (self._only,)
-        return some if self.takes_remote else [seat for seat in some if not seat.candidate.remote]
+        """See Pool.some_seats; those who are left out may be among them."""
+        return self.pool.some_seats(shelves, most) if self._only is None else (self._only,)
+
+    def leaves_out(self, seat: Seat) -> bool:
+        """Whether the mesh's settings leave this one out of it."""
+        return seat.candidate.remote and not self.takes_remote
 
     def holds(self, seat: Seat) -> bool:
         """Whether it is one of its candidates."""
@@ -118,8 +121,9 @@ class Rung:
         return self.pool.in_flight if self._only is None else self._only.in_flight
 
     def _allowed(self, wish: Wish) -> Wish:
-        needs = self.needs(wish.needs)
-        return wish if needs is wish.needs else replace(wish, needs=needs)
+        if self.takes_remote or not wish.needs.allow_remote:
+            return wish
+        return wish._replace(needs=self.needs(wish.needs))
 
     def _is_free(self, is_free: bool, wish: Wish) -> bool:
         return is_free and not self.pool.is_at_its_cap and self._fits(wish)

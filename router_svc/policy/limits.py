@@ -9,7 +9,7 @@ class SchedulerLimits:
 
     queue_depth_per_runner: int = 16
     queue_timeout_seconds: float = 30.0
-    """Longest wait for a slot. It does not run while a request waits for a sleeping model to wake, and begins then."""
+    """Longest wait for a slot. It does not run while a request waits for a load that is certain, and begins then."""
     max_attempts: int = 3
     """Attempts on runners that took the request and failed before any content, and wakes that failed under it."""
     max_bounces: int = 8
@@ -71,7 +71,7 @@ class SchedulerLimits:
     max_remembered_tenants: int = 10_000
     """Tenants without any request whose accounts are kept; the one that left first is forgotten first."""
     lower_band_every: int = 8
-    """Of so many grants of a line one goes to a lower band ..."""
+    """Of so many grants of a line, and of so many places in it, one goes to each lower band ..."""
     lower_band_patience_seconds: float = 5.0
     """... once the first of that band has waited this long."""
     overload_after_seconds: float = 10.0
@@ -81,7 +81,7 @@ class SchedulerLimits:
     pace_window_seconds: float = 60.0
     """Time over which the pace of a line is averaged."""
     max_load_pause_seconds: float = 900.0
-    """How long the queue timeout stands still for a model that loads by itself."""
+    """How long the queue timeout stands still in all for loads of which none has come."""
     max_cold_wait_seconds: float = 20.0
     """How long requests wait for a sleeping model until others have to give way for it, whatever that costs."""
     min_turn_seconds: float = 2.0
@@ -92,5 +92,10 @@ class SchedulerLimits:
     """
     memory_retry_seconds: float = 5.0
     """How long a model is left alone for whose load there was no memory after all."""
+    lease_patience_seconds: float = 5.0
+    """How long a load may go without memory that the book shows as free, until the book is doubted for it: its runner
+    may not use all devices of the host, and whom it may have to wait for is held from then on ..."""
+    book_doubt_seconds: float = 600.0
+    """... for this long."""
     failed_load_pause_seconds: float = 30.0
     """How long a model whose load failed is left alone by those who have another model to wait for."""

@@ -1,11 +1,14 @@
 """The queue of one target: a pool, or a route."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.fair_queue import Turn
-from router_svc.policy.fair_share import FairShare
+from router_svc.policy.fair_share import MIN_COST, Account, FairShare
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.pace import Pace
 from router_svc.policy.waiting import BANDS, Kind, LiveRequest, RequestClass
@@ -21,9 +24,9 @@ MAX_TENANTS_COMPARED = 64
 MAX_TENANTS_WITH_TIES = 4
 """Up to so many tenants wait, equal accounts are told apart by who came first."""
 MAX_REMEMBERED_KINDS = 1_024
-"""Kinds that a line keeps to use again."""
+"""Kinds that a line keeps to use again, and of which it keeps who could serve them; callers name tools as they like."""
 Rank = tuple[int, float, tuple[float, float, int]]
-"""Band, account, place: of two turns the lower one comes first."""
+"""Band, account, place: of two turns the lower one comes first. Band -1: its own was passed over long enough."""
 
 
 class Candidacy(NamedTuple):
@@ -33,8 +36,15 @@ class Candidacy(NamedTuple):
     band: Priority
     turn: Turn
     of: RequestClass
-    is_overdue: bool
-    """Whether it goes before higher bands because its own was passed over long enough."""
+
+
+@dataclass(slots=True)
+class _Waiters:
+    """Those of one tenant in one band. Its account is the same one as long as any of its requests is not over."""
+
+    account: Account
+    pace: Pace
+    count: int = 0
 
 
 class Line:
@@ -53,15 +63,14 @@ class Line:
         self._limits = limits
         self._shares = shares
         self._may_run = may_run
-        self._crowd: tuple[dict[str, int], ...] = ({}, {}, {}, {})
-        """Who waits how often, by band."""
+        self._crowd: tuple[dict[str, _Waiters], ...] = ({}, {}, {}, {})
+        """Who waits, by band."""
         self._places: dict[str, int] = {}
         """Who waits how often, over all bands."""
         self._by_band = [0] * len(BANDS)
-        self._paces: dict[tuple[Priority, str], Pace] = {}
-        """Of who waits in a band."""
         self._weight_waiting = 0.0
-        self._passed_over = 0
+        self._passed_over = [0.0] * len(BANDS)
+        """By band: grants to higher ones since it had its last one, while somebody waited in it."""
 
     def kind_of(self, needs: Needs) -> Kind:
         """The kind of a request that was tried nowhere yet; the same one for equal needs."""
@@ -79,18 +88,18 @@ class Line:
             found = self.classes[request.kind] = self._new_class(request.kind)
         found.add(request)
         band, tenant = request.arrival.priority, request.arrival.tenant
-        crowd = self._crowd[band]
         places = self._places.get(tenant, 0)
         self._places[tenant] = places + 1
         if not places:
             self._weight_waiting += self._shares.weight(tenant)
-        if tenant not in crowd:
-            pace = self._paces[band, tenant] = Pace(self._limits.pace_window_seconds)
-            pace.note_backlog(now, waiting=True)
-        crowd[tenant] = crowd.get(tenant, 0) + 1
+        waiters = self._crowd[band].get(tenant)
+        if waiters is None:
+            waiters = self._crowd[band][tenant] = self._new_waiters(tenant, now)
+        waiters.count += 1
         self._by_band[band] += 1
         self.waiting += 1
-        self.pace.note_backlog(now, waiting=True)
+        if self.waiting == 1:
+            self.pace.note_backlog(now, waiting=True)
 
     def remove(self, request: LiveRequest, now: float) -> None:
         """It does not wait here any more."""
@@ -100,23 +109,26 @@ class Line:
         if not found.waiting:
             del self.classes[found.kind]
         band, tenant = request.arrival.priority, request.arrival.tenant
-        crowd = self._crowd[band]
-        crowd[tenant] -= 1
-        if not crowd[tenant]:
-            del crowd[tenant], self._paces[band, tenant]
+        waiters = self._crowd[band][tenant]
+        waiters.count -= 1
+        if not waiters.count:
+            del self._crowd[band][tenant]
         self._by_band[band] -= 1
+        if not self._by_band[band]:
+            self._passed_over[band] = 0.0
         self.waiting -= 1
-        self._places[tenant] -= 1
-        if not self._places[tenant]:
+        places = self._places[tenant] = self._places[tenant] - 1
+        if not places:
             del self._places[tenant]
             self._weight_waiting -= self._shares.weight(tenant)
         if not self.waiting:
-            self._weight_waiting, self._passed_over = 0.0, 0
+            self._weight_waiting = 0.0
             self.pace.note_backlog(now, waiting=False)
 
     def candidacies(self, blocked: set[RequestClass], now: float) -> Iterator[Candidacy]:
         """Whose turn it could be, class by class."""
-        overdue_is_next = self._passed_over >= self._limits.lower_band_every - 1
+        most = self._limits.lower_band_every - 1
+        overdue = [band for band in BANDS if self._passed_over[band] >= most] if max(self._passed_over) >= most else []
         for of in self.classes.values():
             if of in blocked or not of.waiting:
                 continue
@@ -124,35 +136,44 @@ class Line:
             if first is None:
                 continue
             band, turn = first
-            yield Candidacy((band, turn.account, turn.place), band, turn, of, is_overdue=False)
-            if overdue_is_next:
-                yield from self._overdue(of, now)
+            yield Candidacy((band, turn.account, turn.place), band, turn, of)
+            if overdue:
+                yield from self._overdue(of, overdue, now)
 
     def note_grant(self, chosen: Candidacy, waited_seconds: float, now: float) -> None:
         """It was granted a slot; it is still among those who wait."""
         self.pace.note_grant(waited_seconds, now)
         band = chosen.band
-        self._paces[band, chosen.turn.tenant].note_grant(waited_seconds, now)
-        if chosen.is_overdue:
-            self._passed_over = 0
-        elif any(self._by_band[band + 1 :]):
-            self._passed_over += 1
+        self._crowd[band][chosen.turn.tenant].pace.note_grant(waited_seconds, now)
+        self._passed_over[band] = 0.0
+        self.note_passed_over(band, 1.0)
+
+    def note_passed_over(self, band: Priority, share: float) -> None:
+        """A model that those who wait here want was given to a request of this band.
+
+        `share`: how much of that grant was due to this line; less than 1 where several lines were passed over by it.
+        """
+        for lower in BANDS[band + 1 :]:
+            if self._by_band[lower]:
+                self._passed_over[lower] += share
 
     def places_of(self, tenant: str) -> int:
         """How many requests of this tenant wait here."""
         return self._places.get(tenant, 0)
 
-    def tenants_in(self, band: Priority) -> dict[str, int]:
-        """Who waits how often in a band; only to be read."""
-        return self._crowd[band]
+    def waiting_of(self, tenant: str, band: Priority) -> int:
+        """How many requests of this tenant wait in a band."""
+        waiters = self._crowd[band].get(tenant)
+        return 0 if waiters is None else waiters.count
 
-    def lowest_band(self) -> Priority | None:
-        """The lowest band in which somebody waits; None: nobody waits."""
-        return next((band for band in reversed(BANDS) if self._by_band[band]), None)
+    def waiting_in(self, band: Priority) -> int:
+        """How many requests wait in a band."""
+        return self._by_band[band]
 
     def pace_of(self, tenant: str, band: Priority) -> Pace | None:
         """How fast the tenant's requests in a band are served; None: none waits there."""
-        return self._paces.get((band, tenant))
+        waiters = self._crowd[band].get(tenant)
+        return None if waiters is None else waiters.pace
 
     def share_of(self, tenant: str) -> float:
         """The tenant's share among all who wait here and itself, 0 to 1. It must be active."""
@@ -164,49 +185,55 @@ class Line:
         """Estimated tokens of all who wait."""
         return sum(of.queued_tokens for of in self.classes.values())
 
-    def last_of_largest(self, band: Priority, spared: str | None) -> int | None:
-        """The last request of the tenant that has most places by its weight in a band, `spared` not counted.
+    def account_after(self, tenant: str, requests: int, cost: float) -> float:
+        """What this active tenant's account will be once so many of its requests were served.
 
-        Among equals it is the one that was served most. None: there is no such tenant.
+        `cost`: tokens of each, where nothing of the tenant was served yet.
         """
-        shares = self._shares
-        others = [(tenant, count) for tenant, count in self._crowd[band].items() if tenant != spared]
+        account = self._shares.active[tenant]
+        each = account.mean_cost if account.was_charged else max(MIN_COST, cost) / account.weight
+        return self._shares.account(tenant) + max(0.0, requests * each - account.credit)
+
+    def last_of_furthest(self, band: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
+        """The last request of the tenant whose account will be highest when all that it has in a band is served.
+
+        Returns that account and the request. `spared` is not counted; `cost`: see `account_after`. None: there is none.
+        """
+        others = [
+            (self.account_after(tenant, waiters.count, cost), tenant)
+            for tenant, waiters in self._crowd[band].items()
+            if tenant != spared
+        ]
         if not others:
             return None
-        largest, _ = max(others, key=lambda each: (each[1] / shares.weight(each[0]), shares.account(each[0]), each[0]))
+        account, furthest = max(others)
         queues = (of.bands[band] for of in self.classes.values())
-        lasts = (queue.last_of(largest) for queue in queues if queue is not None)
-        return max(place for place in lasts if place is not None)[2]
+        lasts = (queue.last_of(furthest) for queue in queues if queue is not None)
+        return account, max(place for place in lasts if place is not None)[2]
 
     def position_of(self, request: LiveRequest) -> int:
         """The place at which it would be served now, from 1 on: exact within a tenant, estimated between tenants."""
-        arrival, accounts = request.arrival, self._shares.active
-        band, tenant = arrival.priority, arrival.tenant
-        own = self._own_ahead(request)
-        until = accounts[tenant].served + own * accounts[tenant].mean_cost
+        band, mine = request.arrival.priority, self._shares.active[request.arrival.tenant]
+        own, passed = self._own_ahead(request), 0
+        until = mine.served + own * mine.mean_cost
         crowd = self._crowd[band]
-        ahead = float(sum(self._by_band[:band]) + own)
-        compared = passed = 0
         looks_at_ties = len(crowd) <= MAX_TENANTS_WITH_TIES
-        for other, count in crowd.items():
-            if other == tenant:
-                continue
-            if compared == MAX_TENANTS_COMPARED:
-                ahead += passed / compared * (len(crowd) - 1 - compared)
-                break
-            compared += 1
-            account = accounts[other]
+        for other, waiters in islice(crowd.items(), MAX_TENANTS_COMPARED):
+            account = waiters.account
             behind = until - account.served
-            if behind < 0:
+            if behind < 0 or account is mine:
                 continue
-            turns = int(behind / account.mean_cost)
-            if turns >= count:
-                turns = count
-            elif turns * account.mean_cost < behind or (looks_at_ties and self._goes_first(other, turns, request)):
-                turns += 1
-            ahead += turns
-            passed += turns
-        return 1 + int(ahead)
+            turns = behind / account.mean_cost
+            if turns >= waiters.count:
+                passed += waiters.count
+                continue
+            whole = ceil(turns)
+            if looks_at_ties and whole == turns and self._goes_first(other, whole, request):
+                whole += 1
+            passed += whole
+        if len(crowd) > MAX_TENANTS_COMPARED:
+            passed = int(passed * len(crowd) / MAX_TENANTS_COMPARED)
+        return 1 + sum(self._by_band[:band]) + own + passed
 
     def _own_ahead(self, request: LiveRequest) -> int:
         band, tenant, place = request.arrival.priority, request.arrival.tenant, request.place
@@ -228,13 +255,20 @@ class Line:
                     return True
         return False
 
-    def _overdue(self, of: RequestClass, now: float) -> Iterator[Candidacy]:
+    def _overdue(self, of: RequestClass, bands: Sequence[Priority], now: float) -> Iterator[Candidacy]:
+        """Of several such bands the one goes first that was passed over most often, so that none waits for another."""
         patience = self._limits.lower_band_patience_seconds
-        highest = next(band for band in BANDS if self._by_band[band])
-        for band in BANDS[highest + 1 :]:
+        for band in bands:
             turn = of.turn_in(band)
             if turn is not None and now - turn.place[1] >= patience:
-                yield Candidacy((-1, turn.place[1], turn.place), band, turn, of, is_overdue=True)
+                deadline_at, arrived_at, key = turn.place
+                rank = (-1, -self._passed_over[band], (arrived_at, deadline_at, key))
+                yield Candidacy(rank, band, turn, of)
+
+    def _new_waiters(self, tenant: str, now: float) -> _Waiters:
+        pace = Pace(self._limits.pace_window_seconds)
+        pace.note_backlog(now, waiting=True)
+        return _Waiters(self._shares.active[tenant], pace)
 
     def _new_class(self, kind: Kind) -> RequestClass:
         return RequestClass(self.name, kind, self._shares.account, self._may_run)

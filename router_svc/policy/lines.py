@@ -48,13 +48,16 @@ class Lines:
             names = sorted(names)
         return [self._backlogged[name] for name in names if name in self._backlogged]
 
-    def add(self, request: LiveRequest, now: float) -> None:
-        """It waits from now on."""
+    def add(self, request: LiveRequest, now: float) -> Line:
+        """It waits from now on. Returns where."""
         line = self.open(request.line)
         line.add(request, now)
         self._backlogged[line.name] = line
-        self._of_tenant.setdefault(request.arrival.tenant, set()).add(line.name)
+        tenant = request.arrival.tenant
+        if line.places_of(tenant) == 1:
+            self._of_tenant.setdefault(tenant, set()).add(line.name)
         self.waiting += 1
+        return line
 
     def remove(self, request: LiveRequest, now: float) -> None:
         """It does not wait any more."""

@@ -48,6 +48,7 @@ class LoadDesk:
     _gates: Mapping[str, GateWord] = field(default_factory=dict)
     _label_of: Mapping[RequestClass, str] = field(default_factory=dict)
     """What the demand of each class was called."""
+    _decided: frozenset[str] = frozenset()
     _held: frozenset[CandidateKey] = frozenset()
     _granted_at: dict[str, float] = field(default_factory=dict)
     """When a model was last granted a request."""
@@ -108,6 +109,14 @@ class LoadDesk:
         """What a class waits for that cannot be loaded yet; None: nothing of the kind."""
         return self._gates.get(self._label_of.get(of, of.line))
 
+    def is_decided(self, of: RequestClass) -> bool:
+        """Whether a load for this class is certain, and only waits for others to give way or to be loaded before it."""
+        return self._label_of.get(of) in self._decided
+
+    def wanting(self) -> Iterable[tuple[RequestClass, Outlook]]:
+        """Who wants a load, and what they can hope for; only to be read."""
+        return self._wanting.items()
+
     def is_held(self, candidate: Candidate) -> bool:
         """Whether it takes no new requests because it gives way."""
         return candidate.key in self._held
@@ -115,7 +124,7 @@ class LoadDesk:
     def is_due(self, now: float) -> bool:
         """Whether the planner should be asked now."""
         if not self._wanting:
-            return bool(self._held or self._gates)
+            return bool(self._held or self._gates or (self.wakes.under_way and self._is_stale))
         return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
 
     def note_time(self) -> None:
@@ -132,8 +141,8 @@ class LoadDesk:
         lifted = self._held - plan.hold
         if plan.hold != self._held:
             self._held = plan.hold
-            self.index.hold(plan.hold)
-        self._gates, self._label_of = plan.gates, asked.label_of
+            self.index.hold(plan.hold, plan.instead)
+        self._gates, self._label_of, self._decided = plan.gates, asked.label_of, plan.decided
         return plan, lifted
 
     def band_for(self, candidate: Candidate) -> Priority:

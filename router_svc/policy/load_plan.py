@@ -85,5 +85,11 @@ class LoadPlan:
     begin: tuple[Start, ...] = ()
     hold: frozenset[CandidateKey] = frozenset()
     """Models that give way: they finish what they have and take nothing new. Replaces what was held before."""
+    instead: Mapping[CandidateKey, str] = field(default_factory=dict)
+    """For each that is held, the model that is to be loaded in its place."""
+    give_up: tuple[str, ...] = ()
+    """Models whose load is under way and cannot get its memory: those who wait for it are better off in the queue."""
     gates: Mapping[str, GateWord] = field(default_factory=dict)
     """By line; a line that is not named waits for nothing of this kind."""
+    decided: frozenset[str] = frozenset()
+    """Lines without a model whose load is certain, and only waits for its victims or for loads that come before it."""

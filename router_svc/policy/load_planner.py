@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from router_svc.policy import gate_words
 from router_svc.policy.arrival import ROUTE_PREFIX
-from router_svc.policy.candidates import Candidate
+from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
@@ -47,6 +47,7 @@ class LoadPlanner:
         """By model."""
         self._last_resident: OrderedDict[str, float] = OrderedDict()
         self._no_memory_until: OrderedDict[str, float] = OrderedDict()
+        self._doubted_until: OrderedDict[str, float] = OrderedDict()
 
     def review(
         self,
@@ -62,7 +63,8 @@ class LoadPlanner:
         those that were begun before included. Costs time in proportion to the demands, their sleeping models, and what
         is loaded on their hosts.
         """
-        review = Review(residents, hosts, waking, now)
+        doubted = {model for model, until in self._doubted_until.items() if until > now}
+        review = Review(residents, hosts, waking, now, doubted=doubted)
         for resident in (each for on_host in residents.values() for each in on_host):
             _remember(self._last_resident, resident.candidate.model, now)
         for demand in demands:
@@ -70,8 +72,15 @@ class LoadPlanner:
         self._keep_swaps({demand.line: demand for demand in demands}, review)
         for demand in sorted(demands, key=lambda each: self._turn(each, now)):
             self._consider(demand, review)
-        held = (key for swap in self._swaps.values() for key in review.held_by(swap))
-        return LoadPlan(begin=tuple(review.begin), hold=frozenset(held), gates=review.gates)
+        instead = {key: model for model, swap in self._swaps.items() for key in review.held_by(swap)}
+        return LoadPlan(
+            begin=tuple(review.begin),
+            hold=frozenset(instead),
+            instead=instead,
+            give_up=tuple(review.give_up),
+            gates=review.gates,
+            decided=frozenset(review.decided),
+        )
 
     def note_no_memory(self, model: str, now: float) -> None:
         """A load that was begun found no memory after all; it is tried again after a pause."""
@@ -112,8 +121,12 @@ class LoadPlanner:
             space = review.space(swap.candidate)
             if space is not None:
                 self._make_room_for_stuck(swap, space, review)
+                if review.give_up_in_vain(swap, space, _loads(model, demands.get(swap.line)), self._limits):
+                    _remember(self._doubted_until, model, review.now + self._limits.book_doubt_seconds)
                 is_booked = space.has_booked(swap.candidate)
                 swap.was_booked &= is_booked
+                if is_booked and not swap.was_booked and model in review.doubted:
+                    swap.victims = frozenset()  # more were held than had to go
                 giving = swap.victims | swap.left - review.keys_on(swap.candidate.host)
                 review.reserve(space, swap.candidate, giving, is_booked=is_booked and not swap.was_booked)
             if not swap.begun:
@@ -144,6 +157,7 @@ class LoadPlanner:
             review.begin.append(Start(candidate=swap.candidate, why=swap.why, evicts=bool(victims)))
             return
         word = gate_words.held_until_idle(swap.candidate, swap.candidate.host, victims)
+        review.decided.add(swap.line)
         review.gates[swap.line] = GateWord(reason=word, eta_seconds=self._ready_in(swap.candidate, victims))
 
     def _make_room_for_stuck(self, swap: Swap, space: HostSpace, review: Review) -> None:
@@ -169,6 +183,7 @@ class LoadPlanner:
         pending = next((swap for swap in self._swaps_of(demand, review) if not swap.begun), None)
         if pending is not None:
             word = review.gates.get(pending.line)
+            review.decided.add(demand.line)
             if word is not None:
                 review.gates[demand.line] = word
             return
@@ -265,6 +280,8 @@ class LoadPlanner:
             if option.turn_left <= 0:
                 self._start(case, option.victims, review)
                 return
+            if case.is_due:
+                review.decided.add(demand.line)
             if case.is_due and option.space is not None:
                 # Nobody else takes what it waits for; the turn that it waits for may still be cut short.
                 review.reserve(option.space, option.candidate, (victim.candidate.key for victim in option.victims))
@@ -281,10 +298,11 @@ class LoadPlanner:
         assert space is not None, "only where the memory is known can it be missing"
         if not case.is_cold:
             return
-        if candidate.memory_bytes > space.total_for_models():
+        if space.is_kept_from(candidate):
             review.gates[line] = GateWord(reason=gate_words.held_for_good(candidate, space))
             return
         if case.is_due:
+            review.decided.add(line)
             # It waits for loads that were decided before; nobody who comes after it takes what they leave.
             able = self._able(case.demand, candidate, review)
             review.reserve(space, candidate, (each.candidate.key for each in able))
@@ -357,11 +375,21 @@ class LoadPlanner:
         if not paused or demand.ready_slots > 0:
             return
         soonest = min(paused, key=lambda each: self._no_memory_until[each.model])
+        space = review.space(soonest)
+        if space is not None and space.is_kept_from(soonest):
+            review.gates[demand.line] = GateWord(reason=gate_words.held_for_good(soonest, space))
+            return
         seconds = self._no_memory_until[soonest.model] - review.now
         load = self._estimates.load_seconds(soonest)
         eta_seconds = None if load is None else seconds + load
         reason = gate_words.refused_lately(soonest, seconds)
         review.gates[demand.line] = GateWord(reason=reason, eta_seconds=eta_seconds)
+
+
+def _loads(model: str, demand: Demand | None) -> bool:
+    """Whether its runner says so."""
+    asleep = () if demand is None else demand.asleep
+    return any(each.model == model and each.readiness is Readiness.LOADING for each in asleep)
 
 
 def _remember(table: OrderedDict[str, float], model: str, moment: float) -> None:

@@ -1,11 +1,12 @@
 """What one review of the load planner works with: loads that are decided, ways to load, and all that it was told."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from router_svc.policy.candidates import Candidate
 from router_svc.policy.grants import CandidateKey
 from router_svc.policy.host_memory import HostMemory
+from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.load_plan import Demand, GateWord, Resident, Start
 from router_svc.policy.memory_gate import HostSpace
 from router_svc.policy.swap_cost import BAND_WEIGHTS
@@ -25,6 +26,10 @@ class Swap:
     """Whether the book still has a lease of its last life, which is not the one that this load gets."""
     begun: bool = False
     begun_at: float = 0.0
+    in_vain_since: float | None = None
+    """Since when it waits for memory that does not come; None: it does not."""
+    given_up: bool = False
+    """Whether it was said already that it gets no memory."""
     left: frozenset[CandidateKey] = frozenset()
     """Victims that take no requests any more; what the book still says of them is on its way back."""
 
@@ -89,8 +94,13 @@ class Review:
     """What is lost when they give way, by whoever was asked about."""
     options: dict[OptionsKey, list[Option]] = field(default_factory=dict)
     """What was found already, as long as nothing else is promised."""
+    doubted: Container[str] = frozenset()
+    """Models that did not get the memory that the book said was free."""
     begin: list[Start] = field(default_factory=list)
+    give_up: list[str] = field(default_factory=list)
     gates: dict[str, GateWord] = field(default_factory=dict)
+    decided: set[str] = field(default_factory=set)
+    """See LoadPlan.decided."""
 
     def space(self, candidate: Candidate) -> HostSpace | None:
         """The memory of its host; None where there is no book of it or the model's size is unknown."""
@@ -98,7 +108,7 @@ class Review:
         if memory is None or candidate.memory_bytes <= 0:
             return None
         if candidate.host not in self.spaces:
-            self.spaces[candidate.host] = HostSpace(memory, self.residents.get(candidate.host, ()))
+            self.spaces[candidate.host] = HostSpace(memory, self.residents.get(candidate.host, ()), self.doubted)
         return self.spaces[candidate.host]
 
     def keys_on(self, host: str) -> frozenset[CandidateKey]:
@@ -121,6 +131,30 @@ class Review:
         """See HostSpace.reserve. What was found before it may not be possible any more."""
         self.options.clear()
         space.reserve(candidate, giving, **other)
+
+    def give_up_in_vain(self, swap: Swap, space: HostSpace, loads: bool, limits: SchedulerLimits) -> bool:
+        """Give up a load under way that waits inside of its runner for memory that does not come.
+
+        Either somebody took it who gives way for nobody, or it seems to be free and is not granted. It would keep its
+        place at the ledger before everybody else on its host, and those who wait for it would not be in the queue, for
+        as long as a load may wait. What holds for a moment only is waited for. `loads`: its runner says that it loads.
+        Returns whether the book is to be doubted.
+        """
+        candidate = swap.candidate
+        waits = swap.begun and not space.has_booked(candidate) and space.could_ever_fit(candidate)
+        is_kept = waits and space.is_kept_from(candidate)
+        is_misjudged = waits and loads and space.fits(candidate)
+        if not is_kept and not is_misjudged:
+            swap.in_vain_since = None
+            return False
+        if swap.in_vain_since is None:
+            swap.in_vain_since = self.now
+        patience = limits.min_turn_seconds if is_kept else limits.lease_patience_seconds
+        if swap.given_up or self.now < swap.in_vain_since + patience:
+            return False
+        swap.given_up = True
+        self.give_up.append(candidate.model)
+        return is_misjudged
 
     def held_by(self, swap: Swap) -> Iterable[CandidateKey]:
         """Those of its victims that still take requests; all of them on a host of which nothing was told."""

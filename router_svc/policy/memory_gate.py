@@ -1,6 +1,6 @@
 """Whether a load fits on a host, and who would have to give way for it. Counts bytes; the ledger has the last word."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from router_svc.policy.candidates import Candidate
 from router_svc.policy.grants import CandidateKey
@@ -11,13 +11,17 @@ from router_svc.policy.load_plan import Resident
 class HostSpace:
     """The memory of one host while loads are planned. What is reserved for one load is not there for the next.
 
-    The book is seconds old: what takes requests and is not in it yet counts as held.
+    The book is seconds old: what takes requests and is not in it yet counts as held. `doubted`: models that did not get
+    what it said was free, since their runner may not use all devices of the host.
     """
 
-    def __init__(self, memory: HostMemory, residents: Sequence[Resident]) -> None:
+    def __init__(
+        self, memory: HostMemory, residents: Sequence[Resident], doubted: Container[str] = frozenset()
+    ) -> None:
         self.memory = memory
         self._models = {holder.name: holder for holder in memory.holders if holder.is_model}
         self._residents = {resident.candidate.model: resident for resident in residents}
+        self._doubted = doubted
         self._spoken_for: set[CandidateKey] = set()
         self.free_bytes = memory.free_bytes - sum(
             resident.candidate.memory_bytes for resident in residents if resident.candidate.model not in self._models
@@ -42,8 +46,9 @@ class HostSpace:
         return resident.candidate.pinned or (holder is not None and holder.pinned)
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether it fits beside everything that is there."""
-        return candidate.memory_bytes <= self.free_bytes
+        """Whether it fits beside everything that is there, as far as that is known."""
+        is_known = candidate.model not in self._doubted or not self._residents
+        return candidate.memory_bytes <= self.free_bytes and is_known
 
     def could_ever_fit(self, candidate: Candidate) -> bool:
         """Whether it would fit if nobody held anything."""
@@ -53,6 +58,8 @@ class HostSpace:
         self, candidate: Candidate, among: Iterable[Resident], price: Callable[[Resident], tuple[float, float]]
     ) -> tuple[Resident, ...] | None:
         """Who of `among` gives way for it: the cheapest, and nobody in vain. None: not even all of them are enough."""
+        if candidate.model in self._doubted:
+            return self._whoever_may_be_on_its_devices(candidate, among)
         missing = candidate.memory_bytes - self.free_bytes
         chosen: list[Resident] = []
         for resident in sorted(among, key=lambda each: (price(each), each.candidate.model)):
@@ -68,6 +75,13 @@ class HostSpace:
                 chosen.remove(resident)
                 missing += self.bytes_of(resident)
         return tuple(chosen)
+
+    def _whoever_may_be_on_its_devices(self, candidate: Candidate, among: Iterable[Resident]) -> tuple[Resident, ...]:
+        """Those of its runner if they hold enough, else everybody; the ledger evicts only whom it needs."""
+        able = [resident for resident in among if self.bytes_of(resident) > 0]
+        own = [resident for resident in able if resident.candidate.runner == candidate.runner]
+        held_by_own = sum(self.bytes_of(resident) for resident in own)
+        return tuple(own if held_by_own >= candidate.memory_bytes else able)
 
     def has_booked(self, candidate: Candidate) -> bool:
         """Whether the book has a lease for it that it keeps."""
@@ -92,20 +106,24 @@ class HostSpace:
     def kept_for_good(self) -> list[MemoryHolder]:
         """Holders that give way for nobody: programs and pinned models, the largest first."""
         pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
-        kept = [each for each in self.memory.holders if not each.is_model or each.pinned or each.name in pinned]
+        kept = [
+            each
+            for each in self.memory.holders
+            if not each.is_leaving and (not each.is_model or each.pinned or each.name in pinned)
+        ]
         return sorted(kept, key=lambda holder: (-holder.held_bytes, holder.name))
 
-    def total_for_models(self) -> int:
-        """What there would be for a model if all gave way that ever do."""
+    def is_kept_from(self, candidate: Candidate) -> bool:
+        """Whether it would not fit even if all gave way that ever do."""
         kept = sum(holder.held_bytes for holder in self.kept_for_good())
-        return self.memory.total_bytes - kept - self.unleased_bytes()
+        return candidate.memory_bytes > self.memory.total_bytes - kept - self.unleased_bytes()
 
     def in_motion(self) -> list[MemoryHolder]:
-        """Models that hold memory and take no requests: they load, or they are on their way out."""
+        """Who holds memory and takes no requests: models that load, and whoever is on its way out."""
         return [
             holder
             for holder in self.memory.holders
-            if holder.is_model and not holder.pinned and holder.name not in self._residents
+            if holder.is_leaving or (holder.is_model and not holder.pinned and holder.name not in self._residents)
         ]
 
     def unleased_bytes(self) -> int:

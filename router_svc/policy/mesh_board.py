@@ -3,18 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from router_svc.policy.arrival import ROUTE_PREFIX
 from router_svc.policy.candidate_index import CandidateIndex
 from router_svc.policy.candidates import MAX_NAMES_IN_MESSAGE, Candidate, Readiness
 from router_svc.policy.first_hand import FirstHand
+from router_svc.policy.host_memory import HostMemory
 from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.routes import Route
 from router_svc.policy.wakes import WakeBook
-
-if TYPE_CHECKING:
-    from router_svc.policy.host_memory import HostMemory
 
 _WHAT_COUNTS = attrgetter(
     *("readiness", "slots", "operations", "remote", "skills", "tools", "context_tokens", "runner_max_requests"),
@@ -45,7 +42,7 @@ class MeshBoard:
         self._by_host: dict[str, dict[str, Candidate]] = {}
         self._ready_since: dict[str, float] = {}
         self._routes: Mapping[str, Route] = {}
-        self._cloud_fallback = True
+        self._cloud_fallback = False
         self.hosts: Mapping[str, HostMemory] = {}
 
     def apply(self, change: MeshChange, now: float) -> Shift:
@@ -87,6 +84,19 @@ class MeshBoard:
         """What it does now; None: it is not in the mesh."""
         candidate = self._index.candidate(model)
         return None if candidate is None else candidate.readiness
+
+    def usual_load_of(self, model: str) -> float | None:
+        """How long a load of it takes in seconds, by its runner's newest word; None: unknown."""
+        candidate = self._index.candidate(model)
+        return None if candidate is None else candidate.usual_load_seconds
+
+    def larger_than_its_host(self, model: str) -> tuple[Candidate, HostMemory] | None:
+        """The model and the memory of its host, if it would not even fit into all of that; else, or unknown: None."""
+        candidate = self._index.candidate(model)
+        memory = None if candidate is None else self.hosts.get(candidate.host)
+        if candidate is None or memory is None or candidate.memory_bytes <= memory.total_bytes:
+            return None
+        return candidate, memory
 
     def route_of(self, line: str) -> Route | None:
         """The route whose line this is; None: it is a pool's."""

@@ -51,6 +51,12 @@ class _Window:
         else:
             self._broken += 1
 
+    def take_back_good(self) -> None:
+        if self._good:
+            self._good -= 1
+        else:
+            self._good_before = max(0, self._good_before - 1)
+
     @property
     def broken(self) -> int:
         return self._broken + self._broken_before
@@ -64,6 +70,7 @@ class Health:
     """How one candidate did. A new incarnation of its runner has a new one."""
 
     __slots__ = (
+        "_breaks_before_success",
         "_breaks_in_a_row",
         "_broke_at",
         "_busy_in_a_row",
@@ -88,6 +95,7 @@ class Health:
         self._paused_until = self._ejected_until = self._broke_at = NEVER
         self._paused_for = self._cause = ""
         self._busy_in_a_row = self._breaks_in_a_row = self._ejections_in_a_row = 0
+        self._breaks_before_success = 0
         self._last_ejection_seconds = 0.0
         self._worked_since = NEVER
         self._has_succeeded = False
@@ -95,6 +103,7 @@ class Health:
 
     def note_success(self, now: float) -> None:
         """A request there went well. One that is ejected stays so: it was given that request before."""
+        self._breaks_before_success = self._breaks_in_a_row
         self._busy_in_a_row = self._breaks_in_a_row = 0
         self._has_succeeded = True
         self._note(good=True, now=now)
@@ -103,9 +112,15 @@ class Health:
             self._worked_since = now
             self._window = _Window()
 
-    def note_failure(self, kind: FailureKind, now: float) -> bool:
-        """A request failed there like this. Returns whether the candidate should be ejected."""
+    def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False) -> bool:
+        """A request failed there like this. Returns whether the candidate should be ejected.
+
+        `had_begun`: its answer had, so that it was counted as a success, which it was not.
+        """
         limits = self._limits
+        if had_begun:
+            self._window.take_back_good()
+            self._breaks_in_a_row = max(self._breaks_in_a_row, self._breaks_before_success)
         match kind:
             case FailureKind.BUSY:
                 self._pause(now, self._busy_pause(), "full with work from elsewhere")

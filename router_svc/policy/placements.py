@@ -5,11 +5,13 @@ from router_svc.policy.candidates import Candidate
 from router_svc.policy.choice import Choice
 from router_svc.policy.decisions import Placed, Served
 from router_svc.policy.estimates import Estimates
+from router_svc.policy.failover import FailureKind, classify
 from router_svc.policy.fair_share import FairShare
 from router_svc.policy.load_desk import LoadDesk
 from router_svc.policy.retry_budget import RetryBudget
 from router_svc.policy.tenant_caps import TenantCaps
 from router_svc.policy.waiting import LiveRequest
+from weft.kernel.reasons import Reason
 
 
 class Placements:
@@ -55,6 +57,7 @@ class Placements:
             attempt=request.attempt,
             choice=choice,
             keep_alive_seconds=request.keep_alive_seconds,
+            deadline_at=request.deadline_at,
         )
 
     def note_content(self, request: LiveRequest, now: float) -> None:
@@ -67,12 +70,17 @@ class Placements:
         """Its attempt failed and cost its tenant nothing. Returns where it ran, and what `_release` does."""
         return self._release(request, tokens=0.0)
 
-    def end(self, request: LiveRequest, served: Served | None, now: float) -> bool:
-        """It is over. Returns whether its tenant may have more running only now."""
+    def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
+        """It is over. Returns whether its tenant may have more running only now.
+
+        An answer that broke off counts against its runner, and teaches nothing: its length says when it broke.
+        """
         tokens = _tokens_of(request, served)
         content_at = request.content_at
         candidate, is_relieved = self._release(request, tokens)
-        if served is not None:
+        if failure is not None and classify(failure) is FailureKind.BROKE:
+            self._index.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
+        elif served is not None and failure is None:
             first = None if content_at is None else content_at - request.placed_at
             seconds = now - request.placed_at
             self._estimates.note_served(candidate, request.arrival.tenant, served, seconds, first)

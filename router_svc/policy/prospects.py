@@ -9,7 +9,7 @@ from router_svc.policy.choice import Considered, Wish
 from router_svc.policy.estimates import Estimates, wait_seconds
 from router_svc.policy.grants import CandidateKey
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.line import Line
+from router_svc.policy.line import MAX_REMEMBERED_KINDS, Line
 from router_svc.policy.load_plan import GateWord
 from router_svc.policy.mesh_board import MeshBoard
 from router_svc.policy.outlook import Outlook, outlook_of
@@ -44,6 +44,8 @@ class Prospects:
             members = self._members(line, kind)
             in_order = line.name.startswith(ROUTE_PREFIX)
             preference = self._works if in_order else self._preference
+            if len(line.outlooks) >= MAX_REMEMBERED_KINDS:
+                line.outlooks.clear()
             known = line.outlooks[kind] = outlook_of(members, self._wakes.is_waking, preference)
         return known
 
@@ -64,6 +66,8 @@ class Prospects:
         if known is not None and now < known[0] + self._limits.tell_interval_seconds:
             return known[1]
         seen = self._index.considered(line.name, self.wish(request), now)
+        if len(line.considered) >= MAX_REMEMBERED_KINDS:
+            line.considered.clear()
         line.considered[request.kind] = (now, seen)
         return seen
 

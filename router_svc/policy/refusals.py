@@ -1,11 +1,15 @@
 """Why a request is refused, in words and in figures."""
 
 import math
+from dataclasses import replace
 
 from router_svc.policy.arrival import Arrival
+from router_svc.policy.candidates import Candidate
 from router_svc.policy.capability import GateSummary
 from router_svc.policy.decisions import Rejects
+from router_svc.policy.host_memory import HostMemory
 from weft.kernel.reasons import Reason
+from weft.kernel.sizes import size_words
 
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0
@@ -115,9 +119,30 @@ def waited_too_long(
     )
 
 
+def not_loaded(refusal: Rejects, arrival: Arrival, waited_seconds: float, awaited: str) -> Rejects:
+    """The same for one for which nothing was loaded; `awaited`: what that would have taken, in words."""
+    return replace(
+        refusal, message=f"{arrival.target} was not loaded in {round(waited_seconds, 1):g} s; it waited for {awaited}"
+    )
+
+
 def wake_failed(key: int, model: str, error: str) -> Rejects:
     """The wake that it waited for failed."""
     return Rejects(key=key, reason=Reason.WAKE_FAILED, message=f"{model} could not be woken: {error}")
+
+
+def never_fits(key: int, candidate: Candidate, memory: HostMemory) -> Rejects:
+    """Its model takes more memory than its host has, whoever else gives way."""
+    needed, most = candidate.memory_bytes, memory.total_bytes
+    return Rejects(
+        key=key,
+        reason=Reason.INSUFFICIENT_MEMORY,
+        message=(
+            f"{candidate.model} needs {size_words(needed)}, and {memory.host} has {size_words(most)} in all; "
+            "use a smaller model or a shorter context"
+        ),
+        metadata={"host": memory.host, "needed_bytes": str(needed), "most_bytes": str(most)},
+    )
 
 
 def attempt_failed(key: int, attempt: int, reason: Reason) -> Rejects:

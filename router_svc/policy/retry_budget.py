@@ -35,6 +35,9 @@ class RetryBudget:
         """A request of the line has its first attempt."""
         limits = self._limits
         balance = self._balance(line)
+        if balance.attempts == limits.max_retry_balance:
+            balance.looked_at = now
+            return
         # The reserve is for lines with few requests: what comes back of it is not on top of what requests bring.
         gained = max(limits.retry_share, balance.gain(now, limits))
         balance.attempts = min(balance.attempts + gained, limits.max_retry_balance)

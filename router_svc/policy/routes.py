@@ -11,7 +11,7 @@ class Route:
     candidates: tuple[str, ...]
     """Models or pools, by name; the first is the primary."""
     budget_seconds: float | None = None
-    """Longest time from a request's arrival to its end; None: the request's own deadline alone."""
+    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
     keep_alive_seconds: float | None = None
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
     pin_primary: bool = False

@@ -10,7 +10,8 @@ from router_svc.policy import refusals
 from router_svc.policy.admission import Admission
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.decisions import Decision, Rejects, Served, WakeFailure
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.failover import FailureKind, classify
 from router_svc.policy.fair_share import FairShare
@@ -74,6 +75,11 @@ class Scheduler:
     def running(self) -> int:
         """How many requests hold a slot."""
         return self._index.total_in_flight
+
+    @property
+    def needs_ticks(self) -> bool:
+        """Whether time alone may decide something: somebody waits, or a load is under way, wanted or not."""
+        return bool(self._lines.waiting or self._desk.wakes.under_way)
 
     def queues(self) -> list[QueueLength]:
         """How much is asked of each pool and route, in order of their names."""
@@ -143,18 +149,20 @@ class Scheduler:
         decisions += self._go_on(freed, now)
         return decisions + self._room.tell(request, now)
 
-    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:
+    def finish(
+        self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
+    ) -> list[Decision]:
         """The request ended or its caller left: whatever it held is free. A wake that it waited for goes on.
 
-        `served`: what it took; None: nobody knows, or it was not served.
+        `served`: what it took; None: nobody knows, or it was not served. `failure`: what ended it, if it ended badly.
         """
         request = self._room.get(key)
         if request is None:
             return []
         freed: set[str] = set()
-        if request.placed_on is None:
+        if request.waits_in is not None:
             self._room.unqueue(request, now)
-        elif self._placements.end(request, served, now):
+        elif request.placed_on is not None and self._placements.end(request, served, failure, now):
             freed = self._lines.list_again(request.arrival.tenant)
         self._room.leave(request)
         return self._go_on(freed, now)
@@ -183,16 +191,17 @@ class Scheduler:
 
     def _received(self, arrival: Arrival, line: Line, now: float) -> LiveRequest:
         route = self._board.route_of(line.name)
-        ends = [arrival.deadline_at] if arrival.deadline_at is not None else []
+        deadline_at = arrival.deadline_at
         if route is not None and route.budget_seconds is not None:
-            ends.append(arrival.arrived_at + route.budget_seconds)
+            end = arrival.arrived_at + route.budget_seconds
+            deadline_at = end if deadline_at is None else min(deadline_at, end)
         pool = line.name if route is None else route.candidates[0]
         output = self._estimates.output_tokens(pool, arrival.tenant, arrival.max_output_tokens)
         return live_request(
             arrival,
             line.name,
             line.kind_of(arrival.needs),
-            deadline_at=min(ends, default=None),
+            deadline_at=deadline_at,
             cost=arrival.prompt_tokens + output,
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
             now=now,
@@ -216,7 +225,8 @@ class Scheduler:
         if not outlook.count:
             self._room.leave(request)
             return [self._upkeep.hopeless(request)]
-        of = line.classes.get(request.kind)
+        # Only who has a deadline is asked whether a load that is put off ends in time.
+        of = None if request.deadline_at is None else line.classes.get(request.kind)
         gate = None if of is None else self._desk.gate_of(of)
         admitted = self._admission.admit(request, line, outlook, gate, now)
         if isinstance(admitted, Rejects):
@@ -235,8 +245,10 @@ class Scheduler:
             if not self._desk.is_due(now):
                 break
             plan, lifted = self._desk.review(now)
+            self._room.note_plan(now)
             for start in plan.begin:
                 decisions += self._waking.begin(start, self._room, now)
+            decisions += (StopsWaking(model=model) for model in plan.give_up)
             if lifted:
                 decisions += self._serve((), now)
         return decisions
@@ -244,7 +256,9 @@ class Scheduler:
     def _serve(self, names: Iterable[str], now: float) -> list[Decision]:
         """Place everybody of these lines who can be placed, the one whose turn it is first."""
         self._index.advance(now)
-        lines = self._lines.backlogged_of({*names, *self._room.take_joined(), *self._index.take_freed()})
+        # Most who join a line do so because nobody there is free.
+        joined = filter(self._index.has_free, self._room.take_joined())
+        lines = self._lines.backlogged_of({*names, *joined, *self._index.take_freed()})
         if not lines:
             return []
         blocked: set[RequestClass] = set()
@@ -263,6 +277,15 @@ class Scheduler:
                 blocked.add(first.of)
             else:
                 decisions.append(decision)
+                if len(lines) > 1 and isinstance(decision, Placed):
+                    self._note_passed_over(first, decision.candidate, lines)
+
+    def _note_passed_over(self, granted: Candidacy, candidate: Candidate, lines: Iterable[Line]) -> None:
+        """Other lines wanted that slot too: their lower bands get theirs in time, as those of the line itself do."""
+        wanting = self._index.lines_of(candidate)
+        others = [line for line in lines if line.waiting and line.name in wanting and line.name != granted.of.line]
+        for line in others:
+            line.note_passed_over(granted.band, 1.0 / len(others))
 
     def _try(self, chosen: Candidacy, now: float) -> Decision | None:
         """Place one whose turn it is; None: nobody is free for it."""

@@ -30,10 +30,9 @@ class TenantCaps:
 
     def release(self, tenant: str) -> bool:
         """One less runs. Returns whether it may have one more running only now."""
-        may_run_already = self.may_run(tenant)
-        left = self._running[tenant] - 1
-        if left:
-            self._running[tenant] = left
+        most, running = self._most.get(tenant, self._usual_most), self._running[tenant]
+        if running > 1:
+            self._running[tenant] = running - 1
         else:
             del self._running[tenant]
-        return not may_run_already
+        return 0 < most <= running

@@ -38,6 +38,8 @@ class Kind:
 class LiveRequest:
     """A request that waits or runs."""
 
+    key: int
+    """The scheduler's number for it."""
     arrival: Arrival
     place: Place
     deadline_at: float | None
@@ -70,11 +72,6 @@ class LiveRequest:
     tell_at: float = 0.0
     was_told: bool = False
 
-    @property
-    def key(self) -> int:
-        """The scheduler's number for it."""
-        return self.arrival.key
-
 
 @dataclass(slots=True, eq=False)
 class RequestClass:
@@ -91,8 +88,10 @@ class RequestClass:
     """Sum of the arrival times of all who wait."""
     counted_from: float = float("-inf")
     """No queue timeout counts from before this: when the last load ended that they waited for."""
-    paused_since: float | None = None
-    """Since when they wait for a load; None: they do not."""
+    is_paused: bool = False
+    """Whether they wait for a load."""
+    cold_since: float | None = None
+    """When they began to wait for a load, if none has come since; those that came to nothing among them."""
     awaited_wake: str | None = None
     """The model whose wake they wait for."""
     _arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -161,10 +160,25 @@ class RequestClass:
         """The bands that have somebody."""
         return (queue for queue in self.bands if queue is not None and queue.waiting)
 
-    def is_paused(self, now: float, longest_seconds: float) -> bool:
-        """Whether the queue timeout stands still for those in it."""
-        since = self.paused_since
-        return since is not None and (self.awaited_wake is not None or now < since + longest_seconds)
+    def begin_pause(self, now: float) -> None:
+        """They wait for a load from now on, if they do not yet."""
+        self.is_paused = True
+        if self.cold_since is None:
+            self.cold_since = now
+
+    def end_pause(self, *, for_good: bool) -> None:
+        """They wait for no load any more; `for_good`: because one has come."""
+        self.is_paused, self.awaited_wake = False, None
+        if for_good:
+            self.cold_since = None
+
+    def may_pause(self, now: float, longest_seconds: float) -> bool:
+        """Whether the queue timeout may stand still for those in it: no longer than this in all, until a load comes."""
+        return self.cold_since is None or now < self.cold_since + longest_seconds
+
+    def stands_still(self, now: float, longest_seconds: float) -> bool:
+        """Whether it does. A wake under way has a bound of its own."""
+        return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))
 
 
 def live_request(
@@ -179,6 +193,7 @@ def live_request(
 ) -> LiveRequest:
     """A request that has just arrived at a line."""
     return LiveRequest(
+        key=arrival.key,
         arrival=arrival,
         place=place_of(arrival.key, arrival.arrived_at, deadline_at),
         deadline_at=deadline_at,

@@ -1,6 +1,5 @@
 """All requests that are not over, and those of them that wait: in which line, until when, and told what."""
 
-import math
 from collections.abc import Collection
 
 from router_svc.policy import refusals, words
@@ -78,11 +77,11 @@ class WaitingRoom:
 
     def queue(self, request: LiveRequest, now: float) -> None:
         """It waits from now on, where it belongs, which is not the end for one that waited before."""
-        self._lines.add(request, now)
+        line = self._lines.add(request, now)
         of = _class_of(request)
         self._joined.add(request.line)
         request.queued_since = now - request.waited_seconds
-        outlook = self.outlook(request)
+        outlook = self._prospects.outlook(line, request.kind)
         if of.waiting == 1:
             self.settle_pause(of, outlook, now)
         self._desk.want(of, outlook)
@@ -105,19 +104,26 @@ class WaitingRoom:
 
     # -- time
 
+    def note_plan(self, now: float) -> None:
+        """Loads were planned anew: those that are certain are waited for like those under way."""
+        for of, outlook in self._desk.wanting():
+            self.settle_pause(of, outlook, now)
+
     def settle_pause(self, of: RequestClass, outlook: Outlook, now: float) -> None:
-        """The queue timeout stands still while a class waits for a load, and begins anew with its end."""
-        if not outlook.is_cold or not (outlook.waking or outlook.loading):
-            if of.paused_since is not None:
+        """The queue timeout stands still while a class waits for a load that is certain, and begins anew with its end.
+
+        Loads that come to nothing do so only for a while, however many of them there are.
+        """
+        if not outlook.is_cold or not (outlook.waking or outlook.loading or self._desk.is_decided(of)):
+            if of.is_paused and (not outlook.is_cold or of.may_pause(now, self._limits.max_load_pause_seconds)):
                 of.counted_from = now
-            of.paused_since = of.awaited_wake = None
+            of.end_pause(for_good=not outlook.is_cold)
             return
-        if of.paused_since is None:
-            of.paused_since = now
+        of.begin_pause(now)
         if outlook.loading:
             of.awaited_wake = None
         elif of.awaited_wake not in outlook.waking:
-            of.awaited_wake = outlook.waking[0]
+            of.awaited_wake = next(iter(outlook.waking), None)
 
     def expire(self, now: float) -> list[Decision]:
         """Refuse those whose deadline or queue timeout has come."""
@@ -137,15 +143,20 @@ class WaitingRoom:
         if now < at:
             self._await_expiry(request, at)
             return None
-        return self._admission.timed_out(request, self.line(request), self.outlook(request), now - since, now)
+        outlook, gate = self.outlook(request), self._desk.gate_of(of)
+        refusal = self._admission.timed_out(request, self.line(request), outlook, now - since, now)
+        if gate is None or not outlook.is_cold:
+            return refusal
+        return refusals.not_loaded(refusal, request.arrival, now - since, gate.reason)
 
     def _counted_from(self, request: LiveRequest, of: RequestClass, now: float) -> float:
-        if of.is_paused(now, self._limits.max_load_pause_seconds):
+        if of.stands_still(now, self._limits.max_load_pause_seconds):
             return now
         return max(request.queued_since, of.counted_from)
 
     def _await_expiry(self, request: LiveRequest, at: float) -> None:
-        self._expiries.note(request.key, min(at, math.inf if request.deadline_at is None else request.deadline_at))
+        deadline_at = request.deadline_at
+        self._expiries.note(request.key, at if deadline_at is None else min(at, deadline_at))
 
     # -- words
 

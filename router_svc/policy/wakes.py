@@ -145,7 +145,7 @@ class WakeBook:
         """How far the wake of this model is; it must be waking. `usual_seconds`: of a load, for one never woken."""
         wake = self._under_way[model]
         elapsed = max(0, int(now - wake.started_at))
-        took = self._last_took_seconds.get(model, usual_seconds)
+        took = self._last_took_seconds.get(model) if usual_seconds is None else usual_seconds
         return WakeStatus(
             elapsed_seconds=elapsed,
             max_wait_seconds=wake.candidate.max_wake_seconds,

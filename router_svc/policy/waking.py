@@ -1,8 +1,10 @@
 """Wakes: begun as planned, confirmed by the mesh, and what becomes of those who waited for one that failed."""
 
+from dataclasses import replace
+
 from router_svc.policy import refusals
 from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.decisions import Decision, WakeFailure
+from router_svc.policy.decisions import Decision, Rejects, WakeFailure
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.lines import Lines
@@ -64,7 +66,9 @@ class Waking:
         if settled is None:
             return []
         for candidate, seconds in settled.ready:
-            self._estimates.note_load(candidate, seconds)
+            # What its runner says now: before its first load it could not say anything.
+            usual = self._board.usual_load_of(candidate.model) or candidate.usual_load_seconds
+            self._estimates.note_load(replace(candidate, usual_load_seconds=usual), seconds)
         decisions: list[Decision] = []
         for model in settled.loading:
             decisions += self._refresh(model, room, now)
@@ -74,17 +78,29 @@ class Waking:
         return decisions
 
     def fail(self, model: str, failure: WakeFailure, room: WaitingRoom, now: float) -> list[Decision]:
-        """Refuse who waited for this wake and has nothing else left to try; for lack of memory nobody is refused."""
+        """Refuse who waited for this wake and has nothing else left to try.
+
+        For lack of memory nobody is refused, unless the host could never have as much.
+        """
         decisions: list[Decision] = []
-        if failure.reason is Reason.INSUFFICIENT_MEMORY:
+        lacks_memory = failure.reason is Reason.INSUFFICIENT_MEMORY
+        too_large = self._board.larger_than_its_host(model) if lacks_memory else None
+        if lacks_memory and too_large is None:
             self._wakes.note_put_off(model)
             self._desk.note_no_memory(model, now)
+        elif self._board.readiness_of(model) is None:
+            # It is not in the mesh any more: nothing of it is remembered.
+            self._wakes.note_put_off(model)
         else:
             waited = [of for of in self._lines.classes() if of.awaited_wake == model]
             self._wakes.note_failed(model)
             self._desk.note_failed(model, now)
             for request in [room.live(key) for of in waited for key in of.everybody()]:
-                decisions += self._wait_for_another(request, model, failure, room, now)
+                if too_large is None:
+                    refusal = refusals.wake_failed(request.key, model, failure.message)
+                else:
+                    refusal = refusals.never_fits(request.key, *too_large)
+                decisions += self._wait_for_another(request, model, refusal, room, now)
         return decisions + self._refresh(model, room, now)
 
     def doubt(self, request: LiveRequest, candidate: Candidate, room: WaitingRoom, now: float) -> list[Decision]:
@@ -95,16 +111,16 @@ class Waking:
         return self._upkeep.follow(shift, room, now)
 
     def _wait_for_another(
-        self, request: LiveRequest, model: str, failure: WakeFailure, room: WaitingRoom, now: float
+        self, request: LiveRequest, model: str, refusal: Rejects, room: WaitingRoom, now: float
     ) -> list[Decision]:
         room.unqueue(request, now)
         kind = request.kind
         request.kind = Kind(kind.needs, kind.excluded, kind.failed_wakes | {model})
         request.failures += 1
-        request.last_failure = refusals.wake_failed(request.key, model, failure.message)
+        request.last_failure = refusal
         if self._upkeep.is_exhausted(request, room):
             room.leave(request)
-            return [request.last_failure]
+            return [refusal]
         room.queue(request, now)
         return []
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.decisions import Decision, Placed, Rejects, Wakes
+from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from router_svc.policy.mesh_change import MeshChange
 from router_svc.simulation.hosts import Host, World
 from router_svc.simulation.patience import Patience
@@ -117,6 +117,9 @@ class Auditor:
         if isinstance(decision, Wakes):
             self._check_wake(decision, now)
             return
+        if isinstance(decision, StopsWaking):
+            _demand(decision.model in self._waking, f"{decision.model} is given up, and nobody wakes it")
+            return
         key = decision.key
         _demand(key not in self._over, f"a decision about request {key}, which is over")
         _demand(key in self._followed, f"a decision about request {key}, which never arrived")
@@ -170,8 +173,8 @@ class Auditor:
         late = deadline_at is not None and now > deadline_at + LATE_SECONDS
         _demand(not late, f"request {key} is placed after its deadline")
         waiting = [each for each in self._followed.values() if each.on is None and each is not followed]
-        passed_by = [each.arrival for each in waiting if self._could_run(each, candidate)]
-        overtaken = self._patience.overtaken(arrival, passed_by, [each.arrival for each in waiting], now)
+        passed_by = [each.arrival for each in waiting if self._may_run_anywhere(each)]
+        overtaken = self._patience.overtaken(arrival, self._told[candidate.model], passed_by, now)
         _demand(overtaken is None, overtaken or "")
 
     def _check_refusal(self, rejects: Rejects, followed: Followed, now: float) -> None:
@@ -248,9 +251,9 @@ class Auditor:
             f"request {followed.arrival.key} waits, and nobody can ever serve it",
         )
 
-    def _could_run(self, followed: Followed, candidate: Candidate) -> bool:
-        """Whether it could have the slot that another one gets. Who was tried before may have to wait for its retry."""
-        return not followed.attempts and self._may_run(followed) and not lacks(candidate, followed.arrival.needs)
+    def _may_run_anywhere(self, followed: Followed) -> bool:
+        """Whether it could have a slot that another one gets. Who was tried before may have to wait for its retry."""
+        return not followed.attempts and self._may_run(followed)
 
     def _may_run(self, followed: Followed) -> bool:
         """Whether its tenant may have another request running."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits, WakeFailure, Wakes
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, WakeFailure, Wakes
 from router_svc.policy.mesh_change import MeshChange
 from router_svc.simulation.checks import Auditor
 from router_svc.simulation.cold import ColdLines
@@ -180,7 +180,7 @@ class Simulation:
             waited = opened.placed_at - request.arrival.arrived_at
             self.tallies.served(request, waited_seconds=waited, cached_tokens=attempt.cached_tokens, now=now)
         self._close(opened, reason)
-        self._hear(self._scheduler.finish(request.arrival.key, now, served))
+        self._hear(self._scheduler.finish(request.arrival.key, now, served, reason))
 
     def _close(self, opened: OpenRequest, reason: Reason | None) -> None:
         """It is over; `reason` says why it was not served."""
@@ -212,6 +212,8 @@ class Simulation:
                     self.story.decided(decision.key, self.events.now, decision)
                 case Wakes():
                     self._wake(decision)
+                case StopsWaking():
+                    self._stop_waking(self._wakes[decision.model])
         if self._scheduler.waiting and not self._ticking:
             self._ticking = True
             self.events.after(TICK_SECONDS, self._tick)
@@ -255,6 +257,11 @@ class Simulation:
         failure = self.loader.wake(instance, wakes.priority)
         if failure is not None or was_ready:
             self.events.after(delays.report_seconds, partial(self._wake_ended, wakes, failure))
+
+    def _stop_waking(self, wakes: Wakes) -> None:
+        failure = self.loader.withdraw(self.world.instances[wakes.model])
+        if failure is not None:
+            self.events.after(self.scenario.delays.report_seconds, partial(self._wake_ended, wakes, failure))
 
     def _wake_too_long(self, wakes: Wakes) -> None:
         words = f"it did not take requests within {wakes.max_wait_seconds:.0f} s"

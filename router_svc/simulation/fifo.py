@@ -112,7 +112,13 @@ class FifoScheduler:
             return [self._drop(request, reason), *self._serve(self._rivals(target), now)]
         return self._serve(self._rivals(target), now)
 
-    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:  # noqa: ARG002 - the surface
+    def finish(
+        self,
+        key: int,
+        now: float,
+        served: Served | None = None,  # noqa: ARG002 - the surface
+        failure: Reason | None = None,  # noqa: ARG002 - the surface
+    ) -> list[Decision]:
         """See Scheduler.finish."""
         request = self._requests.get(key)
         if request is None:

@@ -53,6 +53,17 @@ class Loader:
         self._grant(host)
         return None
 
+    def withdraw(self, instance: Instance) -> WakeFailure | None:
+        """End its wait for memory; returns how its wake ends. None: it does not wait, and goes on."""
+        host = instance.host
+        if instance not in host.claims:
+            return None
+        host.claims.remove(instance)
+        host.loading -= 1
+        self._move(instance, Phase.ASLEEP)
+        self._grant(host)
+        return WakeFailure(reason=Reason.INSUFFICIENT_MEMORY, message=f"{instance.name} got no memory on {host.name}")
+
     def victims(self, instance: Instance, band: Priority) -> list[Instance] | None:
         """Who must give way so that it fits, besides those who already do; None: it would not fit even then."""
         host, wanted = instance.host, instance.kind.memory_bytes

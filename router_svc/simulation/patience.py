@@ -3,7 +3,7 @@
 The bounds are worked out from the scenario, generously: a run that exceeds one starves somebody.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -49,11 +49,14 @@ class Patience:
         self._targets = targets
         self._told: dict[str, Candidate] = {}
         self._pool_of = {instance.name: instance.kind.name for instance in World(scenario)}
+        self._lines = len(set(self._pool_of.values())) + len(scenario.routes)
         self._turn_seconds = longest_turn(scenario)
         self._cold_since: dict[Kind, float] = {}
         self._beside_since: dict[Kind, float] = {}
-        self._passed_over: dict[str, tuple[frozenset[int], int]] = {}
-        """By line: who was passed over last, and how often in a row."""
+        self._passed_over: dict[tuple[str, Priority], tuple[frozenset[int], int]] = {}
+        """By line and band: who was passed over last, and how often in a row."""
+        self._passed_over_for: dict[tuple[str, Priority], tuple[frozenset[int], int]] = {}
+        """The same for other lines."""
         self._reported_at: dict[str, float] = {}
         self._booked_at = 0.0
 
@@ -77,26 +80,45 @@ class Patience:
             if any(member.name == candidate.model for member in self._targets.members(kind.line)):
                 del self._cold_since[kind]
 
-    def overtaken(
-        self, placed: Arrival, passed_by: Iterable[Arrival], waiting: Iterable[Arrival], now: float
-    ) -> str | None:
+    def overtaken(self, placed: Arrival, candidate: Candidate, passed_by: Sequence[Arrival], now: float) -> str | None:
         """Whether lower bands were passed over too often with this grant, in words.
 
-        `passed_by`: those among `waiting` who could have had the slot.
+        `passed_by`: those who wait, in all lines, and may run, were it there or elsewhere.
         """
-        line, band, limits = self._line(placed), placed.priority, self._scenario.limits
-        eligible = [each for each in passed_by if self._line(each) == line]
-        # Who goes before a higher band goes because its own was passed over.
-        is_overdue = any(each.priority < band for each in waiting if self._line(each) == line)
-        below = [[each for each in eligible if each.priority is lower] for lower in Priority if lower > band]
-        patient = {each.key for waiting_in in below if _all_waited(waiting_in, now, limits) for each in waiting_in}
-        before, count = self._passed_over.get(line, (frozenset(), 0))
-        # Of others who come later nobody has been passed over yet.
-        count = (count + 1 if patient & before else 1) if patient and not is_overdue else 0
-        self._passed_over[line] = (frozenset(patient), count)
-        if count > limits.lower_band_every + SLACK_GRANTS:
-            return f"lower bands of {line} were passed over {count} times in a row"
+        own, band, every = self._line(placed), placed.priority, self._scenario.limits.lower_band_every
+        self._passed_over.pop((own, band), None)
+        self._passed_over_for.pop((own, band), None)
+        wanted: dict[Kind, bool] = {}
+        below: dict[tuple[str, Priority], list[Arrival]] = {(own, lower): [] for lower in Priority if lower > band}
+        for each in passed_by:
+            kind = Kind(self._line(each), each.needs)
+            if kind not in wanted:
+                wanted[kind] = self._could_take(candidate, kind)
+            if each.priority > band and wanted[kind]:
+                below.setdefault((kind.line, each.priority), []).append(each)
+        for (line, lower), waiting in below.items():
+            counts, most = self._passed_over, every + SLACK_GRANTS
+            if line != own:
+                counts, most = self._passed_over_for, every * self._lines + SLACK_GRANTS
+            count = self._count(counts, (line, lower), waiting, now)
+            if count > most:
+                return f"{lower.name.lower()} requests of {line} were passed over {count} times in a row for {own}"
         return None
+
+    def _count(
+        self,
+        counts: dict[tuple[str, Priority], tuple[frozenset[int], int]],
+        key: tuple[str, Priority],
+        waiting: Sequence[Arrival],
+        now: float,
+    ) -> int:
+        """How often in a row these were passed over, this time included. Those who came later have not been yet."""
+        is_long = _all_waited(waiting, now, self._scenario.limits)
+        patient = frozenset(each.key for each in waiting) if is_long else frozenset[int]()
+        before, count = counts.get(key, (frozenset[int](), 0))
+        count = (count + 1 if patient & before else 1) if patient else 0
+        counts[key] = (patient, count)
+        return count
 
     def impatience(self, waiters: Sequence[Waiter], free: Sequence[Candidate], world: World, now: float) -> str | None:
         """Who has waited too long for a load, or beside a free slot, in words; None: nobody."""

@@ -37,7 +37,9 @@ class Scheduling(Protocol):
         """An attempt failed before that."""
         ...
 
-    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:
+    def finish(
+        self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
+    ) -> list[Decision]:
         """It is over, however."""
         ...
 

@@ -36,6 +36,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 MAX_ERROR_BODY_BYTES = 64 * 1024
+"""Of a refusal; the rest is not read, for its status has said the most."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 MIN_REPORTED_BYTES = 2048
@@ -238,7 +239,7 @@ class OpenAiHttp:
         if response.status == 200:
             return response
         try:
-            words = await _read_bounded(response, MAX_ERROR_BODY_BYTES)
+            words = await _read_beginning(response, MAX_ERROR_BODY_BYTES)
             explain = provider_refusal if self._is_provider else refusal
             raise explain(response.status, words, response.headers)
         except aiohttp.ClientError as error:
@@ -363,6 +364,15 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> b
         if len(body) > limit_bytes:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's answer is over {limit_bytes} bytes")
     return bytes(body)
+
+
+async def _read_beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= limit_bytes:
+            break
+    return bytes(body[:limit_bytes])
 
 
 def _let_go(response: aiohttp.ClientResponse) -> None:

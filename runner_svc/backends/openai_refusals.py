@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from runner_svc.backends.openai_stream import CONTEXT_LENGTH_CODE, error_fields
+from runner_svc.backends.openai_stream import CONTEXT_LENGTH_CODE, UNPAID_CODES, error_fields
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -12,8 +12,6 @@ MAX_RETRY_AFTER_SECONDS = 3600
 BUSY = frozenset({429, 503})
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
-_UNPAID = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Words of providers that answer 429 when nothing is left to pay with: waiting does not help."""
 _UNPAID_STATUS = 402
 _REFUSED_KEY = frozenset({401, 403})
 _WRONG_PLACE = frozenset({404, 405})
@@ -42,7 +40,7 @@ def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> We
     kind = error_fields(body)[1]
     if status in _REFUSED_KEY:
         return _operators_fault(f"the provider refuses the key (status {status}); look at `api_key_env` of the model")
-    if status == _UNPAID_STATUS or kind in _UNPAID:
+    if status == _UNPAID_STATUS or kind in UNPAID_CODES:
         return _operators_fault(f"the provider wants to be paid first (status {status}); look at your account there")
     if status in _WRONG_PLACE:
         advice = "look at `url` and `upstream_model` of the model"

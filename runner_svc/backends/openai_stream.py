@@ -358,6 +358,10 @@ MAX_ERROR_CHARS = 500
 
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
 """What OpenAI and those who follow it call it; their type is that of any wrong request."""
+UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+"""Words of providers that answer 429 when nothing is left to pay with: waiting does not help."""
+TELLING_CODES = UNPAID_CODES | {CONTEXT_LENGTH_CODE}
+"""Codes that say more than the type beside them."""
 
 
 def _words(error: _ErrorBody | str) -> str:
@@ -365,12 +369,16 @@ def _words(error: _ErrorBody | str) -> str:
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
-    """Message (cut to MAX_ERROR_CHARS) and type of a backend's error; the raw text where it is not JSON."""
+    """Message (cut to MAX_ERROR_CHARS) and kind of a backend's error; the raw text where it is not JSON.
+
+    The kind is its type, or its code where that is one of TELLING_CODES.
+    """
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
     except msgspec.DecodeError:
         return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
     if isinstance(envelope.error, _ErrorBody):
         code = envelope.error.code
-        return _words(envelope.error), CONTEXT_LENGTH_CODE if code == CONTEXT_LENGTH_CODE else envelope.error.type or ""
+        kind = str(code) if code in TELLING_CODES else envelope.error.type or ""
+        return _words(envelope.error), kind
     return _words(envelope.error or envelope.message), ""

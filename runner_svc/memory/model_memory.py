@@ -124,6 +124,12 @@ class ModelMemory:
         if self.grant is not None:
             self._book.note_change()
 
+    def pin(self, pinned: bool) -> None:
+        """Whether it keeps its memory from now on whoever wants it; the book hears of it at once."""
+        self.pinned = pinned
+        if self.grant is not None:
+            self._book.note_change()
+
     def note_used(self, at: "datetime") -> None:
         """A request ended."""
         self.last_used_at = at

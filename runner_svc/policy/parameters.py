@@ -272,7 +272,9 @@ CONTROLLED_BY_MESH = frozenset({
     "grammar_triggers", "preserved_tokens", "message_delimiters", "continue_final_message", "add_generation_prompt",
     "backend_sampling", "reasoning_control",
 })  # fmt: skip
-"""Never sent, whatever `passthrough` says."""
+"""Never sent, whatever `passthrough` says ..."""
+ABOUT_THE_MESH = "x_"
+"""... nor is a parameter that begins so. The HTTP edge lets none of them through; callers over gRPC may try."""
 
 _NOTHING = AdmittedParameters(send={})
 
@@ -292,7 +294,8 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
     for name, value in extra.items():
         if value is None:
             continue
-        if plain_name(name) in CONTROLLED_BY_MESH:
+        plain = plain_name(name)
+        if plain in CONTROLLED_BY_MESH or plain.startswith(ABOUT_THE_MESH):
             warnings.append(_warning(name, "is up to the mesh and was not sent"))
         elif profile.passthrough:
             send[name] = value

@@ -14,8 +14,6 @@ FIRST_PAUSE_SECONDS = 0.5
 """Before the first repetition, where the server says nothing; doubles with each ..."""
 MAX_PAUSE_SECONDS = 8.0
 """... up to this."""
-MAX_RETRIES = 10
-"""More than that the operator cannot allow."""
 _DONE_NOTHING = frozenset({Reason.BACKEND_NOT_READY, Reason.CONNECT_FAILED})
 """It said that it is busy, or there was no connection to it."""
 

@@ -71,6 +71,9 @@ class ImmediateWaker:
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
         asyncio.get_running_loop().call_soon(self._end, finished)
 
+    def give_up(self, model: str) -> None:
+        raise AssertionError(f"{model} waits for no memory")
+
     def _end(self, finished: WakeFinished) -> None:
         if self._error is None and self.loop is not None:
             self.loop.update_view(fleet_view(slots=1))

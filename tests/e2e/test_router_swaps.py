@@ -2,11 +2,22 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import (
+    WEFT,
+    MeshProcess,
+    eventually,
+    fake_runner,
+    run_weft,
+    running_mesh,
+    user_environment,
+    write_config,
+)
 
 from weft.client import connect_async
 
@@ -143,3 +154,46 @@ async def test_a_model_larger_than_its_host_is_refused_at_once_with_the_figures(
             assert "8.8 GiB" in answer["error"]["message"]
             assert time.monotonic() - began < SLOW_MACHINE_SECONDS
             assert await loaded_models(mesh) == {"small"}, "nobody gives way in vain"
+
+
+async def test_a_load_whose_memory_a_program_took_keeps_neither_its_requests_nor_other_models_waiting(
+    tmp_path: Path,
+) -> None:
+    """The router's book is moments old, and a load is begun for which the ledger has nothing left."""
+    runner = fake_runner("box", pool="", tokens_per_second=TOKENS_PER_SECOND, answer_tokens=0)
+    runner["models"] = [
+        {"name": name, "path": __file__, "slots": 2, "memory_mb": megabytes, "start_asleep": True}
+        for name, megabytes in (("large", MODEL_MB), ("small", 400))
+    ]
+    config = write_config(tmp_path, runner, accelerators=BUDGET)
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        async with training_program(mesh) as program, aiohttp.ClientSession() as http:
+            waits = asyncio.create_task(words_of_waiting(mesh, "large", 3))
+            await asyncio.sleep(1.0)
+            async with asyncio.timeout(SLOW_MACHINE_SECONDS):
+                assert (await ask(http, mesh, "small", 3))[0] == 200
+            program.terminate()
+            words, receipt = await waits
+        assert any(word.endswith("(a program)") for word in words), words
+        assert receipt.usage.completion_tokens == 3
+        assert await loaded_models(mesh) == {"large", "small"}
+
+
+@asynccontextmanager
+async def training_program(mesh: MeshProcess) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A program that has just got as much memory as a model takes."""
+    program = await asyncio.create_subprocess_exec(
+        *WEFT,
+        *("lease", "acquire", "--memory", f"{MODEL_MB}MiB", "--purpose", "training", "--", "sleep", "120"),
+        env={**user_environment(), "WEFT_HOME": str(mesh.home)},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert program.stderr is not None
+    try:
+        assert b"holds" in await program.stderr.readline()
+        yield program
+    finally:
+        if program.returncode is None:
+            with suppress(ProcessLookupError):
+                program.terminate()
+        await program.wait()

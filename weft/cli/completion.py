@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from weft.cli.options import DEFAULT_HOME
+from weft.cli.targets import CLIENT_WORDS, REQUEST_WORDS
 from weft.kernel.errors import WeftError
 from weft.resources.kinds import ResourceKind, kind_words
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most three and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
+REMEMBERED = ("clients", "requests")
+"""What a router remembers, in the plural; their names are not offered, since they come and go."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
 
@@ -35,6 +38,14 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
     if not kinds:
         return complete_kind(incomplete)
     return _offer(_names(ctx, kinds[0]), incomplete)
+
+
+def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_resource`, and what a router remembers beside the kinds."""
+    words = ctx.params.get("resources") or ()
+    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS:
+        return []
+    return [*complete_resource(ctx, incomplete), *([] if words else _offer(REMEMBERED, incomplete))]
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -58,7 +58,7 @@ def gather(registry: Registry, target: Target) -> Facts:
         document=document,
         pool=pool,
         agents=_agents(registry, document, pool),
-        routes=_routes(registry, document),
+        routes=_routes(registry, document, pool),
         rungs=_rungs(registry, document),
         runner=describe_runner(address, LOG_LINES) if address else None,
         events=_events(registry, target),
@@ -90,12 +90,13 @@ def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -
     return [agent for agent in agents if agent.pool in pools or agent.model in models]
 
 
-def _routes(registry: Registry, document: Document) -> list[RouteDocument]:
-    """The routes that name a model or a pool."""
+def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -> list[RouteDocument]:
+    """The routes that name a model or the pool that it is in, or a pool."""
     if not isinstance(document, ModelDocument | PoolDocument):
         return []
+    names = {document.name} if pool is None else {document.name, pool.name}
     routes = [route for route in registry.documents(ResourceKind.ROUTE) if isinstance(route, RouteDocument)]
-    return [route for route in routes if document.name in route.candidates]
+    return [route for route in routes if not names.isdisjoint(route.candidates)]
 
 
 def _rungs(registry: Registry, document: Document) -> list[Rung]:

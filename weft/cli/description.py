@@ -59,7 +59,7 @@ class Facts:
     agents: Sequence[AgentDocument]
     """The agents that point to it."""
     routes: Sequence[RouteDocument] = ()
-    """The routes that name it."""
+    """The routes that name it, or the pool that it is in."""
     rungs: Sequence[Rung] = ()
     """Of a route: its candidates, best first."""
     runner: runner_service_pb2.DescribeResponse | None

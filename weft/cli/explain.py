@@ -33,7 +33,7 @@ def explain(
 
     Routers remember requests for an hour after their end, and not over a restart.
 
-    Example: weft explain req_5f0c1a
+    Example: weft explain req-5f0c1a
     """
     with reporting():
         with connect_requests(home=home) as requests:

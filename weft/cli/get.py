@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.columns import columns_of, label
-from weft.cli.completion import complete_resource
+from weft.cli.completion import complete_resource, complete_shown
 from weft.cli.follow import follow_resources
 from weft.cli.options import (
     DEFAULT_HOME,
@@ -33,19 +33,27 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also requests and clients",
+        help="models, agents, runners, pools or routes, and names; or KIND/NAME...",
         autocompletion=complete_resource,
+    ),
+]
+ShownArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KIND [NAME...]",
+        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also requests and clients",
+        autocompletion=complete_shown,
     ),
 ]
 
 
 def get(
-    resources: ResourcesArgument,
+    resources: ShownArgument,
     output: ResourceOutputOption = ResourceFormat.TABLE,
     watch: WatchOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List resources. As YAML they can be applied again.
+    """List resources, or the requests and clients that a router remembers. As YAML resources can be applied again.
 
     Example: weft get models -o wide
     """

@@ -6,14 +6,13 @@ from pathlib import Path
 from weft.cli.columns import age, ago, shortened
 from weft.cli.options import ResourceFormat
 from weft.cli.output import Column, TextTable, json_text, say
+from weft.cli.targets import CLIENT_WORDS, REQUEST_WORDS
 from weft.client.requests import Requests, connect_requests
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.resources.document_base import DocumentPart
 from weft.resources.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
 
-REQUEST_WORDS = frozenset({"request", "requests"})
-CLIENT_WORDS = frozenset({"client", "clients"})
 MAX_SHOWN = 1_000
 
 
@@ -69,14 +68,14 @@ _CLIENTS_WIDE = (
 
 def is_about_requests(words: Sequence[str]) -> bool:
     """Whether `weft get` is asked for what a router remembers."""
-    return words[0] in REQUEST_WORDS | CLIENT_WORDS
+    return words[0].lower() in REQUEST_WORDS | CLIENT_WORDS
 
 
 def show(words: Sequence[str], output: ResourceFormat, home: Path) -> None:
     """Print the requests or clients that `words` name; without names, all requests under way or all clients."""
     names = words[1:]
     with connect_requests(home=home) as requests:
-        if words[0] in REQUEST_WORDS:
+        if words[0].lower() in REQUEST_WORDS:
             found: RequestList | ClientList = _requests(requests, names)
         else:
             found = _clients(requests, names)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from weft.client.resources import Registry
     from weft.resources.documents import Document
 
+REQUEST_WORDS = frozenset({"request", "requests"})
+CLIENT_WORDS = frozenset({"client", "clients"})
+"""What a router remembers beside the kinds of resources."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 

@@ -51,10 +51,15 @@ class _Tools:
         """What is known of the mesh; of no mesh, that there is nothing in it."""
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
-    def is_remote(self, model: str) -> bool:
-        """Whether serving a model sends bytes off the premises."""
-        known = self.view().models.get(model)
-        return known is not None and known.remote
+    def may_leave(self, grant: Grant) -> bool:
+        """Whether using a grant may send bytes off the premises.
+
+        The router may know models that are not known here yet: of those, the ticket says whether it lets bytes out.
+        """
+        known = self.view().models.get(grant.model)
+        if known is None:
+            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+        return known.remote
 
 
 class Dispatcher:
@@ -119,17 +124,18 @@ class _Call:
         )
         return SteadyPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
 
-    def _seconds_left(self) -> float | None:
-        timeout = self._context.timeout_seconds
-        if timeout is None:
-            return None
-        return max(0.0, timeout - (self._tools.clock.monotonic() - self._journey.arrived))
+    def _seconds_left(self, grant: Grant) -> float | None:
+        """For an attempt that begins now: what the caller or the request's route leaves it, whichever is less."""
+        left = [] if grant.seconds_left is None else [grant.seconds_left]
+        if self._context.timeout_seconds is not None:
+            left.append(self._context.timeout_seconds - (self._tools.clock.monotonic() - self._journey.arrived))
+        return max(0.0, min(left)) if left else None
 
     def _options(self, grant: Grant) -> serve_options_pb2.ServeOptions:
         handling = self._context.handling
         if handling.keep_alive_seconds is None:
             handling = replace(handling, keep_alive_seconds=grant.keep_alive_seconds)
-        return serve_options(handling, self._context.priority)
+        return serve_options(handling, self._context.priority if grant.priority is None else grant.priority)
 
     def _metadata(self, grant: Grant) -> tuple[tuple[str, str], ...]:
         about = (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
@@ -215,7 +221,7 @@ class GenerationCall(_Call):
                 self._journey.note_waiting(decision, now)
                 yield [waiting_event(decision)]
                 continue
-            self._journey.note_grant(decision, now, remote=self._tools.is_remote(decision.model))
+            self._journey.note_grant(decision, now, remote=self._tools.may_leave(decision))
             try:
                 async with aclosing(self._attempt(placement, decision)) as frames:
                     async for frame in frames:
@@ -274,7 +280,7 @@ class GenerationCall(_Call):
             request.chat.CopyFrom(self._payload)
         else:
             request.completion.CopyFrom(self._payload)
-        return stub.Generate(request, timeout=self._seconds_left(), metadata=self._metadata(grant))
+        return stub.Generate(request, timeout=self._seconds_left(grant), metadata=self._metadata(grant))
 
 
 class EmbeddingCall(_Call):
@@ -314,7 +320,7 @@ class EmbeddingCall(_Call):
             if not isinstance(decision, Grant):
                 self._journey.note_waiting(decision, now)
                 continue
-            self._journey.note_grant(decision, now, remote=self._tools.is_remote(decision.model))
+            self._journey.note_grant(decision, now, remote=self._tools.may_leave(decision))
             try:
                 return await self._attempt(decision)
             except WeftError as error:
@@ -328,7 +334,7 @@ class EmbeddingCall(_Call):
             ticket=_ticket(grant), payload=self._payload, options=self._options(grant)
         )
         try:
-            return await stub.Embed(request, timeout=self._seconds_left(), metadata=self._metadata(grant))
+            return await stub.Embed(request, timeout=self._seconds_left(grant), metadata=self._metadata(grant))
         except grpc.aio.AioRpcError as error:
             raise _runner_error(error) from error
 
@@ -355,6 +361,8 @@ def _runner_error(error: grpc.aio.AioRpcError) -> WeftError:
     found = error_from_call(error, Reason.WORKER_LOST)
     if found.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner gave the request up")
+    if found.reason is Reason.DEADLINE_EXCEEDED:
+        found.message = "the answer was not complete before the deadline of the request or of its route"
     return found
 
 

@@ -1,45 +1,28 @@
-"""The read model of the mesh: every runner and model, kept current by the registry's Watch.
+"""The read model of the mesh: every runner, model, agent and route, as the registry's Watch tells of them."""
 
-Routers and gateways hold one each and go on serving from it while the registry is away.
-"""
-
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
-
-import grpc
-import structlog
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
     model_pb2,
     registry_service_pb2,
-    registry_service_pb2_grpc,
     route_pb2,
     runner_pb2,
     settings_pb2,
 )
-from weft.kernel.clock import Clock
 from weft.kernel.request import Operation, Skill
-from weft.kernel.service import start_task, stop_tasks
 from weft.wake.messages import plan_of
 from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
-    from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
-
-log = structlog.get_logger("weft.fleet")
-
 T = TypeVar("T")
-
-FIRST_RETRY_SECONDS = 0.1
-MAX_RETRY_SECONDS = 5.0
 
 
 class Phase(Enum):
@@ -157,7 +140,7 @@ class RouteView:
     """Models or pools, by name, best first."""
     description: str
     budget_seconds: float | None
-    """Longest time from a request's arrival to its end; None: the request's own deadline alone."""
+    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
     keep_alive_seconds: float | None
     """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
     pin_primary: bool
@@ -175,7 +158,7 @@ class SettingsView:
 
 
 class FleetSource(Protocol):
-    """Who knows the mesh; see `FleetWatcher`."""
+    """Who knows the mesh; see `weft.dispatch.fleet_watcher`."""
 
     @property
     def view(self) -> "FleetView":
@@ -204,68 +187,6 @@ class FleetView:
         if members or named is None:
             return members
         return [model for model in self.models.values() if model.pool == named.pool]
-
-
-FleetListener = Callable[[FleetView], None]
-
-
-class FleetWatcher:
-    """Follows the registry's Watch and tells listeners each new FleetView; reconnects for as long as it runs."""
-
-    def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False) -> None:
-        self._stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
-        self._clock = clock
-        self._include_ticket_keys = include_ticket_keys
-        self._view = FleetView()
-        self._listeners: list[FleetListener] = []
-        self._task: asyncio.Task[None] | None = None
-        self._first_snapshot = asyncio.Event()
-
-    @property
-    def view(self) -> FleetView:
-        """The newest view; empty before the first snapshot."""
-        return self._view
-
-    def subscribe(self, listener: FleetListener) -> None:
-        """Call `listener` with every new view, from the event loop."""
-        self._listeners.append(listener)
-
-    async def start(self) -> None:
-        """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
-        self._task = start_task(self._follow(), name="fleet-watcher")
-
-    async def wait_ready(self) -> None:
-        """Return once the first snapshot has arrived."""
-        await self._first_snapshot.wait()
-
-    async def stop(self) -> None:
-        """Stop following; the last view stays readable."""
-        if self._task is not None:
-            await stop_tasks([self._task])
-            self._task = None
-
-    async def _follow(self) -> None:
-        pause = FIRST_RETRY_SECONDS
-        while True:
-            revision = self._view.revision
-            try:
-                await self._follow_once()
-            except grpc.aio.AioRpcError as error:
-                log.warning("registry watch lost, serving from the last known state", code=error.code().name)
-            except Exception:
-                # A watcher that ended would leave its service with an ever older view, and nobody would know.
-                log.exception("registry watch failed unexpectedly, watching again")
-            moved = self._view.revision != revision
-            pause = FIRST_RETRY_SECONDS if moved else min(pause * 2, MAX_RETRY_SECONDS)
-            await self._clock.sleep(pause)
-
-    async def _follow_once(self) -> None:
-        request = registry_service_pb2.WatchRequest(include_ticket_keys=self._include_ticket_keys)
-        async for response in self._stub.Watch(request):
-            self._view = apply_watch(self._view, response)
-            self._first_snapshot.set()
-            for listener in self._listeners:
-                listener(self._view)
 
 
 def apply_watch(view: FleetView, response: registry_service_pb2.WatchResponse) -> FleetView:

@@ -59,7 +59,7 @@ server may close the connection after it has taken the request."""
 class _AttemptRecord:
     grant: Grant
     remote: bool
-    """Whether the runner sends what it is given off the premises."""
+    """Whether the runner sends what it is given off the premises, or may do so for all that is known."""
     reason: Reason = Reason.UNSPECIFIED
     answered: bool = False
 
@@ -92,7 +92,7 @@ class Journey:
             self._end_load_wait(now)
 
     def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
-        """An attempt begins; `remote`: its runner sends what it is given off the premises."""
+        """An attempt begins; `remote`: its runner may send what it is given off the premises."""
         self._end_load_wait(now)
         self.granted = now
         self._load_wait_at_grant = self.load_wait

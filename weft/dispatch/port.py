@@ -85,6 +85,10 @@ class Grant:
     attempt: int
     keep_alive_seconds: float | None = None
     """What the request's route says; None: nothing."""
+    priority: Priority | None = None
+    """The band that it was granted in; None: as the request says."""
+    seconds_left: float | None = None
+    """Until the answer must be complete, by the request or its route; None: as the request says."""
 
 
 Decision = WaitingInQueue | LoadingModel | Grant
@@ -121,14 +125,15 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolQueue:
-    """How much is asked of one pool."""
+    """How much is asked of one pool, or of one route."""
 
     pool: str
+    """Its name; or `route/` and a route's."""
     waiting: int
     max_waiting: int
     """How many may wait."""
     running: int
-    """Requests that the router has running on its models."""
+    """Requests that the router has running on its models, by whichever name they were asked for."""
     average_wait_seconds: float | None = None
     """Of the requests that were placed lately; None: none were."""
 

@@ -48,24 +48,35 @@ class RateWindows:
         self._storage = _WindowStorage(clock)
         self._limiter = MovingWindowRateLimiter(self._storage)
 
-    def take(self, claims: Sequence[Claim]) -> None:
-        """Count all of them, or none.
+    def take(self, claims: Sequence[Claim]) -> float:
+        """Count all of them, or none; returns when, on the monotonic clock, for a correction.
 
         A claim above its whole rate is let through when its window is empty. Raises RATE_LIMIT_EXCEEDED with limit,
         remaining and resetAt (unix time in seconds), naming the first that is too much.
         """
         for place, claim in enumerate(claims):
             if not self._limiter.hit(_item(claim.rate), claim.key, cost=_within(claim)):
+                now = self._clock.monotonic()
                 for counted in claims[:place]:
-                    self.correct(counted.key, counted.rate, -_within(counted))
+                    self.correct(counted.key, counted.rate, -_within(counted), counted_at=now)
                 raise self._refusal(claim)
+        # After the counting: no bucket of a later count begins before it.
+        now = self._clock.monotonic()
         for claim in claims:
             if claim.amount > claim.rate.amount:
-                self.correct(claim.key, claim.rate, claim.amount - claim.rate.amount)
+                self.correct(claim.key, claim.rate, claim.amount - claim.rate.amount, counted_at=now)
+        return now
 
-    def correct(self, key: str, rate: Rate, amount: int) -> None:
-        """Count more, or less for a negative amount, whatever the limit says."""
-        self._storage.correct(_item(rate).key_for(key), rate.window_seconds, amount)
+    def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
+        """Count more, or less for a negative amount, whatever the limit says.
+
+        What is taken back is that of `counted_at`: where it has left the window already, there is nothing to take.
+        """
+        self._storage.correct(_item(rate).key_for(key), rate.window_seconds, amount, counted_at)
+
+    def counted(self, key: str, rate: Rate) -> int:
+        """How much its window holds now."""
+        return self._storage.get_moving_window(_item(rate).key_for(key), rate.amount, rate.window_seconds)[1]
 
     def forget(self, key: str, rate: Rate) -> None:
         """Drop what is counted."""
@@ -125,9 +136,15 @@ class TrackedKeys:
             name, last = next(iter(self._last_seen.items()))
             if now - last <= longest:
                 return
+            key = self._prefix + name
+            if any(self._windows.counted(key, rate) for rate in self._rates):
+                # An answer is counted when it ends, which may be long after its request came.
+                self._last_seen[name] = now
+                self._last_seen.move_to_end(name)
+                continue
             del self._last_seen[name]
             for rate in self._rates:
-                self._windows.forget(self._prefix + name, rate)
+                self._windows.forget(key, rate)
 
 
 @dataclass(slots=True)
@@ -157,16 +174,17 @@ class _Window:
         else:
             self.buckets.append(_Bucket(now, now, amount))
 
-    def take_back(self, amount: int) -> None:
-        """Take away what was counted last; there is never less than nothing."""
-        while amount > 0 and self.buckets:
-            newest = self.buckets[-1]
-            taken = min(amount, newest.amount)
-            newest.amount -= taken
-            self.total -= taken
-            amount -= taken
-            if not newest.amount:
-                self.buckets.pop()
+    def take_back(self, amount: int, counted_at: float) -> None:
+        """Take away what was counted then; there is never less than nothing."""
+        for place in reversed(range(len(self.buckets))):
+            bucket = self.buckets[place]
+            if bucket.began <= counted_at:
+                taken = min(amount, bucket.amount)
+                bucket.amount -= taken
+                self.total -= taken
+                if not bucket.amount:
+                    del self.buckets[place]
+                return
 
 
 class _WindowStorage(Storage, MovingWindowSupport):
@@ -197,7 +215,7 @@ class _WindowStorage(Storage, MovingWindowSupport):
         window.settle(now, expiry)
         return (window.buckets[0].newest if window.buckets else now), window.total
 
-    def correct(self, key: str, length: int, amount: int) -> None:
+    def correct(self, key: str, length: int, amount: int, counted_at: float) -> None:
         """Count more or less than was asked for; a key that was forgotten stays so."""
         now, window = self._clock.monotonic(), self._windows.get(key)
         if window is None:
@@ -206,7 +224,7 @@ class _WindowStorage(Storage, MovingWindowSupport):
         if amount > 0:
             window.add(now, length, amount)
         else:
-            window.take_back(-amount)
+            window.take_back(-amount, counted_at)
 
     def seconds_until_free(self, key: str, rate: Rate, amount: int) -> float:
         """How long until so much fits, if nothing else is asked for."""

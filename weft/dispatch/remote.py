@@ -15,6 +15,7 @@ from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.rpc import error_from_call
 from weft.kernel.telemetry import TRACEPARENT
 
@@ -164,6 +165,8 @@ def _decision_from_proto(response: pb.PlaceResponse) -> Decision:
                 model=granted.model,
                 attempt=granted.attempt,
                 keep_alive_seconds=_seconds(granted.keep_alive) if granted.HasField("keep_alive") else None,
+                priority=Priority.from_wire(granted.priority) if granted.priority else None,
+                seconds_left=_seconds(granted.time_left) if granted.HasField("time_left") else None,
             )
         case _:
             raise WeftError(Reason.INTERNAL, "the router sent a decision this version does not know")

@@ -275,4 +275,4 @@ def _field_error(error: ValidationError, path: Path | None) -> FieldError:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "configuration"
     where = f" (in {path})" if path is not None else ""
-    return invalid_field(field, f"{first['msg']}{where}")
+    return invalid_field(field, f"{first['msg'].removeprefix('Value error, ')}{where}")

@@ -13,7 +13,7 @@ from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
-from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.dispatch.port import QueueSource
 from weft.dispatch.remote import RemotePlacement
 from weft.dispatch.requests import RemoteRequests, RequestSource

@@ -29,10 +29,26 @@ def remote_model(
     if "remote" in model.model_fields_set and not model.remote:
         raise invalid_field(f"{where}.remote", "must be true or left out: serving it sends bytes off the premises")
     require_key(model, where, environment)
-    timeouts = _timeouts(section, model)
+    config = _provider_config(section, model, where, environment)
+    return ServedModel(
+        name=model.name,
+        pool=model.pool or "",
+        make_backend=lambda: OpenAiRemote(config),
+        operations=config.operations,
+        slots=model.slots,
+        context_tokens=config.context_tokens,
+        remote=True,
+        timeouts=config.timeouts,
+        hibernation=replace(hibernation, requests_fail_alone=True),
+    )
+
+
+def _provider_config(
+    section: RunnerSection, model: ModelSection, where: str, environment: Mapping[str, str]
+) -> OpenAiRemoteConfig:
     chat = frozenset({Operation.CHAT})
     gives_embeddings = model.embeddings and "embeddings" in model.model_fields_set
-    config = OpenAiRemoteConfig(
+    return OpenAiRemoteConfig(
         base_url=_provider_url(model.url, f"{where}.url"),
         upstream_model=model.upstream_model or model.name,
         api_key_env=model.api_key_env,
@@ -42,24 +58,13 @@ def remote_model(
         timeout_seconds=model.timeout_seconds,
         max_retries=model.max_retries,
         health_check=HealthCheck(model.health_check),
-        timeouts=timeouts,
+        timeouts=_timeouts(section, model),
         parameters=ParameterProfile(
             kind=EngineKind.OPENAI_REMOTE,
             passthrough=model.passthrough == "all",
             thinking=model.thinking,
             token_limit_name=model.token_limit_name,
         ),
-    )
-    return ServedModel(
-        name=model.name,
-        pool=model.pool or "",
-        make_backend=lambda: OpenAiRemote(config),
-        operations=config.operations,
-        slots=model.slots,
-        context_tokens=config.context_tokens,
-        remote=True,
-        timeouts=timeouts,
-        hibernation=replace(hibernation, requests_fail_alone=True),
     )
 
 

@@ -79,7 +79,7 @@ class SchedulingSection(Section):
     max_remembered_tenants: Count = 10_000
     """Tenants without any request whose accounts are kept."""
     lower_band_every: Annotated[int, Field(ge=2, le=1_000_000)] = 8
-    """Of so many requests of a pool one is of a lower band ..."""
+    """Of so many requests of a pool, and of so many places in its queue, one is of each lower band ..."""
     lower_band_patience_seconds: Seconds = 5.0
     """... once the first of that band has waited this long."""
     overload_after_seconds: Seconds = 10.0
@@ -89,8 +89,12 @@ class SchedulingSection(Section):
     pace_window_seconds: Seconds = 60.0
     """Time over which it is averaged how fast a pool serves."""
     max_load_pause_seconds: Seconds = 900.0
-    """How long the queue timeout stands still for a model that loads by itself."""
+    """How long the queue timeout stands still in all for loads of which none has come."""
     memory_retry_seconds: Seconds = 5.0
     """How long a model is left alone for whose load there was no memory after all."""
+    lease_patience_seconds: Seconds = 5.0
+    """How long a load may go without memory that its host seems to have, until others give way for it anyway ..."""
+    book_doubt_seconds: Seconds = 600.0
+    """... for this long."""
     failed_load_pause_seconds: Seconds = 30.0
     """How long a model whose load failed is left alone by those who have another one to wait for."""

@@ -18,7 +18,6 @@ from weft.kernel.names import MAX_TENANT_CHARS, is_token
 from weft.kernel.rates import Rate, RateUnit, parse_rates
 
 RATE_PREFIX = "TENANT_RATE_LIMIT_"
-DEFAULT_TENANT_RATE = f"{RATE_PREFIX}default"
 MAX_TENANTS_NAMED = 1000
 
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

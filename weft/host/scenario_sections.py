@@ -19,6 +19,7 @@ from router_svc.simulation.scenario import (
     Traffic,
 )
 from weft.host.config_section import Name, Section
+from weft.host.router_sections import PolicyName
 from weft.kernel.request import Skill
 
 MAX_HOSTS = 100_000
@@ -117,7 +118,7 @@ class ModelSection(Section):
     """Whether it gives way to no other."""
     keep_alive_seconds: Moment | None = None
     """How long it stays loaded unused. Default: until its memory is needed."""
-    policy: Literal["least_loaded", "random", "round_robin", "prefix_affinity"] = "least_loaded"
+    policy: PolicyName = "least_loaded"
     """How one of several hosts is chosen."""
     max_in_flight: Limit = 0
     """Requests at once over all hosts. 0: no limit."""
@@ -172,7 +173,8 @@ class RateSection(Section):
     """How often."""
 
     per_second: Annotated[float, Field(gt=0, le=1_000_000)]
-    """Requests in a second: the mean, or what it is between bursts."""
+    """Requests in a second: the mean, or what it is between bursts. Of a day whose `factor` is more than 2 the mean is
+    a little higher, since a night has no fewer than none."""
     pattern: Literal["poisson", "constant", "burst", "diurnal"] = "poisson"
     """How they are spread."""
     factor: Annotated[float, Field(ge=1, le=1000)] = 1.0

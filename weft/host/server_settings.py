@@ -1,6 +1,7 @@
 """What the servers behind several runtimes have in common in the configuration: where they are, how long to wait."""
 
 import ipaddress
+import re
 
 from yarl import URL
 
@@ -20,6 +21,9 @@ _NAMES_OF_ONES_OWN = (
     ".corp",
 )
 """Endings of names that no public name has, by custom or by RFC 6762, 8375 and ICANN's word on .internal."""
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
+"""A name that resolvers take for an IPv4 address: 134744072 is 8.8.8.8."""
 
 
 def engine_timeouts(section: RunnerSection) -> TimeoutProfile:
@@ -63,7 +67,8 @@ def looks_near(host: str) -> bool:
         return not ipaddress.ip_address(host).is_global
     except ValueError:
         name = host.rstrip(".").lower()
-        return "." not in name or name.endswith(_NAMES_OF_ONES_OWN)
+        is_alone = "." not in name and _NUMBER.fullmatch(name) is None
+        return is_alone or name.endswith(_NAMES_OF_ONES_OWN)
 
 
 def base_url(text: str | None, field: str) -> str:

@@ -28,10 +28,13 @@ from weft.host.scenario_sections import (
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
+from weft.resources.yaml_nodes import YamlRefusedError, yaml_documents
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_INSTANCES = 200_000
 MAX_REQUESTS = 20_000_000
+_NUMBER = "constrained-float"
+"""What pydantic calls a number with bounds in the path of a field that is a number or a mapping."""
 
 
 class ScenarioDocument(Section):
@@ -142,20 +145,22 @@ class ScenarioDocument(Section):
 def load_scenario(path: Path) -> Scenario:
     """The scenario in a file. Raises INVALID_ARGUMENT naming file and field."""
     try:
-        text = path.read_bytes()[: MAX_FILE_BYTES + 1]
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise invalid_field("SCENARIO", f"{path} cannot be read: {error.strerror}") from error
     if len(text) > MAX_FILE_BYTES:
         raise invalid_field("SCENARIO", f"{path} is larger than {MAX_FILE_BYTES} bytes")
     try:
-        document = yaml.safe_load(text.decode("utf-8"))
+        documents = [each.value for each in yaml_documents(text.decode("utf-8"), merge_keys=True) if each is not None]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where is not None else ""
-        raise FieldError("SCENARIO", f"{path} is not YAML{line}", Reason.MALFORMED_REQUEST) from error
-    if not isinstance(document, Mapping):
-        raise invalid_field("SCENARIO", f"{path} must be a mapping of names to values")
-    return parse_scenario(dict(document), str(path))
+        what = f"is refused: {error.problem}" if isinstance(error, YamlRefusedError) else "is not YAML"
+        raise FieldError("SCENARIO", f"{path} {what}{line}", Reason.MALFORMED_REQUEST) from error
+    if len(documents) != 1 or not isinstance(documents[0], Mapping):
+        raise invalid_field("SCENARIO", f"{path} must be a mapping of names to values, and one")
+    return parse_scenario(dict(documents[0]), str(path))
 
 
 def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
@@ -163,9 +168,17 @@ def parse_scenario(document: dict[str, Any], source: str) -> Scenario:
     try:
         return ScenarioDocument.model_validate(document).scenario()
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "scenario"
-        raise invalid_field(field, f"{first['msg']} (in {source})") from error
+        errors = error.errors(include_url=False)
+        # Of a mapping it helps nobody to hear that it is no number.
+        about = [each for each in errors if each["loc"][-1:] != (_NUMBER,) or not isinstance(each["input"], Mapping)]
+        first = (about or errors)[0]
+        field = ".".join(str(part) for part in first["loc"] if not _is_alternative(part)) or "scenario"
+        raise invalid_field(field, f"{first['msg'].removeprefix('Value error, ')} (in {source})") from error
+
+
+def _is_alternative(part: str | int) -> bool:
+    """Whether a part of a field's path is none of the file, but a way to write its value: a number, a mapping."""
+    return isinstance(part, str) and (part == _NUMBER or part.endswith("Section"))
 
 
 def _bands(shares: Mapping[Band, float]) -> dict[Priority, float]:

@@ -10,7 +10,8 @@ from typing import Any
 import registry_svc.service
 import router_svc.service
 from weft.dispatch import Dispatcher
-from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
+from weft.dispatch.fleet import FleetView, Phase
+from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners

@@ -148,6 +148,14 @@ TRAITS: dict[Reason, ReasonTraits] = {
 }
 
 
+def reason_of(number: int) -> Reason:
+    """The reason of a number that somebody else wrote; INTERNAL for one that this version does not know."""
+    try:
+        return Reason(number)
+    except ValueError:
+        return Reason.INTERNAL
+
+
 def traits(reason: Reason) -> ReasonTraits:
     """What `reason` means on each surface."""
     return TRAITS[reason]

@@ -201,6 +201,10 @@ def _problem(error: ErrorDetails) -> str:
             return "there is no such field"
         case "missing":
             return "is missing"
+        case "too_short" | "too_long":
+            # Pydantic speaks of tuples "after validation", which is none of the author's business.
+            limit, word = ("min_length", "least") if error["type"] == "too_short" else ("max_length", "most")
+            return f"must have at {word} {error['ctx'][limit]}, has {error['ctx']['actual_length']}"
         case _:
             return error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
 

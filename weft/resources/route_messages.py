@@ -42,6 +42,7 @@ def _seconds(length: duration_pb2.Duration) -> float:
 
 def _duration(seconds: float) -> duration_pb2.Duration:
     duration = duration_pb2.Duration()
-    # Upwards: less than a nanosecond must not become nothing.
-    duration.FromNanoseconds(math.ceil(seconds * _NANOSECONDS))
+    nanoseconds = seconds * _NANOSECONDS
+    # To the nearest, so that 8.3 is read back as 8.3; but less than a nanosecond must not become nothing.
+    duration.FromNanoseconds(round(nanoseconds) or math.ceil(nanoseconds))
     return duration

@@ -39,9 +39,9 @@ class YamlDocument:
         return int(mark.line) + 1
 
 
-def yaml_documents(text: str) -> Iterator[YamlDocument | None]:
-    """The documents of a stream, None for an empty one. Raises yaml.YAMLError."""
-    loader = _Loader(text)
+def yaml_documents(text: str, *, merge_keys: bool = False) -> Iterator[YamlDocument | None]:
+    """The documents of a stream, None for an empty one; `merge_keys` are taken or not. Raises yaml.YAMLError."""
+    loader = _Loader(text, merge_keys=merge_keys)
     try:
         while loader.check_node():
             root = loader.get_node()
@@ -55,10 +55,11 @@ def yaml_documents(text: str) -> Iterator[YamlDocument | None]:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, without duplicate keys, merge keys, dates, and anything too large or too deep."""
+    """The safe loader, without duplicate keys and dates, unwanted merge keys, and anything too large or too deep."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, merge_keys: bool) -> None:
         super().__init__(text)
+        self._merge_keys = merge_keys
         self._depth = 0
         self._seen_nodes = 0
         self._expanded_nodes = 0
@@ -80,18 +81,22 @@ class _Loader(yaml.SafeLoader):
         if self._expanded_nodes > MAX_YAML_NODES:
             raise YamlRefusedError(f"more than {MAX_YAML_NODES:,} values once its aliases are followed", root)
 
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> MappingNode:
+        node = super().compose_mapping_node(anchor)
+        # Not when it is built: merging writes what is merged into the nodes, and then keys do stand there twice.
+        self._refuse_odd_keys(node)
+        return node
+
+    def _refuse_odd_keys(self, node: MappingNode) -> None:
         seen = set()
         for key_node, _ in node.value:
-            if key_node.tag == _MERGE_TAG:
+            if key_node.tag == _MERGE_TAG and not self._merge_keys:
                 raise YamlRefusedError("merge keys (<<) are not taken", key_node)
             if not isinstance(key_node, ScalarNode):
                 raise YamlRefusedError("a key must be a plain word", key_node)
             if (key_node.tag, key_node.value) in seen:
                 raise YamlRefusedError(f"the key {key_node.value[:64]!r} stands here twice", key_node)
             seen.add((key_node.tag, key_node.value))
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
 
 
 def _text_as_it_stands(loader: yaml.SafeLoader, node: ScalarNode) -> Any:

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from router_svc.policy.candidates import Readiness
-from router_svc.policy.capability import fits
-from router_svc.policy.choice import MAX_CONSIDERED, Considered, Wish
+from router_svc.policy.capability import NO_FALLBACK, fits
+from router_svc.policy.choice import MAX_CONSIDERED, SHOWN_OF_MANY, Considered, Wish
 from router_svc.policy.choosing.seats import Seat
 from router_svc.policy.outliers import Standing
 
@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
     from router_svc.policy.arrival import Needs
     from router_svc.policy.choosing.pool import Pool
+    from router_svc.policy.grants import CandidateKey
     from router_svc.policy.ladder import Rung
 
-SHOWN_OF_MANY = 4
-"""Candidates that a choice among more than MAX_CONSIDERED names: it is made too often to describe them all."""
 SAMPLE_SECONDS = 0.1
 MAX_SAMPLES = 1_024
 """Lines and needs of which a sample is kept."""
@@ -36,42 +35,53 @@ class Samples:
     def __init__(self) -> None:
         self._others: dict[tuple[str, Needs], tuple[float, tuple[Considered, ...]]] = {}
 
-    def considered(
+    def others(
         self, line: str, rungs: "Sequence[Rung]", wish: Wish, now: float, chosen: Seat
     ) -> tuple[Considered, ...]:
-        """As `consider` has it for a choice; of many, the others may be as they were SAMPLE_SECONDS ago."""
-        if wish.excluded or len(rungs) != 1 or rungs[0].count() <= MAX_CONSIDERED:
-            return consider(rungs, wish, now, chosen=chosen, most=SHOWN_OF_MANY)
+        """As `consider` has them for a choice; of many, as they were SAMPLE_SECONDS ago, the chosen one among them."""
+        if wish.excluded or len(rungs) != 1 or count_of(rungs) <= MAX_CONSIDERED:
+            return consider(rungs, wish, now, besides=chosen, most=SHOWN_OF_MANY)
         known = self._others.get((line, wish.needs))
         if known is None or now >= known[0] + SAMPLE_SECONDS:
             if len(self._others) >= MAX_SAMPLES:
                 self._others.clear()
             known = (now, consider(rungs, wish, now, most=SHOWN_OF_MANY))
             self._others[line, wish.needs] = known
-        others = [each for each in known[1] if each.model != chosen.candidate.model]
-        return (_chosen(rungs, chosen), *others[: SHOWN_OF_MANY - 1])
+        return known[1]
 
 
 def consider(
-    rungs: "Sequence[Rung]", wish: Wish, now: float, *, chosen: Seat | None = None, most: int = MAX_CONSIDERED
+    rungs: "Sequence[Rung]", wish: Wish, now: float, *, besides: Seat | None = None, most: int = MAX_CONSIDERED
 ) -> tuple[Considered, ...]:
-    """Who was considered: the chosen one, then who is free, ready, loading, asleep, down, and who lacks something.
+    """Who was considered, besides one: who is free, then who is ready, loading, asleep, down, or lacks something.
 
     Among equals by position on the ladder and by load. Of more than MAX_CONSIDERED only some, at most `most`.
     """
-    count = rungs[0].count() if len(rungs) == 1 else sum(rung.count() for rung in rungs)
-    shown = most if count > MAX_CONSIDERED else MAX_CONSIDERED
-    considered = {} if chosen is None else {chosen.key: _chosen(rungs, chosen)}
+    shown = most if count_of(rungs) > MAX_CONSIDERED else MAX_CONSIDERED
+    considered: dict[CandidateKey, Considered] = {}
     for rung in rungs:
         shelves = rung.pool.fitting(rung.needs(wish.needs))
         for seat in rung.some_seats(shelves, shown):
-            if seat.key in considered:
+            if seat is besides or seat.key in considered:
                 continue
-            if seat.shelf in shelves and seat.key not in wish.excluded and not rung.gate and seat.health.is_quiet:
+            if rung.leaves_out(seat):
+                considered[seat.key] = _described(seat, _UNFIT, rung.position, NO_FALLBACK)
+            elif seat.shelf in shelves and seat.key not in wish.excluded and not rung.gate and seat.health.is_quiet:
                 considered[seat.key] = _as_it_is(seat, rung.position)
             else:
                 considered[seat.key] = _consider(rung, seat, wish, now)
     return tuple(sorted(considered.values(), key=_preference)[:shown])
+
+
+def count_of(rungs: "Sequence[Rung]") -> int:
+    """How many there are to choose among."""
+    return rungs[0].count() if len(rungs) == 1 else sum(rung.count() for rung in rungs)
+
+
+def score_of_chosen(rungs: "Sequence[Rung]", chosen: Seat) -> float:
+    """What the chosen one is shown with: above that of all others."""
+    position = rungs[0].position if len(rungs) == 1 else next(rung.position for rung in rungs if rung.holds(chosen))
+    return _score(_CHOSEN, position, chosen)
 
 
 def gate(seat: Seat, wish: Wish, now: float) -> str:
@@ -126,20 +136,18 @@ def _consider(rung: "Rung", seat: Seat, wish: Wish, now: float) -> Considered:
     return _described(seat, warmth, rung.position, why_not)
 
 
-def _chosen(rungs: "Sequence[Rung]", chosen: Seat) -> Considered:
-    position = rungs[0].position if len(rungs) == 1 else next(rung.position for rung in rungs if rung.holds(chosen))
-    return _described(chosen, _CHOSEN, position, "", chosen=True)
-
-
-def _described(seat: Seat, warmth: int, position: int, why_not: str, *, chosen: bool = False) -> Considered:
-    below = position + min(seat.share, 1.0) / 2
+def _described(seat: Seat, warmth: int, position: int, why_not: str) -> Considered:
     return Considered(
         model=seat.candidate.model,
         runner=seat.candidate.runner,
-        score=warmth + 1 / (1 + below),
+        score=_score(warmth, position, seat),
         gate=why_not,
-        chosen=chosen,
     )
+
+
+def _score(warmth: int, position: int, seat: Seat) -> float:
+    below = position + min(seat.share, 1.0) / 2
+    return warmth + 1 / (1 + below)
 
 
 def _preference(considered: Considered) -> tuple[float, str]:

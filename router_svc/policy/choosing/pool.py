@@ -56,6 +56,10 @@ class Pool:
         self.up = 0
         """Members that are not down."""
         self.ready_slots = 0
+        self._goes_by_prefix = settings.policy is ChoicePolicy.PREFIX_AFFINITY
+        self._goes_by_chance = settings.policy is ChoicePolicy.RANDOM
+        self.policy_name = _NAMES[settings.policy]
+        """What a choice here is called that no affinity made."""
         self._affinities = affinities
         self._shelves: dict[Profile, Shelf] = {}
         self._fitting: dict[Needs, tuple[Shelf, ...]] = {}
@@ -63,11 +67,6 @@ class Pool:
         self._ready: dict[str, CandidateKey] = {}
         """Members that are ready, by model."""
         self._ring: Ring | None = None
-
-    @property
-    def policy_name(self) -> str:
-        """What a choice here is called that no affinity made."""
-        return _NAMES[self.settings.policy]
 
     @property
     def is_at_its_cap(self) -> bool:
@@ -133,7 +132,8 @@ class Pool:
         if self.is_at_its_cap:
             return None
         shelves = self.fitting(wish.needs)
-        chosen = self._by_session(shelves, wish) or self._by_policy(shelves, wish)
+        by_session = self._by_session(shelves, wish) if wish.affinity_key else None
+        chosen = by_session or self._by_policy(shelves, wish)
         if chosen is not None:
             self._remember(chosen[0], wish)
         return chosen
@@ -201,18 +201,15 @@ class Pool:
         return dict.fromkeys((*some, *islice(self.seats.values(), MAX_SAMPLED_PER_SHOWN * most)))
 
     def _by_session(self, shelves: Sequence[Shelf], wish: Wish) -> tuple[Seat, str] | None:
-        if not wish.affinity_key:
-            return None
         seat = session_affinity.of_session(self, shelves, wish, self._affinities.sessions)
         return None if seat is None else (seat, session_affinity.NAME)
 
     def _by_policy(self, shelves: Sequence[Shelf], wish: Wish) -> tuple[Seat, str] | None:
-        policy = self.settings.policy
-        if policy is ChoicePolicy.PREFIX_AFFINITY:
+        if self._goes_by_prefix:
             seat = prefix_affinity.with_prefix(self, shelves, wish, self._affinities.prefixes)
             if seat is not None:
                 return seat, prefix_affinity.NAME
-        if policy is ChoicePolicy.RANDOM:
+        if self._goes_by_chance:
             seat = random_choice.draw(shelves, wish.excluded, wish.seed)
         else:
             seat = least_loaded.first_of(shelves, wish.excluded)
@@ -221,7 +218,7 @@ class Pool:
     def _remember(self, seat: Seat, wish: Wish) -> None:
         if wish.affinity_key:
             session_affinity.remember_session(self, wish, seat, self._affinities.sessions)
-        if self.settings.policy is ChoicePolicy.PREFIX_AFFINITY:
+        if self._goes_by_prefix:
             prefix_affinity.remember_prefix(self, wish, seat, self._affinities.prefixes)
 
     def _shelf_for(self, seat: Seat) -> Shelf:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Rank = tuple[float, ...]
 """What free candidates of a shelf are ordered by; the lowest is chosen first."""
 NEVER_GRANTED = -1
+# Seats are settled twice per request, and looking up a member of an Enum takes longer than the rest of it.
+_READY, _WORKS, _ON_TRIAL = Readiness.READY, Standing.WORKS, Standing.ON_TRIAL
 
 
 class RunnerLoad:
@@ -117,9 +119,9 @@ class Seat:
     def settle(self) -> None:
         """Work out what it is open for, after anything about it changed."""
         self.considered = None
-        takes = self.candidate.readiness is Readiness.READY and self.held_for is None
+        takes = self.candidate.readiness is _READY and self.held_for is None
         standing = self.health.standing
-        self.is_usable = takes and standing is Standing.WORKS
+        self.is_usable = is_usable = takes and standing is _WORKS
         has_room = takes and not (self.is_full or self.health.paused or self.runner_is_full)
-        self.is_open = has_room and (self.is_usable or (standing is Standing.ON_TRIAL and not self.trying))
-        self.is_spare = has_room and not self.is_open
+        self.is_open = is_open = has_room and (is_usable or (standing is _ON_TRIAL and not self.trying))
+        self.is_spare = has_room and not is_open

@@ -34,7 +34,10 @@ def _offered(home: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("weft get ", ["models", "agents", "runners", "pools", "routes"]),
+        ("weft get ", ["models", "agents", "runners", "pools", "routes", "clients", "requests"]),
+        ("weft wait ", ["models", "agents", "runners", "pools", "routes"]),
+        ("weft get req", ["requests"]),
+        ("weft get requests ", []),
         ("weft get mo", ["models"]),
         ("weft get model ", ["qwen", "qwen-2", "solo"]),
         ("weft get models s", ["solo"]),

@@ -106,7 +106,7 @@ def _served(mesh: Mesh) -> None:
         slots=4,
         operations=frozenset({Operation.CHAT}),
     )
-    choice = Choice(candidate=candidate, policy="least_loaded", considered=(FREE, BUSY), count=40)
+    choice = Choice(candidate=candidate, policy="least_loaded", score=FREE.score, others=(BUSY,), count=40)
     mesh.log.note_decisions([Placed(key=1, candidate=candidate, attempt=1, choice=choice)], at + 9)
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, left_premises=True)
     receipt.attempts.add(runner="atlas", model="qwen-1", reason=Reason.CONNECT_FAILED.value)
@@ -188,6 +188,12 @@ def test_explain_of_an_unknown_request_ends_with_the_code_for_not_found(mesh: Me
     found = mesh.run("explain", "req-9")
     assert (found.exit_code, found.stdout) == (3, "")
     assert "no request req-9 is remembered" in found.stderr
+
+
+def test_kinds_of_what_a_router_remembers_are_taken_in_any_case_as_other_kinds_are(mesh: Mesh) -> None:
+    mesh.arrive(1, "req-1", 5.0)
+    assert mesh.run("get", "Requests", "-o", "name").stdout == "req-1\n"
+    assert mesh.run("get", "CLIENTS", "-o", "name").exit_code == 0
 
 
 def test_get_requests_lists_those_under_way_the_oldest_first(mesh: Mesh) -> None:

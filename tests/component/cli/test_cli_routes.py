@@ -39,6 +39,20 @@ def test_models_and_pools_are_described_with_the_routes_that_name_them(mesh: Scr
     assert "Routes:" not in mesh.run("describe", "model/solo").stdout
 
 
+def test_a_model_is_described_with_the_routes_that_name_its_pool_alone(mesh: ScriptedMesh) -> None:
+    del mesh.state.routes["summaries"].manifest.candidates[:]
+    mesh.state.routes["summaries"].manifest.candidates.append("big")
+    assert "Routes:\n  - summaries [active]\n" in mesh.run("describe", "model/qwen").stdout
+    assert "Routes:" not in mesh.run("describe", "model/solo").stdout
+
+
+def test_only_get_offers_requests_and_clients_in_its_help(mesh: ScriptedMesh) -> None:
+    assert "requests" in mesh.run("get", "--help").stdout
+    for command in ("wait", "describe"):
+        assert "requests and" not in mesh.run(command, "--help").stdout
+    assert mesh.run("wait", "requests", "x").exit_code == 2
+
+
 def test_wide_shows_how_long_models_stay_and_whether_the_primary_is_pinned(mesh: ScriptedMesh) -> None:
     header, row = mesh.run("get", "routes", "-o", "wide").stdout.splitlines()
     assert header.split() == ["NAME", "STATUS", "CANDIDATES", "BUDGET", "KEEP", "PINNED", "AGE", "DESCRIPTION"]

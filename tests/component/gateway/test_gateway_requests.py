@@ -115,6 +115,13 @@ async def test_a_request_that_failed_has_its_reason_and_its_receipt() -> None:
     assert receipt["attempts"] == [{"runner": "titan", "model": "qwen-1", "reason": "worker_lost"}]
 
 
+@pytest.mark.parametrize("path", ["team/a@1", "team%2Fa@1"])
+async def test_a_request_whose_id_has_a_slash_is_found(path: str) -> None:
+    async with serving(requests=ScriptedRequests([waiting("team/a@1")])) as gateway:
+        found = body_of(await gateway.request("GET", f"/v1/requests/{path}"))
+    assert found["requestId"] == "team/a@1"
+
+
 async def test_another_tenants_request_is_not_found() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
         for path, headers in (("req-3", {}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):

@@ -32,6 +32,9 @@ class SlowWaker:
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
         del wakes, finished
 
+    def give_up(self, model: str) -> None:
+        raise AssertionError(f"{model} waits for no memory")
+
 
 class Router:
     def __init__(self, loop: SchedulingLoop, books: Books) -> None:

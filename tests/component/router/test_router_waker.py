@@ -319,3 +319,18 @@ async def test_the_second_wake_says_how_long_it_will_take(tmp_path: Path) -> Non
         assert isinstance(word, LoadingModel)
         assert word.eta_seconds == 20.0
         assert word.progress == 0.0
+
+
+async def test_a_wake_that_is_given_up_ends_its_call_to_the_runner_and_refuses_nobody(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.waker.give_up(MODEL)
+        mesh.waker.give_up("nobody wakes it")
+        async with asyncio.timeout(5.0):
+            await mesh.runner.cancelled.wait()
+        await mesh.until_no_wake_is_under_way()
+        await mesh.clock.advance(1.0)
+        word = await next_word(place)
+        assert isinstance(word, WaitingInQueue)
+        assert "did not fit on here a moment ago" in word.reason

@@ -28,6 +28,9 @@ class _NobodySleeps:
     def begin(self, wakes: Wakes, finished: WakeFinished) -> None:
         raise AssertionError(f"{wakes.model} does not sleep")
 
+    def give_up(self, model: str) -> None:
+        raise AssertionError(f"{model} waits for no memory")
+
 
 def _view() -> FleetView:
     names = (*LOCAL, *REMOTE)

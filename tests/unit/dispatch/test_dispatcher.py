@@ -1,5 +1,6 @@
 """The dispatcher against a scripted scheduler and a real runner stub over gRPC."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +11,12 @@ import grpc
 import pytest
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
+from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch import Dispatcher, Grant, PlacementRequest, RequestContext
 from weft.dispatch.port import Decision
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation, Skill
+from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
 
@@ -42,6 +43,9 @@ class ScriptedScheduler:
         self.receipts: list[receipt_pb2.Receipt | None] = []
         self.asked: PlacementRequest | None = None
         self.keep_alive_seconds: float | None = None
+        self.priority: Priority | None = None
+        self.seconds_left: float | None = None
+        self.claims = b""
         """What the grants say."""
         self.first_content: list[int] = []
 
@@ -63,7 +67,7 @@ class ScriptedScheduler:
                 raise word
             return word
         return Grant(
-            claims=b"",
+            claims=self.claims,
             mac=b"",
             runner="a",
             runner_incarnation="1",
@@ -72,6 +76,8 @@ class ScriptedScheduler:
             model="m",
             attempt=len(self.failed) + 1,
             keep_alive_seconds=self.keep_alive_seconds,
+            priority=self.priority,
+            seconds_left=self.seconds_left,
         )
 
     async def report_first_content(self, attempt: int) -> None:
@@ -181,6 +187,18 @@ async def test_a_failure_after_content_ends_the_request_and_says_that_content_we
     assert receipt.outcome == receipt_pb2.OUTCOME_FAILED
 
 
+@pytest.mark.parametrize("may_leave", [True, False])
+async def test_a_failed_attempt_on_a_model_not_known_here_yet_may_have_left_if_its_ticket_let_it(
+    tmp_path: Path, may_leave: bool
+) -> None:
+    async with _runner(tmp_path, [STARTED, DIED], [STARTED, _text("a"), FINISHED]) as address:
+        scheduler = ScriptedScheduler(address)
+        scheduler.claims = ticket_pb2.TicketClaims(allow_remote=may_leave).SerializeToString()
+        _, _, receipt = await _generate(scheduler)
+    assert receipt is not None
+    assert receipt.left_premises is may_leave
+
+
 async def test_a_stream_that_just_ends_is_a_lost_worker(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a")]) as address:
         _, failure, _ = await _generate(ScriptedScheduler(address))
@@ -288,3 +306,34 @@ async def test_a_routes_keep_alive_holds_where_the_request_says_nothing(
         scheduler.keep_alive_seconds = 900.0
         await _generate(scheduler, handling=Handling(keep_alive_seconds=own))
     assert runner.requests[0].options.keep_alive.seconds == served
+
+
+@pytest.mark.parametrize(("granted", "served"), [(None, Priority.NORMAL), (Priority.LOW, Priority.LOW)])
+async def test_a_runner_hears_the_band_that_a_profile_chose_and_not_the_one_that_nobody_named(
+    tmp_path: Path, granted: Priority | None, served: Priority
+) -> None:
+    runner = ScriptedRunner([FINISHED])
+    async with _listening(tmp_path, runner) as address:
+        scheduler = ScriptedScheduler(address)
+        scheduler.priority = granted
+        await _generate(scheduler)
+    assert runner.requests[0].options.priority == served.wire
+
+
+async def test_an_answer_that_outlasts_its_routes_budget_is_cut_off_and_says_so(tmp_path: Path) -> None:
+    class EndlessRunner(ScriptedRunner):
+        async def Generate(  # noqa: N802 - the rpc's name
+            self, request: generation_service_pb2.GenerateRequest, context: Any
+        ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+            yield generation_service_pb2.GenerateResponse(events=[_text("a")])
+            await asyncio.sleep(60)
+
+    async with _listening(tmp_path, EndlessRunner()) as address:
+        scheduler = ScriptedScheduler(address)
+        scheduler.seconds_left = 0.2
+        _, failure, receipt = await _generate(scheduler, timeout_seconds=60.0)
+    assert isinstance(failure, WeftError)
+    assert failure.reason is Reason.DEADLINE_EXCEEDED
+    assert "route" in failure.message
+    assert receipt is not None
+    assert receipt.outcome == receipt_pb2.OUTCOME_FAILED

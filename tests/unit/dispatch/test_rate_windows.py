@@ -72,10 +72,10 @@ async def test_all_of_several_rates_are_counted_or_none() -> None:
 async def test_what_was_estimated_too_high_is_given_back_and_too_low_is_owed() -> None:
     clock = FakeClock()
     windows = RateWindows(clock)
-    windows.take([claim(TOKENS, 900)])
-    windows.correct("a", TOKENS, -800)
+    counted_at = windows.take([claim(TOKENS, 900)])
+    windows.correct("a", TOKENS, -800, counted_at=counted_at)
     assert allows(windows, claim(TOKENS, 900))
-    windows.correct("a", TOKENS, 5_000)
+    windows.correct("a", TOKENS, 5_000, counted_at=counted_at)
     assert not allows(windows, claim(TOKENS, 1))
     await clock.advance(61)
     assert allows(windows, claim(TOKENS, 1000))
@@ -153,7 +153,101 @@ async def test_keys_beyond_the_bound_share_a_window_and_idle_ones_make_room() ->
     assert len(keys) == 1
 
 
+async def test_a_key_that_owes_for_an_answer_that_ended_late_is_not_forgotten_for_new_names() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    keys = TrackedKeys(windows, [TOKENS], 1, "t/", clock)
+    counted_at = windows.take([claim(TOKENS, 1, key=keys.key_of("a"))])
+    await clock.advance(100)
+    windows.correct("t/a", TOKENS, 5_000, counted_at=counted_at)
+    assert keys.key_of("b") != "t/b"
+    assert not allows(windows, claim(TOKENS, 1, key=keys.key_of("a")))
+    await clock.advance(61)
+    assert keys.key_of("b") == "t/b"
+
+
 async def test_a_key_that_was_forgotten_is_not_brought_back_by_a_late_correction() -> None:
     windows = RateWindows(FakeClock())
-    windows.correct("gone", TOKENS, 5_000)
+    windows.correct("gone", TOKENS, 5_000, counted_at=0.0)
     assert allows(windows, claim(TOKENS, 1000, key="gone"))
+
+
+async def test_tokens_given_back_after_their_window_are_not_taken_from_later_requests() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    long_ago = windows.take([claim(TOKENS, 900)])
+    await clock.advance(61)
+    windows.take([claim(TOKENS, 900)])
+    windows.correct("a", TOKENS, -800, counted_at=long_ago)
+    assert not allows(windows, claim(TOKENS, 101)), "the estimate of the first request had left the window already"
+    assert allows(windows, claim(TOKENS, 100))
+
+
+async def test_tokens_given_back_free_the_place_that_they_took() -> None:
+    clock = FakeClock()
+    windows = RateWindows(clock)
+    early = windows.take([claim(TOKENS, 500)])
+    await clock.advance(50)
+    windows.take([claim(TOKENS, 500)])
+    windows.correct("a", TOKENS, -500, counted_at=early)
+    await clock.advance(20)
+    assert not allows(windows, claim(TOKENS, 501)), "the later request is still counted whole"
+    assert allows(windows, claim(TOKENS, 500))
+
+
+class ForgetfulWindows(RateWindows):
+    """What giving back must not be: it takes from whoever came last."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self._now = clock.monotonic
+
+    def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
+        del counted_at
+        super().correct(key, rate, amount, counted_at=self._now())
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_window_holds_more_than_its_rate_when_estimates_are_set_right(seed: int) -> None:
+    clock = FakeClock()
+    await check_corrected_windows(RateWindows(clock), clock, seed)
+
+
+async def test_the_check_of_corrections_finds_those_that_are_taken_from_others() -> None:
+    found = 0
+    for seed in range(20):
+        clock = FakeClock()
+        try:
+            await check_corrected_windows(ForgetfulWindows(clock), clock, seed)
+        except AssertionError:
+            found += 1
+    assert found >= 15
+
+
+async def check_corrected_windows(windows: RateWindows, clock: FakeClock, seed: int) -> None:
+    """Against a list of everything that was let through, each set right some time later, down or up."""
+    chance = random.Random(seed)
+    rate = Rate(1_000, 60, RateUnit.TOKENS)
+    counted: list[list[float]] = []  # when, and how much
+    open_ones: list[tuple[float, list[float]]] = []  # when it was counted, and its entry
+    for _ in range(400):
+        await clock.advance(chance.expovariate(0.3))
+        now = clock.monotonic()
+        if open_ones and chance.random() < 0.5:
+            at, entry = open_ones.pop(chance.randrange(len(open_ones)))
+            change = chance.randint(-int(entry[1]), 100)
+            windows.correct("a", rate, change, counted_at=at)
+            if change > 0:
+                counted.append([now, change])
+            else:
+                entry[1] += change
+        amount = chance.randint(1, 300)
+        try:
+            at = windows.take([claim(rate, amount)])
+        except WeftError:
+            continue
+        in_window = sum(one[1] for one in counted if one[0] > now - rate.window_seconds)
+        assert in_window + amount <= rate.amount
+        counted.append([now, amount])
+        open_ones.append((at, counted[-1]))
+    assert len(counted) > 50

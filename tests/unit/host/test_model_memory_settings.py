@@ -1,5 +1,7 @@
 """What a configuration says about memory, keep-alive, variants, replicas and devices, and where it goes."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError
 
 MIB = 1024**2
+WRITE_SECONDS = 10.0
+POLL_SECONDS = 0.01
 
 
 @pytest.fixture
@@ -53,10 +57,12 @@ async def test_what_loads_took_is_known_to_the_next_life_of_a_runner(model_file:
     forecast = _config(_section(model_file), tmp_path).models[0].forecast
     before = await forecast.expect(AS_CONFIGURED)
     forecast.note_taken(AS_CONFIGURED, 900 * MIB)
-    for _ in range(200):
+    # It is written in the background.
+    deadline = time.monotonic() + WRITE_SECONDS
+    later = before
+    while later == before and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
         later = await _config(_section(model_file), tmp_path).models[0].forecast.expect(AS_CONFIGURED)
-        if later != before:
-            break
     assert later is not None
     assert later.source == "learned"
     assert later.bytes >= 900 * MIB

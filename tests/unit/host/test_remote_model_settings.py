@@ -153,7 +153,17 @@ def _attached(url: str, **fields: Any) -> ServedModel:
 
 
 @pytest.mark.parametrize(
-    "host", ["api.example.com", "8.8.8.8", "[2606:4700::1111]", "lan.example.org", "evil-local.io"]
+    "host",
+    [
+        "api.example.com",
+        "8.8.8.8",
+        "[2606:4700::1111]",
+        "[::ffff:8.8.8.8]",
+        "lan.example.org",
+        "evil-local.io",
+        "134744072",
+        "0x08080808",
+    ],
 )
 def test_a_server_that_may_be_anywhere_is_not_taken_for_a_local_one_without_a_word(host: str) -> None:
     """Otherwise a provider that is attached as a plain server would be sent requests that may not leave."""

@@ -65,6 +65,17 @@ def test_nobody_is_asked_who_is_pinned_busy_loading_more_important_silent_or_a_p
     assert victim([half(1), half(2, **kept)], wish(10 * GIB)) is None
 
 
+def test_one_that_a_router_had_finish_its_work_is_asked_though_the_book_does_not_know_yet() -> None:
+    """Its runner says so with its next renewal, and every swap of a busy model took up to 5 s longer for that."""
+    swap = wish(10 * GIB, priority=Priority.SYSTEM)
+    assert victim([half(1), half(2, active_requests=1)], swap) == "lease-1"
+    assert victim([half(2, active_requests=1)], swap) == "lease-2"
+    assert victim([half(1, active_requests=1, used=0), half(2, used=99)], wish(5 * GIB, priority=Priority.SYSTEM)) == (
+        "lease-2"
+    ), "who does nothing by the book goes first"
+    assert victim([half(2, active_requests=1)], wish(10 * GIB, priority=HIGH)) is None
+
+
 def test_an_equal_priority_gives_way() -> None:
     assert victim([half(1, priority=LOW), half(2)], wish(10 * GIB, priority=LOW)) is None
     assert victim([half(1, priority=LOW), half(2, priority=LOW)], wish(10 * GIB, priority=LOW)) == "lease-1"

@@ -48,6 +48,8 @@ def test_an_error_names_file_document_line_and_field() -> None:
         ("kind: agent\nname: a\nmodel: m\ndefaultParams: {stop: [a, 3]}\n", "(line 4): defaultParams.stop[1]"),
         ("kind: agent\nname: a\nmodel: m\nsystem_prompt: x\n", "(line 4): system_prompt: there is no such field"),
         ("kind: agent\nmodel: m\n", "document 1 (line 1): name: is missing"),
+        ("kind: route\nname: r\ncandidates: []\n", "(line 3): candidates: must have at least 1, has 0"),
+        (f"kind: route\nname: r\ncandidates: {[f'm{i}' for i in range(17)]}\n", "must have at most 16, has 17"),
         ("kind: route\nname: q\n", "document 1 (line 1): candidates: is missing"),
         ("kind: route\nname: q\ncandidates: []\n", "(line 3): candidates: "),
         ("kind: route\nname: q\ncandidates: [a, a]\n", "(line 3): candidates: must not name one twice"),

@@ -3,6 +3,8 @@
 import pytest
 from resource_samples import some_event, some_route
 
+from registry_svc.manifests import to_route
+from registry_svc.messages import route_manifest_message
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.resources.documents import ModelDocument
 from weft.resources.files import parse_document, read_documents
@@ -31,6 +33,18 @@ def test_how_long_a_model_stays_is_written_as_elsewhere(written: object, seconds
     told = route_document(route_pb2.Route(manifest=manifest))
     assert told.keep_alive == seconds
     assert str(plain(told)["keepAlive"]) == f"{seconds:g}"
+
+
+@pytest.mark.parametrize("seconds", [0.067, 0.57, 1.1, 8.3, 16.1, 86_399.999])
+def test_a_budget_of_8_3_s_is_not_read_back_as_8_300000001(seconds: float) -> None:
+    manifest = to_route(to_declaration(read(budgetSeconds=seconds, keepAlive=seconds)).route, "route")
+    told = route_document(route_pb2.Route(manifest=route_manifest_message(manifest)))
+    assert (told.budget_seconds, told.keep_alive) == (seconds, seconds)
+
+
+def test_a_budget_below_a_nanosecond_is_not_lost() -> None:
+    manifest = to_declaration(read(budgetSeconds=1e-12)).route
+    assert manifest.budget.ToNanoseconds() == 1
 
 
 def test_what_is_not_said_stays_unsaid() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scheduler_harness import Mesh, arrival, asleep, candidate
 
 from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.decisions import Decision, Placed, Rejects, Served, WakeFailure, Wakes
+from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure, Wakes
 from router_svc.policy.host_memory import HostMemory, MemoryHolder
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.mesh_change import MeshChange
@@ -183,6 +183,9 @@ class World:
             if isinstance(decision, Wakes):
                 assert decision.model not in self.waking, "a model is woken twice at once"
                 self.waking[decision.model] = decision
+                continue
+            if isinstance(decision, StopsWaking):
+                assert decision.model in self.waking, "a wake is given up that is not under way"
                 continue
             assert decision.key not in self.over, "a decision about a request that was over"
             assert decision.key in self.waiting, "a decision about a request that does not wait"

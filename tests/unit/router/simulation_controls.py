@@ -1,10 +1,13 @@
 """Schedulers with a planted bug each: the checks of the simulator must find every one of them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, Wakes
+from router_svc.policy.line import Candidacy, Line
 from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
@@ -41,8 +44,10 @@ class Sound:
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
         return self.heard(self.inner.report_failed(key, attempt, reason, now))
 
-    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:
-        return self.heard(self.inner.finish(key, now, served))
+    def finish(
+        self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
+    ) -> list[Decision]:
+        return self.heard(self.inner.finish(key, now, served, failure))
 
     def wake_finished(
         self, model: str, failure: WakeFailure | None, now: float, *, by_word: bool = False
@@ -102,11 +107,39 @@ class NeverServesLow(Sound):
         super().__init__(scenario, lower_band_patience_seconds=1e9)
 
 
+class CountsLineByLine(Sound):
+    """Who waits in one line is passed over by nobody of another one."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.inner._note_passed_over = lambda *_: None  # type: ignore[method-assign]  # the planted bug
+
+
+class ServesTheOldestLowerBand(Sound):
+    """The turn of any lower band makes up for all of them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        for kind in scenario.models:
+            line = self.inner._lines.open(kind.name)
+            line._overdue = partial(_oldest_first, line, line._overdue)  # type: ignore[method-assign]  # the planted bug
+
+
+def _oldest_first(line: Line, overdue: Any, *asked: Any) -> Iterator[Candidacy]:
+    found = list(overdue(*asked))
+    if found:
+        first = min(found, key=lambda each: each.rank[2])
+        line._passed_over = [0.0] * len(line._passed_over)
+        yield first
+
+
 class LeaksSlots(Sound):
     """Every seventh end is not noticed."""
 
-    def finish(self, key: int, now: float, served: Served | None = None) -> list[Decision]:
-        return [] if key % 7 == 0 else super().finish(key, now, served)
+    def finish(
+        self, key: int, now: float, served: Served | None = None, failure: Reason | None = None
+    ) -> list[Decision]:
+        return [] if key % 7 == 0 else super().finish(key, now, served, failure)
 
 
 class LosesRequests(Sound):

@@ -8,8 +8,7 @@ from index_harness import ANYWHERE, CHAT, chosen, index, member, place, placed, 
 
 from router_svc.policy.arrival import Needs
 from router_svc.policy.candidates import Readiness
-from router_svc.policy.choice import MAX_CONSIDERED
-from router_svc.policy.choosing.considering import SHOWN_OF_MANY
+from router_svc.policy.choice import MAX_CONSIDERED, SHOWN_OF_MANY
 from router_svc.policy.choosing.seats import Seat
 from router_svc.policy.failover import FailureKind
 from router_svc.policy.routes import Route
@@ -292,7 +291,7 @@ def test_a_choice_names_who_was_considered_and_what_kept_each_from_it() -> None:
         "c": "asleep",
         "d": "not heard of",
         "e": "loading",
-        "f": "off the premises, and the request does not allow that",
+        "f": "off the premises, and the request has no permit",
         "g": "full with work from elsewhere; tried again in 0.2 s",
         "h": "tried in vain for this request",
         "i": "its runner works on 1 requests, which is all it takes",

@@ -22,7 +22,7 @@ OFF = {"remote": True}
     [
         (member(), CHAT, ""),
         (member(), Needs(Operation.EMBEDDING), "does not offer embedding"),
-        (member(remote=True), CHAT, "off the premises, and the request does not allow that"),
+        (member(remote=True), CHAT, "off the premises, and the request has no permit"),
         (member(remote=True), Needs(Operation.CHAT, allow_remote=True), ""),
         (member(skills=ONLY_TEXT), PICTURE, "takes no images"),
         (member(skills=frozenset()), PICTURE, "takes no text and takes no images"),
@@ -61,7 +61,7 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
             [member(remote=True)],
             CHAT,
             Reason.PERMISSION_DENIED,
-            "p runs off the premises, and the request does not allow that",
+            "p runs off the premises, and the request has no permit: see allow_remote, its own and its tenant's",
         ),
         ([member(skills=ONLY_TEXT)], PICTURE, Reason.UNSUPPORTED_OPERATION, "p takes no images"),
         ([member()], TOOLS, Reason.TOOL_UNAVAILABLE, "no runner that serves p has all of files, search"),

@@ -183,6 +183,22 @@ async def test_a_refusal_whose_receipt_never_came_is_one_all_the_same() -> None:
     refused(clients, asked(prompt_tokens=1))
 
 
+async def test_a_request_that_failed_at_work_is_not_given_its_tokens_back() -> None:
+    """A deadline of one second would make every prompt free."""
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
+    clients.admit(1, asked(prompt_tokens=100))
+    clients.note_end(1, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED))
+    refused(clients, asked(prompt_tokens=1))
+
+
+async def test_a_request_given_up_before_anybody_worked_on_it_costs_no_tokens_though_attempts_were_made() -> None:
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(100, 60, RateUnit.TOKENS),)))
+    clients.admit(1, asked(prompt_tokens=100))
+    clients.note_rejected(1, Reason.QUEUE_TIMEOUT)
+    clients.note_end(1, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED))
+    clients.admit(2, asked(prompt_tokens=100))
+
+
 async def test_the_meshs_own_work_and_requests_placed_again_are_not_counted() -> None:
     clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
     clients.admit(1, asked(priority=Priority.SYSTEM))

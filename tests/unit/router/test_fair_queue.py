@@ -78,6 +78,24 @@ def test_a_new_first_request_of_a_tenant_that_was_set_aside_waits_with_it() -> N
     assert desk.take() == 2
 
 
+def test_a_tenant_whose_newest_always_goes_first_is_looked_at_no_more_often_for_that() -> None:
+    looks: list[str] = []
+    desk = Desk()
+
+    def account_of(tenant: str) -> float:
+        looks.append(tenant)
+        return desk.accounts[tenant]
+
+    desk.queue.account_of = account_of
+    for key in range(200):
+        desk.add(key, "a", deadline_at=1000.0 - key)
+    for _ in range(100):
+        desk.take()
+    looks.clear()
+    desk.take()
+    assert len(looks) <= 2, "once as it was entered, once as it is now"
+
+
 @given(
     st.lists(
         st.one_of(

@@ -127,3 +127,45 @@ def test_over_time_tenants_are_served_in_proportion_to_their_weights(weight: flo
         book.correct(tenant, book.charge(tenant, 100.0), 40.0)
         served[tenant] += 40.0
     assert served["heavy"] / served["light"] == pytest.approx(weight, rel=0.01)
+
+
+def test_a_tenant_that_leaves_after_each_request_pays_for_what_they_took_beyond_the_estimate() -> None:
+    """Its debt was forgiven with each return, so that a caller with one request at a time paid estimates only."""
+    book = shares()
+    book.enter("stays")
+    for _ in range(10):
+        book.charge("stays", 500.0)
+        book.enter("comes and goes")
+        charged = book.charge("comes and goes", 100.0)
+        book.correct("comes and goes", charged, 1000.0)
+        book.leave("comes and goes")
+    book.enter("comes and goes")
+    assert book.account("comes and goes") == 500.0 + 10 * 1000.0
+
+
+def test_nobody_comes_back_with_more_credit_than_to_the_lowest_account_that_stayed() -> None:
+    book = shares()
+    book.enter("stays")
+    book.charge("stays", 700.0)
+    book.enter("away")
+    charged = book.charge("away", 1000.0)
+    book.correct("away", charged, 0.0)
+    book.leave("away")
+    book.charge("stays", 500.0)
+    book.enter("away")
+    book.charge("away", 100.0)
+    assert book.account("away") - book.account("stays") <= 1000.0 + 100.0 - 500.0
+    for _ in range(20):
+        book.charge("away", 100.0)
+    assert book.account("away") == 1200.0 + 21 * 100.0, "from the lowest account on it pays for all"
+
+
+def test_a_tenant_that_stays_away_pays_its_debts_no_longer_than_the_others_take_to_catch_up() -> None:
+    book = shares()
+    book.enter("stays")
+    book.enter("away")
+    book.correct("away", book.charge("away", 100.0), 1000.0)
+    book.leave("away")
+    book.charge("stays", 5000.0)
+    book.enter("away")
+    assert book.account("away") == 5000.0

@@ -123,6 +123,20 @@ def test_without_the_fallback_to_the_cloud_remote_models_are_no_members_but_as_p
     assert placed(mesh, 1, LINE) == ["nobody"]
 
 
+def test_a_fallback_that_the_cloud_guard_leaves_out_is_explained_and_not_only_counted() -> None:
+    mesh = index(solo("local"), solo("cloud", remote=True), routes=[ladder("local", "cloud")], cloud_fallback=False)
+    choice = mesh.choose(LINE, wish(ANYWHERE), 0.0)
+    assert choice is not None
+    assert {each.model: each.gate for each in choice.considered} == {
+        "local": "",
+        "cloud": "off the premises, and the mesh does not fall back to such models",
+    }
+    assert choice.count == 2
+    assert len(mesh.considered(LINE, wish(ANYWHERE), 0.0)) == 2
+    mesh.set_ladders({"r": ladder("local", "cloud")}, cloud_fallback=True)
+    assert {each.gate for each in mesh.considered(LINE, wish(ANYWHERE), 0.0)} == {""}
+
+
 def test_of_a_mixed_pool_as_fallback_only_the_local_members_count() -> None:
     mesh = index(
         solo("first", slots=1),

@@ -59,7 +59,7 @@ def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
         101.0,
     )
     log.note_decisions([Loads(key=1, stage="waking qwen-2 on titan (4 s of at most 60 s)", progress=0.5)], 105.0)
-    choice = Choice(candidate=CANDIDATE, policy="least_loaded", considered=(FREE, BUSY), count=2)
+    choice = Choice(candidate=CANDIDATE, policy="least_loaded", score=FREE.score, others=(BUSY,), count=2)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=1, choice=choice)], 109.0)
     log.note_retry(1, 1, Reason.CONNECT_FAILED, 109.5)
     log.note_decisions([Placed(key=1, candidate=CANDIDATE, attempt=2)], 109.5)
@@ -260,6 +260,24 @@ def test_the_log_never_holds_more_than_it_may() -> None:
     assert log.find("r-19", 10.0) is None, "beyond what may be under way nothing is noted, and nothing fails"
     details = [one.detail for one in record_of(log, "r-0").decisions]
     assert details == [f"reason {turn} (position 1)" for turn in (6, 7, 8, 9)]
+
+
+def test_of_a_receipt_that_is_too_large_without_its_signals_the_outcome_is_kept() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
+    for _ in range(100):
+        receipt.attempts.add(runner="x" * 128)
+    log.note_end(1, 1.0, Reason.WORKER_LOST, receipt)
+    kept = record_of(log).receipt
+    assert (kept.outcome, kept.left_premises, len(kept.attempts)) == (receipt_pb2.OUTCOME_FAILED, True, 0)
+
+
+def test_a_receipt_with_a_reason_of_a_later_version_ends_its_request_all_the_same() -> None:
+    log = RequestLog()
+    log.note_arrival(1, asked(), 0.0, WALL)
+    log.note_end(1, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(reason=9_999))  # type: ignore[arg-type]
+    assert record_of(log).reason == Reason.INTERNAL.value
 
 
 def test_a_receipt_with_too_much_in_it_is_kept_without_signals() -> None:

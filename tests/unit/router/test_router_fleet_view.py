@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router_svc.fleet_view import candidates_of
+from router_svc.fleet_view import candidate_of
 from router_svc.policy.candidates import Candidate, Readiness
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
@@ -31,8 +31,8 @@ def the_candidate(*, phase: Phase | None = Phase.READY, runner: dict[str, Any] |
     }
     instances = {} if phase is None else {"m": _instance(phase)}
     runners = {} if runner is None else {"r": _runner(instances, runner)}
-    (found,) = candidates_of(FleetView(1, runners, {"m": ModelView(**fields)}))
-    return found
+    model_view = ModelView(**fields)
+    return candidate_of(FleetView(1, runners, {"m": model_view}), model_view)
 
 
 def _instance(phase: Phase) -> InstanceView:

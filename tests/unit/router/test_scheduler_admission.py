@@ -4,6 +4,7 @@ import pytest
 from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals, rejected, scheduler
 
 from router_svc.policy.decisions import Served, Waits
+from router_svc.policy.line import MAX_REMEMBERED_KINDS
 from router_svc.policy.routes import Route
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -179,3 +180,84 @@ def test_what_has_waited_through_its_budget_elsewhere_is_refused() -> None:
     mesh.show([candidate()], 0.0, routes={"quick": Route(name="quick", candidates=("m",), budget_seconds=8.0)})
     mesh.submit(arrival(1), 0.0)
     assert rejected(mesh.submit(arrival(2, "route/quick", arrived_at=1.0), 20.0)) == {2: Reason.DEADLINE_EXCEEDED}
+
+
+def charged(mesh: Mesh, tenant: str, target: str, tokens: int) -> None:
+    """The tenant was served so much, elsewhere, and asks on there."""
+    first = 8000 + tokens
+    for key in (first, first + 1):
+        mesh.submit(arrival(key, target, tenant=tenant), 0.0)
+    mesh.finish(first, 0.0, Served(prompt_tokens=tokens, cached_tokens=0, output_tokens=0))
+
+
+def test_in_a_full_queue_who_was_served_less_has_the_better_claim_however_many_places_it_holds() -> None:
+    """Places in the line alone decided, so that tenants far below their share were refused wherever they asked."""
+    mesh = scheduler(candidate(), candidate("b", "n", slots=2), queue_depth_per_runner=4)
+    for tenant, tokens in (("greedy", 50_000), ("modest", 10)):
+        charged(mesh, tenant, "n", tokens)
+    mesh.submit(arrival(1, tenant="third", prompt_tokens=100), 0.0)
+    for key, tenant in ((2, "modest"), (3, "modest"), (4, "modest"), (5, "greedy")):
+        mesh.submit(arrival(key, tenant=tenant, prompt_tokens=100), 0.0)
+    assert rejected(mesh.submit(arrival(6, tenant="modest", prompt_tokens=100), 1.0)) == {5: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(7, tenant="greedy", prompt_tokens=100), 1.0)) == {7: Reason.QUEUE_FULL}
+
+
+def test_in_overload_a_tenant_that_was_served_less_is_taken_in_however_slow_its_own_turns_were() -> None:
+    """One turn in twenty seconds, in a line that was cold, is no measure of the next turns."""
+    mesh = scheduler(candidate(), queue_depth_per_runner=1000)
+    mesh.submit(arrival(1, tenant="loud"), 0.0)
+    for key in range(2, 30):
+        mesh.submit(arrival(key, tenant="loud"), 0.0)
+    mesh.submit(arrival(50, tenant="quiet", arrived_at=0.5), 0.5)
+    mesh.submit(arrival(51, tenant="quiet", arrived_at=0.5), 0.5)
+    mesh.finish(1, 6.0, TOOK)
+    assert placed(mesh.finish(2, 12.0, TOOK)) == {50: "a"}
+    asked = mesh.submit(arrival(52, tenant="quiet", arrived_at=13.0), 13.0)
+    assert rejected(asked) == {29: Reason.QUEUE_FULL}, "the last one of the tenant that has more"
+    assert rejected(mesh.submit(arrival(60, tenant="loud", arrived_at=13.0), 13.0)) == {60: Reason.QUEUE_FULL}
+
+
+def test_a_flood_of_a_higher_band_does_not_keep_a_lower_one_out_of_its_part_of_the_queue() -> None:
+    """Every eighth grant was the lower band's, but none of it was ever let into the queue."""
+    mesh = scheduler(candidate(), queue_depth_per_runner=16)
+    for key in range(1, 18):
+        mesh.submit(arrival(key, priority=Priority.NORMAL), 0.0)
+    low = [mesh.submit(arrival(key, priority=Priority.LOW, tenant="batch"), 0.0) for key in (21, 22, 23)]
+    assert [rejected(each) for each in low] == [
+        {17: Reason.QUEUE_FULL},
+        {16: Reason.QUEUE_FULL},
+        {23: Reason.QUEUE_FULL},
+    ]
+    assert rejected(mesh.submit(arrival(31, priority=Priority.NORMAL), 0.0)) == {31: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(32, priority=Priority.HIGH), 0.0)) == {15: Reason.QUEUE_FULL}
+    assert mesh.waiting == 16
+
+
+def test_in_overload_a_lower_band_gets_its_part_of_what_is_served() -> None:
+    mesh = scheduler(candidate())
+    bands: dict[int, Priority] = {}
+    served: list[Priority] = []
+    key = running = 1
+    mesh.submit(arrival(1), 0.0)
+    for step in range(1, 800):
+        now = step / 2
+        for band in (Priority.NORMAL, Priority.NORMAL, Priority.NORMAL, Priority.LOW):
+            key += 1
+            bands[key] = band
+            mesh.submit(arrival(key, priority=band, tenant=band.name, arrived_at=now), now)
+        mesh.tick(now)
+        (running,) = placed(mesh.finish(running, now))
+        served.append(bands[running])
+    assert served[100:].count(Priority.LOW) == pytest.approx(len(served[100:]) / 8, rel=0.1)
+
+
+def test_callers_who_name_ever_other_tools_do_not_fill_the_routers_memory() -> None:
+    """Who could serve each kind of request was kept until the mesh changed, which it may not for days."""
+    mesh = scheduler(candidate(tools=frozenset({"search"})))
+    mesh.submit(arrival(1), 0.0)
+    for key in range(2, 2 * MAX_REMEMBERED_KINDS):
+        mesh.submit(arrival(key, tools=frozenset({f"tool-{key}"})), 0.0)
+        mesh.submit(arrival(-key, context_tokens=key), 0.0)
+        mesh.finish(-key, 0.0)
+    line = mesh._lines.open("m")
+    assert max(len(line.outlooks), len(line.considered)) <= MAX_REMEMBERED_KINDS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler_harness import arrival, candidate, failed, scheduler
 
 from router_svc.policy.candidates import Candidate, Readiness
-from router_svc.policy.decisions import Decision, Placed, Rejects, Wakes
+from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -75,6 +75,9 @@ class Observer:
             if isinstance(decision, Wakes):
                 assert decision.model not in self.waking, "a model is woken twice at once"
                 self.waking.add(decision.model)
+                continue
+            if isinstance(decision, StopsWaking):
+                assert decision.model in self.waking, "a wake is given up that is not under way"
                 continue
             assert decision.key not in self.over, "a decision about a request that was over"
             if isinstance(decision, Placed):

@@ -6,7 +6,8 @@ from typing import Any
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
 
 from router_svc.policy.candidates import Candidate
-from router_svc.policy.decisions import Decision, Loads, Waits, Wakes
+from router_svc.policy.decisions import Decision, Loads, Rejects, Waits, Wakes
+from router_svc.policy.estimates import MAX_EVICTION_SECONDS
 from router_svc.policy.host_memory import HostMemory, MemoryHolder
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -63,7 +64,7 @@ def test_a_model_that_gives_way_takes_nothing_new_and_the_other_is_woken_when_it
     for quarter in range(1, 44):
         mesh.tick(quarter / 4)
     decisions = mesh.submit(arrival(3, "qwen", arrived_at=11.0), 11.0)
-    assert words(decisions) == {3: "qwen gives way to another model for a turn"} or 3 in words(decisions)
+    assert words(decisions) == {3: "qwen gives way to another model for a turn"}
     decisions = mesh.finish(1, 12.0)
     assert (placed(decisions), woken(decisions)) == ({}, ["llama"])
 
@@ -150,3 +151,81 @@ def test_a_second_model_whose_load_fails_is_not_loaded_again_at_once_for_those_w
             decisions = mesh.wake_finished("second", failed("no"), now)
     assert len(asked) >= 2
     assert all(later - sooner >= 30.0 for sooner, later in itertools.pairwise(asked))
+
+
+def test_a_model_that_is_larger_than_its_host_is_refused_at_once_with_the_figures() -> None:
+    """It used to be put off, as if memory might come, until the queue timeout."""
+    mesh = scheduler()
+    mesh.show([asleep("run-huge", "huge", host="gpu", memory_bytes=80 * GIB)], 0.0, hosts=memory())
+    assert woken(mesh.submit(arrival(1, "huge"), 0.0)) == ["huge"]
+    (refusal,) = mesh.wake_finished("huge", failed("no room", Reason.INSUFFICIENT_MEMORY), 0.1)
+    assert isinstance(refusal, Rejects)
+    assert (refusal.reason, refusal.message) == (
+        Reason.INSUFFICIENT_MEMORY,
+        "huge needs 80 GiB, and gpu has 8 GiB in all; use a smaller model or a shorter context",
+    )
+    assert refusal.metadata["most_bytes"] == str(8 * GIB)
+    assert mesh.waiting == 0
+
+
+def test_a_model_that_fits_its_host_is_put_off_while_there_is_no_memory() -> None:
+    mesh = scheduler()
+    mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
+    mesh.submit(arrival(1, "llama"), 0.0)
+    assert rejected(mesh.wake_finished("llama", failed("no room", Reason.INSUFFICIENT_MEMORY), 0.1)) == {}
+    assert mesh.waiting == 1
+
+
+def test_who_gives_way_is_said_to_give_way_for_the_model_that_comes() -> None:
+    """The explanation used to say "held for another model"."""
+    mesh = one_at_a_time(max_cold_wait_seconds=1.0)
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.submit(arrival(2, "llama"), 0.0)
+    for quarter in range(1, 20):
+        mesh.tick(quarter / 4)
+    (word,) = (each for each in mesh.submit(arrival(3, "qwen", arrived_at=5.0), 5.0) if isinstance(each, Waits))
+    assert [each.gate for each in word.considered] == ["held for llama to be loaded"]
+
+
+def test_no_queue_timeout_comes_while_a_load_that_is_decided_waits_for_its_victims() -> None:
+    """It ran on until the load began, so that requests died just before what they had waited for."""
+    mesh = one_at_a_time(max_cold_wait_seconds=20.0, queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.submit(arrival(2, "llama"), 0.0)
+    for quarter in range(1, 200):
+        assert rejected(mesh.tick(quarter / 4)) == {}
+    assert woken(mesh.finish(1, 50.0)) == ["llama"]
+
+
+def test_the_queue_timeout_comes_while_nobody_has_decided_on_a_load() -> None:
+    mesh = one_at_a_time(max_cold_wait_seconds=60.0, queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1, "qwen", priority=Priority.HIGH), 0.0)
+    mesh.submit(arrival(2, "llama", priority=Priority.LOW), 0.0)
+    mesh.submit(arrival(3, "qwen", priority=Priority.HIGH, arrived_at=10.0), 10.0)
+    ended = [quarter / 4 for quarter in range(41, 150) if 2 in rejected(mesh.tick(quarter / 4))]
+    assert ended == [30.0]
+
+
+def test_loads_that_come_to_nothing_again_and_again_keep_nobody_waiting_for_ever() -> None:
+    """Each of them began the queue timeout anew."""
+    mesh = scheduler(queue_timeout_seconds=30.0, max_load_pause_seconds=120.0)
+    mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
+    decided, now = mesh.submit(arrival(1, "llama"), 0.0), 0.0
+    while mesh.waiting and now < 1000.0:
+        now += 0.25
+        if woken(decided):
+            mesh.wake_finished("llama", failed("no room", Reason.INSUFFICIENT_MEMORY), now)
+        decided = mesh.tick(now)
+    assert 120.0 <= now <= 151.0
+
+
+def test_a_first_load_that_waited_for_the_registry_is_not_learned_as_a_slow_one() -> None:
+    """Only with its end did its runner say how long the engine takes, and the word that counted was an older one."""
+    mesh = scheduler(asleep())
+    mesh.submit(arrival(1), 0.0)
+    mesh.wake_finished("m", None, 100.0)
+    mesh.show([candidate(usual_load_seconds=2.0)], 100.0)
+    mesh.finish(1, 101.0)
+    mesh.show([asleep(usual_load_seconds=2.0)], 102.0)
+    (word,) = (each for each in mesh.submit(arrival(2, arrived_at=110.0), 110.0) if isinstance(each, Loads))
+    assert word.eta_seconds == 2.0 + MAX_EVICTION_SECONDS

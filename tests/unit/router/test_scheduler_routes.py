@@ -1,5 +1,7 @@
 """Routes: ladders of models, their budgets and what they say about staying loaded."""
 
+from dataclasses import replace
+
 from scheduler_harness import arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
 
 from router_svc.policy.candidates import Readiness
@@ -76,7 +78,7 @@ def test_who_waits_for_a_route_that_is_deleted_is_refused() -> None:
 def test_who_waits_for_a_fallback_off_the_premises_is_refused_when_the_guard_comes_on() -> None:
     remote = candidate("c", "cloud", remote=True)
     mesh = scheduler(candidate("a", "m", readiness=Readiness.DOWN), remote)
-    mesh.apply(route("m", "cloud"), 0.0)
+    mesh.apply(replace(route("m", "cloud"), cloud_fallback=True), 0.0)
     assert placed(mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)) == {1: "c"}
     mesh.submit(arrival(2, "route/r", allow_remote=True), 0.0)
     assert rejected(mesh.apply(MeshChange(cloud_fallback=False), 1.0)).keys() == {2}
@@ -86,3 +88,11 @@ def test_a_route_with_no_candidate_in_the_mesh_is_refused() -> None:
     mesh = scheduler(candidate("a", "m"))
     mesh.apply(route("elsewhere"), 0.0)
     assert rejected(mesh.submit(arrival(1, "route/r"), 0.0)) == {1: Reason.NO_RUNNER_AVAILABLE}
+
+
+def test_a_mesh_that_has_not_said_whether_it_falls_back_to_the_cloud_does_not() -> None:
+    mesh = scheduler(candidate("a", "m"), candidate("b", "cloud", remote=True))
+    mesh.apply(route("m", "cloud"), 0.0)
+    mesh.submit(arrival(1, "route/r", allow_remote=True), 0.0)
+    assert placed(mesh.submit(arrival(2, "route/r", allow_remote=True), 0.0)) == {}
+    assert placed(mesh.apply(MeshChange(cloud_fallback=True), 1.0)) == {2: "b"}

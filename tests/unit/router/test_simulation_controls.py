@@ -4,6 +4,7 @@ import re
 
 import pytest
 from simulation_controls import (
+    CountsLineByLine,
     ForgetsDeadlines,
     IgnoresFailures,
     IgnoresPoolCaps,
@@ -18,15 +19,19 @@ from simulation_controls import (
     NeverServesLow,
     OverbooksSlots,
     PlacesTwice,
+    ServesTheOldestLowerBand,
     Sound,
 )
 
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.routes import Route
 from router_svc.simulation.chance import Amount
 from router_svc.simulation.checks import Auditor, InvariantError
 from router_svc.simulation.hosts import Phase, World
 from router_svc.simulation.random_scenario import random_scenario
 from router_svc.simulation.replay import check_scenario, check_seed
 from router_svc.simulation.scenario import HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
+from weft.kernel.request import CALLER_BANDS, Priority
 
 SEEDS = 200
 PLANTED = {
@@ -74,6 +79,42 @@ def test_slots_that_are_left_idle_while_others_wait_are_found() -> None:
     check_scenario(scenario)
     with pytest.raises(InvariantError, match="beside a free slot"):
         check_scenario(scenario, LeavesSlotsIdle)
+
+
+def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
+    """More is asked of one model than it can do. `shares`: the target, the band, and the requests in a second."""
+    return Scenario(
+        name="rush",
+        hosts=(HostGroup(name="h"),),
+        models=(ModelKind(name="m", slots=1, loaded=True),),
+        tenants=tuple(Tenant(name=band.name.lower(), bands={band: 1.0}) for band in sorted(CALLER_BANDS)),
+        traffic=tuple(
+            Traffic(
+                tenant=band.name.lower(),
+                target=target,
+                rate=Rate(per_second=rate),
+                output_tokens=Amount(mean=10.0, highest=10.0),
+            )
+            for target, band, rate in shares
+        ),
+        routes={"r": Route(name="r", candidates=("m",))} if route else {},
+        limits=SchedulerLimits(queue_depth_per_runner=100, overload_after_seconds=1e9),
+        duration_seconds=60.0,
+    )
+
+
+def test_a_line_that_another_one_starves_is_found() -> None:
+    scenario = rush(("route/r", Priority.HIGH, 20.0), ("m", Priority.NORMAL, 5.0), route=True)
+    check_scenario(scenario)
+    with pytest.raises(InvariantError, match=r"normal requests of m were passed over \d+ times in a row for route/r"):
+        check_scenario(scenario, CountsLineByLine)
+
+
+def test_a_band_that_waits_for_the_turns_of_another_lower_one_is_found() -> None:
+    scenario = rush(("m", Priority.HIGH, 10.0), ("m", Priority.NORMAL, 10.0), ("m", Priority.LOW, 10.0))
+    check_scenario(scenario)
+    with pytest.raises(InvariantError, match=r"requests of m were passed over \d+ times in a row for m"):
+        check_scenario(scenario, ServesTheOldestLowerBand)
 
 
 def test_without_a_planted_bug_nothing_is_found_on_the_same_seeds() -> None:

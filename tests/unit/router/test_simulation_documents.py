@@ -108,6 +108,25 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], field: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            {"load_seconds": {"mean": 3, "variance": 1}},
+            "models.0.load_seconds.variance: Extra inputs are not permitted",
+        ),
+        ({"load_seconds": {"mean": -3}}, "models.0.load_seconds.mean: Input should be greater than 0"),
+        ({"load_seconds": -3}, "models.0.load_seconds: Input should be greater than 0"),
+        ({"load_seconds": "long"}, "models.0.load_seconds: Input should be a valid number"),
+    ],
+)
+def test_an_amount_that_is_wrong_is_named_as_it_was_written(model: dict[str, Any], words: str) -> None:
+    """The path named a type of our own code, and of a mapping it was said that it is no number."""
+    with pytest.raises(FieldError) as refused:
+        parse_scenario(document(models=[{"name": "m", **model}]), "the file")
+    assert f"{refused.value.field}: {refused.value.message}".endswith(f"{words} (in the file)")
+
+
+@pytest.mark.parametrize(
     ("text", "why"), [("a: [", "not YAML"), ("- a", "must be a mapping"), ("x" * 1_100_000, "larger than")]
 )
 def test_what_is_no_scenario_file_is_refused(tmp_path: Path, text: str, why: str) -> None:
@@ -161,6 +180,43 @@ def test_a_wrong_file_ends_the_command_with_the_field(tmp_path: Path) -> None:
     ended = run(str(path))
     assert ended.exit_code == 2
     assert "tenants.0.wait" in ended.output
+
+
+def test_a_part_that_stands_twice_in_a_file_is_refused_and_not_silently_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(yaml.safe_dump(document()) + "hosts: [{name: cpu, memory_gib: 1}]\n")
+    ended = run(str(path))
+    assert ended.exit_code == 2
+    assert "the key 'hosts' stands here twice (line " in ended.output
+
+
+def test_models_may_be_written_as_changes_of_changes_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    rest = yaml.safe_dump({key: value for key, value in document().items() if key != "models"})
+    path.write_text(
+        rest + "models:\n- &a {name: m, memory_gib: 5, load_seconds: 2}\n- &b {<<: *a, name: n, slots: 3}\n"
+        "- {<<: *b, name: o, load_seconds: 4}\n"
+    )
+    found = load_scenario(path).models
+    assert [(each.name, each.slots, each.memory_bytes) for each in found][1:] == [
+        ("n", 3, 5 * GIBIBYTE),
+        ("o", 3, 5 * GIBIBYTE),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "name: a\n---\nname: b\n"])
+def test_a_file_that_is_not_one_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    ended = run(str(path))
+    assert ended.exit_code == 2
+    assert "must be a mapping of names to values, and one" in ended.output
+
+
+def test_no_more_of_a_file_is_read_than_is_allowed() -> None:
+    ended = run("/dev/zero")
+    assert ended.exit_code == 2
+    assert "is larger than" in ended.output
 
 
 def test_ctrl_c_shows_the_figures_until_then(tmp_path: Path) -> None:

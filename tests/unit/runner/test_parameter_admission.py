@@ -133,6 +133,13 @@ def test_a_warning_about_a_long_name_stays_short() -> None:
     assert len(warning.message) <= 500
 
 
+@pytest.mark.parametrize("name", ["x_priority", "x_client_id", "X_Priority", " x_unheard_of"])
+def test_words_about_the_mesh_reach_no_engine_however_they_are_spelled(name: str) -> None:
+    admitted = admit({name: "high", "xtc_threshold": 0.5}, EVERYTHING)
+    assert admitted.send == {"xtc_threshold": 0.5}
+    assert [warning.message for warning in admitted.warnings] == [f"{name} is up to the mesh and was not sent"]
+
+
 def test_no_list_holds_what_the_mesh_controls_or_the_contract_knows() -> None:
     contract = {
         field.name

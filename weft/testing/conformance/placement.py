@@ -25,7 +25,7 @@ from weft.dispatch.port import (
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Priority
 
 __all__ = ["MEMBER", "POOL", "PlacementConformance"]
 
@@ -56,6 +56,7 @@ class PlacementConformance:
             assert len(grant.mac) == 32
             assert grant.address
             assert grant.runner_incarnation
+            assert grant.priority is Priority.NORMAL
 
     async def test_a_full_pool_is_waited_for_and_a_finished_request_makes_room(self) -> None:
         async with (

@@ -51,7 +51,7 @@ class RouteManifest(google.protobuf.message.Message):
     @property
     def budget(self) -> google.protobuf.duration_pb2.Duration:
         """How long an answer may take from its arrival to its end, loads and waiting included. A request that would take longer
-        is refused at once. Not set: as long as the request's own deadline.
+        is refused at once, and one that does is cut off. Not set: as long as the request's own deadline.
         """
 
     @property

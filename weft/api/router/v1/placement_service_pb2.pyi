@@ -40,7 +40,7 @@ class ListQueuesResponse(google.protobuf.message.Message):
     QUEUES_FIELD_NUMBER: builtins.int
     @property
     def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolQueue]:
-        """By pool, in order of their names."""
+        """Of pools and of routes, in order of their names."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ global___ListQueuesResponse = ListQueuesResponse
 
 @typing.final
 class PoolQueue(google.protobuf.message.Message):
-    """PoolQueue is how much is asked of one pool."""
+    """PoolQueue is how much is asked of one pool or route."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -63,13 +63,13 @@ class PoolQueue(google.protobuf.message.Message):
     RUNNING_COUNT_FIELD_NUMBER: builtins.int
     AVERAGE_WAIT_FIELD_NUMBER: builtins.int
     pool: builtins.str
-    """The pool; a model without one is a pool of its own."""
+    """The pool, where a model without one is a pool of its own; or route/ and the name of a route."""
     waiting_count: builtins.int
     """Requests that wait for one of its models."""
     max_waiting: builtins.int
     """How many may."""
     running_count: builtins.int
-    """Requests that this router has running on its models."""
+    """Requests that this router has running on its models, by whichever name they were asked for."""
     @property
     def average_wait(self) -> google.protobuf.duration_pb2.Duration:
         """How long the requests waited that were placed lately, on average. Not set: none were."""
@@ -333,6 +333,8 @@ class Granted(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    TIME_LEFT_FIELD_NUMBER: builtins.int
     runner: builtins.str
     """The runner, by name."""
     runner_incarnation: builtins.str
@@ -345,6 +347,8 @@ class Granted(google.protobuf.message.Message):
     """The model that was chosen, by its name in the mesh."""
     attempt: builtins.int
     """Which attempt this is, counted from 1."""
+    priority: weft.api.common.v1.priority_pb2.Priority.ValueType
+    """The band that it was granted in, which the profile of its client may have chosen. Unspecified: as the request says."""
     @property
     def ticket(self) -> weft.api.runner.v1.ticket_pb2.Ticket:
         """The permit."""
@@ -354,6 +358,10 @@ class Granted(google.protobuf.message.Message):
         """How long the model stays loaded after this request, where the request's route says so. Not set: as the request
         says, else as the model is configured. Negative: until it is unloaded.
         """
+
+    @property
+    def time_left(self) -> google.protobuf.duration_pb2.Duration:
+        """Time left until the answer must be complete, where the request's route says so. Not set: as the request says."""
 
     def __init__(
         self,
@@ -366,8 +374,10 @@ class Granted(google.protobuf.message.Message):
         model: builtins.str = ...,
         attempt: builtins.int = ...,
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
+        priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
+        time_left: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "host", b"host", "keep_alive", b"keep_alive", "model", b"model", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "ticket", b"ticket", "time_left", b"time_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "attempt", b"attempt", "host", b"host", "keep_alive", b"keep_alive", "model", b"model", "priority", b"priority", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "ticket", b"ticket", "time_left", b"time_left"]) -> None: ...
 
 global___Granted = Granted

@@ -65,7 +65,7 @@ class PlacementServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListQueues(self, request, context):
-        """ListQueues returns how many requests wait and run, by pool; pools without a member are left out.
+        """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

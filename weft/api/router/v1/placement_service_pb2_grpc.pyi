@@ -38,7 +38,7 @@ class PlacementServiceStub:
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
     ]
-    """ListQueues returns how many requests wait and run, by pool; pools without a member are left out."""
+    """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out."""
 
 class PlacementServiceAsyncStub:
     """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
@@ -60,7 +60,7 @@ class PlacementServiceAsyncStub:
         weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         weft.api.router.v1.placement_service_pb2.ListQueuesResponse,
     ]
-    """ListQueues returns how many requests wait and run, by pool; pools without a member are left out."""
+    """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out."""
 
 class PlacementServiceServicer(metaclass=abc.ABCMeta):
     """PlacementService decides where a request runs; it never carries tokens. Called by dispatchers."""
@@ -86,6 +86,6 @@ class PlacementServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.router.v1.placement_service_pb2.ListQueuesRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.placement_service_pb2.ListQueuesResponse, collections.abc.Awaitable[weft.api.router.v1.placement_service_pb2.ListQueuesResponse]]:
-        """ListQueues returns how many requests wait and run, by pool; pools without a member are left out."""
+        """ListQueues returns how many requests wait and run, by pool and by route; pools without a member are left out."""
 
 def add_PlacementServiceServicer_to_server(servicer: PlacementServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -34,7 +34,8 @@ class RunnerServiceStub:
     """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
     awake is left alone.
 
-    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
+    there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
     """
 
     Load: grpc.UnaryStreamMultiCallable[
@@ -107,7 +108,8 @@ class RunnerServiceAsyncStub:
     """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
     awake is left alone.
 
-    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+    UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
+    there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
     """
 
     Load: grpc.aio.UnaryStreamMultiCallable[
@@ -184,7 +186,8 @@ class RunnerServiceServicer(metaclass=abc.ABCMeta):
         """Wake wakes a sleeping model and returns once it takes requests. Calls for one model share one wake; a model that is
         awake is left alone.
 
-        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then.
+        UNAVAILABLE / WAKE_FAILED with the recipe's error when it does not come up; it sleeps on then. INSUFFICIENT_MEMORY when
+        there is no memory for it now and there may be later. A wake that waits for memory ends with its last caller.
         """
 
     @abc.abstractmethod

@@ -23,7 +23,8 @@ from weft.api.runner.v1 import (
     runner_service_pb2_grpc,
     ticket_pb2,
 )
-from weft.dispatch.fleet import FleetView, FleetWatcher, RunnerView
+from weft.dispatch.fleet import FleetView, RunnerView
+from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.dispatch.permits import Action, PermitTarget, make_permit
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
 from weft.kernel.address import metadata_of

@@ -1,0 +1,107 @@
+"""One fault in the router's own code costs one request, and neither the others nor the loop."""
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+
+import pytest
+from waker_harness import MODEL, WakingMesh, grant_of, next_word, refusal_of, waking_mesh
+
+from router_svc.loop import TICK_SECONDS
+from router_svc.mailbox import Mailbox
+from router_svc.policy.decisions import Decision, Placed
+from weft.dispatch.fleet import FleetView, Phase
+from weft.dispatch.port import Grant
+from weft.kernel.reasons import Reason
+
+FAULT = "a fault that was planted"
+
+
+async def ready_mesh(stack: AsyncExitStack, tmp_path: Path) -> WakingMesh:
+    mesh = await stack.enter_async_context(waking_mesh(tmp_path))
+    mesh.show(Phase.READY)
+    return mesh
+
+
+async def test_a_grant_that_cannot_be_signed_loses_neither_the_others_decisions_nor_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        mesh = await stack.enter_async_context(waking_mesh(tmp_path))
+        office = mesh.loop._parts.tickets
+        sign = office.grant
+
+        def grant(placed: Placed, mailbox: Mailbox, view: FleetView) -> Grant:
+            if mailbox.request.request_id == "r0":
+                raise KeyError(FAULT)
+            return sign(placed, mailbox, view)
+
+        monkeypatch.setattr(office, "grant", grant)
+        unlucky, lucky = [await stack.enter_async_context(mesh.place(f"r{number}")) for number in range(2)]
+        for place in (unlucky, lucky):
+            await next_word(place)
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        mesh.show(Phase.READY)
+        assert (await grant_of(lucky)).model == MODEL
+        refused = await refusal_of(unlucky)
+        assert refused.reason is Reason.INTERNAL
+        assert FAULT not in refused.message
+        assert mesh.loop.running == 2
+        await unlucky.__aexit__(None, None, None)
+        assert mesh.loop.running == 1
+
+
+async def test_a_tick_that_fails_is_not_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with waking_mesh(tmp_path) as mesh, mesh.place() as place:
+        await next_word(place)
+        scheduler = mesh.loop._scheduler
+        tick, ticks = scheduler.tick, asyncio.Event()
+        faults = iter([RuntimeError(FAULT)])
+
+        def failing_tick(now: float) -> list[Decision]:
+            with suppress(StopIteration):
+                raise next(faults)
+            ticks.set()
+            return tick(now)
+
+        monkeypatch.setattr(scheduler, "tick", failing_tick)
+        async with asyncio.timeout(20 * TICK_SECONDS):
+            await ticks.wait()
+
+
+async def test_a_wake_that_cannot_be_begun_refuses_who_waits_for_it_and_the_next_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with waking_mesh(tmp_path) as mesh:
+        with monkeypatch.context() as faulty:
+
+            def begin(*_: object) -> None:
+                raise RuntimeError(FAULT)
+
+            faulty.setattr(mesh.waker, "begin", begin)
+            async with mesh.place("r0") as place:
+                assert (await refusal_of(place)).reason is Reason.WAKE_FAILED
+        async with mesh.place("r1") as place:
+            await next_word(place)
+            assert await mesh.runner.asked() == MODEL
+
+
+async def test_a_request_that_cannot_be_taken_in_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncExitStack() as stack:
+        mesh = await ready_mesh(stack, tmp_path)
+        with monkeypatch.context() as faulty:
+
+            def _place_directly(*_: object) -> None:
+                raise RuntimeError(FAULT)
+
+            faulty.setattr(mesh.loop._scheduler, "_place_directly", _place_directly)
+            async with mesh.place("r0") as place:
+                with pytest.raises(RuntimeError, match=FAULT):
+                    await place.next_decision()
+        assert (mesh.loop.waiting, mesh.loop.running, mesh.loop._mailboxes) == (0, 0, {})
+        assert mesh.loop._parts.books.requests.under_way_count == 0
+        async with mesh.place("r1") as place:
+            assert (await grant_of(place)).model == MODEL

@@ -1,0 +1,88 @@
+"""What PlacementService refuses at its door, and that nothing of it stays behind."""
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from router_svc.placement_servicer import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementServicer
+from weft.api.common.v1 import priority_pb2
+from weft.api.registry.v1 import model_pb2
+from weft.api.router.v1 import placement_service_pb2 as pb
+from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.dispatch.port import PlacementRequest, PoolQueue
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, new_server, open_channel
+
+PLACED = WeftError(Reason.QUEUE_FULL, "it came to be placed")
+
+
+class NobodyIsPlaced:
+    """A router that notes what it is asked and refuses it."""
+
+    def __init__(self) -> None:
+        self.asked: list[PlacementRequest] = []
+
+    def place(self, request: PlacementRequest) -> Any:
+        self.asked.append(request)
+        raise PLACED
+
+    async def queues(self) -> list[PoolQueue]:
+        return []
+
+
+async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[PlacementRequest]]:
+    router, server = NobodyIsPlaced(), new_server()
+    placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(router), server)
+    address = f"unix:{folder / 'router.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = open_channel(address)
+    opening = {"request_id": "r", "tenant": "t", "model": "m", "operation": model_pb2.MODEL_OPERATION_CHAT, **fields}
+    stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
+    try:
+        call = stub.Place()
+        await call.write(pb.PlaceRequest(open=pb.PlaceOpen(**opening)))
+        await call.read()
+        raise AssertionError("it was neither refused nor placed")
+    except grpc.aio.AioRpcError as error:
+        return error_from_call(error, Reason.INTERNAL), router.asked
+    finally:
+        await channel.close()
+        await server.stop(grace=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"priority": priority_pb2.PRIORITY_SYSTEM}, "open.priority"),
+        ({"attempts_used": MAX_ATTEMPTS_USED + 1}, "open.attempts_used"),
+        ({"attempts_used": 2**31 - 1}, "open.attempts_used"),
+        ({"attempts_used": -1}, "open.attempts_used"),
+        ({"age": Duration(seconds=100_000_000_000)}, "open.age"),
+        ({"age": Duration(seconds=-1)}, "open.age"),
+        ({"needed_tools": ["x" * 100_000]}, "open.needed_tools[0]"),
+        ({"needed_tools": ["web", "a\nb"]}, "open.needed_tools[1]"),
+        ({"needed_tools": ["t"] * (MAX_NEEDED_TOOLS + 1)}, "open.needed_tools"),
+        ({"client_id": "a\r\nb"}, "open.client_id"),
+    ],
+)
+async def test_what_no_request_can_be_is_refused_by_name_before_it_is_placed(
+    tmp_path: Any, fields: dict[str, Any], field: str
+) -> None:
+    error, asked = await _placed(tmp_path, **fields)
+    assert (error.reason, error.metadata["field"], asked) == (Reason.INVALID_ARGUMENT, field, [])
+
+
+async def test_a_request_at_every_bound_comes_to_be_placed(tmp_path: Any) -> None:
+    error, asked = await _placed(
+        tmp_path,
+        priority=priority_pb2.PRIORITY_HIGH,
+        attempts_used=MAX_ATTEMPTS_USED,
+        age=Duration(seconds=604_800),
+        needed_tools=[f"tool-{number}" for number in range(MAX_NEEDED_TOOLS)],
+    )
+    assert error.reason is PLACED.reason
+    assert (asked[0].attempts_used, asked[0].age_seconds) == (MAX_ATTEMPTS_USED, 604_800.0)

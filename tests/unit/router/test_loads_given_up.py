@@ -1,0 +1,189 @@
+"""A load under way whose memory somebody else took meanwhile: who waits for it, and who waits behind it."""
+
+from typing import Any
+
+from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, refusals, rejected, scheduler, woken
+
+from router_svc.policy.candidates import Candidate, Readiness
+from router_svc.policy.decisions import Decision, StopsWaking, Waits, Wakes
+from router_svc.policy.host_memory import HostMemory, MemoryHolder
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.mesh_change import MeshChange
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+GIB = 1 << 30
+LIMITS = SchedulerLimits()
+TAKEN_AT = 0.5
+STUCK_AT = TAKEN_AT + LIMITS.min_turn_seconds
+
+
+def book(*holders: MemoryHolder) -> dict[str, HostMemory]:
+    """A host of 6 GiB."""
+    held = sum(holder.held_bytes for holder in holders)
+    return {"gpu": HostMemory(host="gpu", total_bytes=6 * GIB, free_bytes=6 * GIB - held, holders=holders)}
+
+
+def program(gib: int, **other: bool) -> MemoryHolder:
+    return MemoryHolder(name="train.py", is_model=False, held_bytes=gib * GIB, **other)
+
+
+def mesh_of_two() -> Mesh:
+    """A large and a small model, both asleep, and nobody who holds memory."""
+    mesh = scheduler(queue_timeout_seconds=30.0)
+    models = [
+        asleep(f"run-{name}", name, host="gpu", memory_bytes=gib * GIB) for name, gib in (("large", 5), ("small", 1))
+    ]
+    mesh.show(models, 0.0, hosts=book())
+    return mesh
+
+
+def shown(mesh: Mesh, hosts: dict[str, HostMemory], now: float) -> list[Decision]:
+    """The registry's book says this."""
+    return mesh.apply(MeshChange(hosts=hosts), now)
+
+
+def given_up(decisions: list[Decision]) -> list[str]:
+    return [each.model for each in decisions if isinstance(each, StopsWaking)]
+
+
+def test_a_load_whose_memory_a_program_took_meanwhile_is_given_up_once_and_waits_in_the_queue() -> None:
+    mesh = mesh_of_two()
+    assert woken(mesh.submit(arrival(1, "large"), 0.0)) == ["large"]
+    assert given_up(shown(mesh, book(program(4)), TAKEN_AT)) == [], "it may be for a moment only"
+    assert given_up(mesh.tick(STUCK_AT - 0.25)) == []
+    assert given_up(mesh.tick(STUCK_AT)) == ["large"]
+    assert given_up(mesh.tick(STUCK_AT + 0.25)) == []
+    no_memory = failed("others hold it", Reason.INSUFFICIENT_MEMORY)
+    assert rejected(mesh.wake_finished("large", no_memory, STUCK_AT + 0.5)) == {}
+    later = [decision for quarter in range(20, 60) for decision in mesh.tick(quarter / 4)]
+    assert woken(later) == [], "not while the program is there"
+    told = {each.reason for each in later if isinstance(each, Waits)}
+    assert told == {"VRAM: needs 5 GiB on gpu, held by train.py (a program)"}
+    assert woken(shown(mesh, book(), 16.0)) == ["large"]
+
+
+def test_one_that_waited_in_vain_for_memory_is_told_who_held_it_to_the_end() -> None:
+    """It was told that no slot came free, and a program held the memory."""
+    mesh = mesh_of_two()
+    shown(mesh, book(program(4)), 0.0)
+    mesh.submit(arrival(1, "large"), 0.0)
+    (refusal,) = [each for quarter in range(1, 200) for each in refusals(mesh.tick(quarter / 4)).values()]
+    assert refusal.reason is Reason.QUEUE_TIMEOUT
+    assert refusal.message == (
+        "large was not loaded in 30 s; it waited for VRAM: needs 5 GiB on gpu, held by train.py (a program)"
+    )
+
+
+def test_a_load_that_nobody_wants_any_more_is_given_up_all_the_same() -> None:
+    """At the ledger it would keep programs waiting behind it for as long as a load may wait."""
+    mesh = mesh_of_two()
+    mesh.submit(arrival(1, "large"), 0.0)
+    shown(mesh, book(program(4)), TAKEN_AT)
+    mesh.finish(1, 1.0)
+    assert mesh.needs_ticks
+    assert [model for quarter in range(5, 20) for model in given_up(mesh.tick(quarter / 4))] == ["large"]
+    mesh.wake_finished("large", failed("no", Reason.INSUFFICIENT_MEMORY), 6.0)
+    assert not mesh.needs_ticks
+
+
+def test_a_model_that_fits_is_not_kept_waiting_by_a_load_that_gets_no_memory() -> None:
+    mesh = mesh_of_two()
+    mesh.submit(arrival(1, "large"), 0.0)
+    shown(mesh, book(program(4)), TAKEN_AT)
+    assert woken(mesh.submit(arrival(2, "small"), 1.0)) == [], "at the ledger, too, it would wait behind the large one"
+    mesh.tick(STUCK_AT)
+    no_memory = failed("others hold it", Reason.INSUFFICIENT_MEMORY)
+    assert woken(mesh.wake_finished("large", no_memory, STUCK_AT + 0.25)) == ["small"]
+
+
+def test_a_load_that_has_its_lease_or_whose_memory_is_on_its_way_back_is_not_given_up() -> None:
+    own = MemoryHolder(name="large", is_model=True, held_bytes=5 * GIB)
+    leaving = program(4, is_leaving=True)
+    for holders in ((own,), (leaving,), ()):
+        mesh = mesh_of_two()
+        mesh.submit(arrival(1, "large"), 0.0)
+        shown(mesh, book(*holders), TAKEN_AT)
+        assert [given_up(mesh.tick(quarter / 4)) for quarter in range(3, 40)] == [[]] * 37
+
+
+def test_who_leaves_is_not_said_to_hold_the_memory_for_good() -> None:
+    pinned = MemoryHolder(name="old", is_model=True, held_bytes=4 * GIB, pinned=True, is_leaving=True)
+    for leaving in (program(4, is_leaving=True), pinned):
+        mesh = mesh_of_two()
+        shown(mesh, book(leaving), 0.0)
+        (word,) = (each for each in mesh.submit(arrival(1, "large"), 1.0) if isinstance(each, Waits))
+        assert word.reason == f"VRAM: needs 5 GiB on gpu, held by {leaving.name} (unloading)"
+
+
+def test_memory_that_is_missed_for_a_moment_gives_no_load_up() -> None:
+    mesh = mesh_of_two()
+    mesh.submit(arrival(1, "large"), 0.0)
+    for second in range(1, 20):
+        decisions = shown(mesh, book(*[program(4)][: second % 2]), float(second))
+        decisions += [decision for quarter in range(1, 4) for decision in mesh.tick(second + quarter / 4)]
+        assert given_up(decisions) == []
+
+
+LOADS_AT = 0.5
+TWO_DEVICES: dict[str, Any] = {"host": "gpus", "memory_bytes": 5 * GIB, "usual_load_seconds": 4.0}
+
+
+def on_two_devices(llama: Readiness) -> list[Candidate]:
+    """Two models of one runner, which may use one device, and a third one on the other."""
+    return [
+        candidate("first", "qwen", **TWO_DEVICES),
+        asleep("first", "llama", **{**TWO_DEVICES, "readiness": llama}),
+        candidate("second", "gemma", **TWO_DEVICES),
+    ]
+
+
+def book_of_two_devices(*loaded: str) -> dict[str, HostMemory]:
+    holders = tuple(MemoryHolder(name=model, is_model=True, held_bytes=5 * GIB) for model in loaded)
+    return {
+        "gpus": HostMemory(host="gpus", total_bytes=15 * GIB, free_bytes=(15 - 5 * len(loaded)) * GIB, holders=holders)
+    }
+
+
+def stuck_on_its_device(**limits: Any) -> Mesh:
+    """A load that fits by the book is under way since 0.0, and its runner waits for memory."""
+    mesh = scheduler(queue_timeout_seconds=100.0, max_cold_wait_seconds=20.0, **limits)
+    mesh.show(on_two_devices(Readiness.ASLEEP), 0.0, hosts=book_of_two_devices("qwen", "gemma"))
+    mesh.submit(arrival(1, "qwen"), 0.0)
+    mesh.submit(arrival(2, "gemma"), 0.0)
+    assert woken(mesh.submit(arrival(3, "llama"), 0.0)) == ["llama"]
+    mesh.show(on_two_devices(Readiness.LOADING), LOADS_AT)
+    return mesh
+
+
+def test_a_load_that_fits_by_the_book_and_gets_no_memory_has_the_models_of_its_runner_give_way() -> None:
+    """Its runner may use one device of two. A model that was never idle there kept it waiting for minutes."""
+    mesh = stuck_on_its_device()
+    ends = [quarter / 4 for quarter in range(3, 40) if given_up(mesh.tick(quarter / 4))]
+    assert ends == [LOADS_AT + LIMITS.lease_patience_seconds]
+    no_memory = failed("waited too long", Reason.INSUFFICIENT_MEMORY)
+    mesh.wake_finished("llama", no_memory, 10.0)
+    mesh.show(on_two_devices(Readiness.ASLEEP), 10.0)
+    again = [decision for quarter in range(41, 100) for decision in mesh.tick(quarter / 4)]
+    assert woken(again) == [], "qwen is in use"
+    assert placed(mesh.submit(arrival(4, "gemma", arrived_at=25.0), 25.0)) == {}, "it has one slot"
+    assert placed(mesh.finish(2, 25.0)) == {4: "second"}, "who is not on its device goes on"
+    assert placed(mesh.submit(arrival(5, "qwen", arrived_at=25.0), 25.0)) == {}
+    (wakes,) = (each for each in mesh.finish(1, 26.0) if isinstance(each, Wakes))
+    assert (wakes.model, wakes.priority) == ("llama", Priority.SYSTEM)
+
+
+def test_a_book_is_not_doubted_for_a_load_of_which_its_runner_says_nothing() -> None:
+    """The registry may be away: then nothing is granted, and nobody is to be held for that."""
+    mesh = stuck_on_its_device()
+    mesh.show(on_two_devices(Readiness.ASLEEP), 0.6)
+    assert [given_up(mesh.tick(quarter / 4)) for quarter in range(3, 80)] == [[]] * 77
+
+
+def test_a_book_that_was_wrong_once_is_believed_again_later() -> None:
+    mesh = stuck_on_its_device(book_doubt_seconds=30.0)
+    assert any(given_up(mesh.tick(quarter / 4)) for quarter in range(3, 40))
+    mesh.wake_finished("llama", failed("no", Reason.INSUFFICIENT_MEMORY), 10.0)
+    mesh.show(on_two_devices(Readiness.ASLEEP), 10.0)
+    begun_at = next(quarter / 4 for quarter in range(41, 400) if woken(mesh.tick(quarter / 4)))
+    assert begun_at == LOADS_AT + LIMITS.lease_patience_seconds + 30.0

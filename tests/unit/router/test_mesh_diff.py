@@ -1,0 +1,108 @@
+"""What changed from view to view, however it is found out."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_svc.fleet_view import candidate_of
+from router_svc.mesh_diff import MeshDiff
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.kernel.request import Operation
+from weft.wake.recipes import WakePlan
+
+if TYPE_CHECKING:
+    from router_svc.policy.candidates import Candidate
+
+MODELS = ("a", "b", "c", "d")
+RUNNERS = ("r1", "r2")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("runner"), st.sampled_from(RUNNERS), st.integers(0, 2)),
+        st.tuples(st.just("no runner"), st.sampled_from(RUNNERS), st.just(0)),
+        st.tuples(st.just("model"), st.sampled_from(MODELS), st.integers(0, 1)),
+        st.tuples(st.just("no model"), st.sampled_from(MODELS), st.just(0)),
+        st.tuples(st.just("again"), st.just(""), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+def runner(name: str, used: int) -> RunnerView:
+    instances = {
+        model: InstanceView(
+            model=model, phase=Phase.READY, slots_total=4, slots_used=used, load_progress=None, detail=""
+        )
+        for model in MODELS
+    }
+    return RunnerView(
+        name=name,
+        incarnation="1",
+        address="unix:/nowhere",
+        host=name,
+        runtime="fake",
+        active=True,
+        draining=False,
+        ticket_key=b"k" * 32,
+        instances=instances,
+    )
+
+
+def model(name: str, on: str) -> ModelView:
+    return ModelView(
+        name=name,
+        pool=name,
+        runner=on,
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=True,
+        hibernating=False,
+        wake=WakePlan(by_runner=True),
+        context_tokens=0,
+        created_at_seconds=0,
+    )
+
+
+def after(view: FleetView, what: str, name: str, number: int) -> FleetView:
+    """The next view, which shares with the last one what did not change."""
+    runners, models = dict(view.runners), dict(view.models)
+    match what:
+        case "runner":
+            return replace(view, revision=view.revision + 1, runners=runners | {name: runner(name, number)})
+        case "no runner":
+            runners.pop(name, None)
+            return replace(view, revision=view.revision + 1, runners=runners)
+        case "model":
+            return replace(view, revision=view.revision + 1, models=models | {name: model(name, RUNNERS[number])})
+        case "no model":
+            models.pop(name, None)
+            return replace(view, revision=view.revision + 1, models=models)
+        case _:
+            return view
+
+
+@given(steps=STEPS, told_every=st.integers(1, 3))
+def test_what_is_told_step_by_step_is_what_the_view_shows(steps: list[tuple[str, str, int]], told_every: int) -> None:
+    """Also where several changes are taken together."""
+    diff, view = MeshDiff(), FleetView()
+    known: dict[str, Candidate] = {}
+    for number, (what, name, value) in enumerate(steps):
+        view = after(view, what, name, value)
+        if number % told_every:
+            continue
+        change = diff.changes_to(view)
+        for gone in change.gone:
+            del known[gone]
+        known |= {candidate.model: candidate for candidate in change.candidates}
+        assert known == {each.name: candidate_of(view, each) for each in view.models.values()}
+
+
+def test_news_of_one_runner_says_nothing_about_the_models_of_the_others() -> None:
+    view = FleetView(1, {name: runner(name, 0) for name in RUNNERS}, {each: model(each, "r1") for each in MODELS[:2]})
+    view = after(view, "model", "c", 1)
+    diff = MeshDiff()
+    assert {each.model for each in diff.changes_to(view).candidates} == {"a", "b", "c"}
+    view = after(view, "runner", "r2", 1)
+    assert [each.model for each in diff.changes_to(view).candidates] == ["c"]
+    assert diff.changes_to(view).candidates == ()

@@ -1,0 +1,113 @@
+"""Lower bands behind higher ones: how many grants may go past them, in their own line and in others."""
+
+from collections import Counter
+from itertools import pairwise
+
+from scheduler_harness import Mesh, arrival, candidate, placed, scheduler
+
+from router_svc.policy.candidates import Candidate
+from router_svc.policy.decisions import Decision
+from router_svc.policy.mesh_change import MeshChange
+from router_svc.policy.routes import Route
+from router_svc.policy.settings import Settings, TenantSettings
+from weft.kernel.request import Priority
+
+EVERY = 8
+PATIENCE = 5.0
+
+
+class Rush:
+    """One slot; whoever is served is over after a tenth of a second, and others come for it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.key = 0
+        self.now = 0.0
+        self.what: dict[int, str] = {}
+        self.running: list[int] = []
+        self.served: list[str] = []
+
+    def asks(self, what: str, target: str, priority: Priority, count: int = 1) -> None:
+        for _ in range(count):
+            self.key += 1
+            self.what[self.key] = what
+            asked = arrival(self.key, target, tenant=what, priority=priority, arrived_at=self.now)
+            self._hear(self.mesh.submit(asked, self.now))
+
+    def goes_on(self) -> None:
+        self.now += 0.1
+        for key in self.running[:]:
+            self.running.remove(key)
+            self._hear(self.mesh.finish(key, self.now))
+
+    def _hear(self, decisions: list[Decision]) -> None:
+        for key in placed(decisions):
+            self.running.append(key)
+            self.served.append(self.what[key])
+
+
+def roomy(settings: Settings | None = None, *others: Candidate) -> Mesh:
+    limits = {"queue_depth_per_runner": 10_000, "queue_timeout_seconds": 1e6, "lower_band_every": EVERY}
+    return scheduler(candidate("a", "m"), *others, settings=settings, **limits)
+
+
+def longest_gap(served: list[str], what: str) -> int:
+    """Grants in a row that went past it."""
+    places = [-1, *(place for place, each in enumerate(served) if each == what), len(served)]
+    return max(after - before for before, after in pairwise(places)) - 1
+
+
+def test_low_does_not_wait_behind_a_backlog_of_normal_that_came_before_it() -> None:
+    """The one grant in eight used to go to whoever was oldest, over all lower bands."""
+    rush = Rush(roomy())
+    rush.asks("high", "m", Priority.HIGH, 3)
+    rush.asks("normal", "m", Priority.NORMAL, 2_000)
+    rush.asks("low", "m", Priority.LOW, 2_000)
+    for _ in range(500):
+        rush.asks("high", "m", Priority.HIGH)
+        rush.goes_on()
+    after_patience = rush.served[int(PATIENCE / 0.1) + EVERY :]
+    assert longest_gap(after_patience, "low") <= EVERY + 1
+    assert longest_gap(after_patience, "normal") <= EVERY + 1
+    assert Counter(after_patience)["high"] >= len(after_patience) * (EVERY - 2) // EVERY - EVERY
+
+
+def test_low_does_not_wait_behind_normal_while_a_higher_band_waits_for_its_own_tenants_cap() -> None:
+    """Normal counted as a lower band then, whose grant made up for all that went past low."""
+    settings = Settings(tenants={"capped": TenantSettings(max_in_flight=1)})
+    rush = Rush(roomy(settings, candidate("b", "n")))
+    rush.asks("capped", "n", Priority.HIGH)
+    rush.running.clear()
+    rush.asks("capped", "m", Priority.HIGH)
+    rush.asks("normal", "m", Priority.NORMAL, 300)
+    rush.asks("low", "m", Priority.LOW, 300)
+    for _ in range(400):
+        rush.goes_on()
+    assert longest_gap(rush.served[int(PATIENCE / 0.1) + EVERY : 300], "low") <= EVERY
+
+
+def test_a_route_in_a_higher_band_does_not_starve_the_line_of_a_pool_that_it_uses() -> None:
+    """Passed over was counted line by line: a line that got nothing at all was passed over by nobody."""
+    rush = Rush(roomy())
+    rush.mesh.apply(MeshChange(routes={"r": Route(name="r", candidates=("m",))}), 0.0)
+    rush.asks("route", "route/r", Priority.HIGH, 3)
+    rush.asks("pool", "m", Priority.NORMAL, 300)
+    for _ in range(400):
+        rush.asks("route", "route/r", Priority.HIGH)
+        rush.goes_on()
+    after_patience = rush.served[int(PATIENCE / 0.1) + EVERY :]
+    assert longest_gap(after_patience, "pool") <= EVERY
+    assert Counter(after_patience)["route"] >= len(after_patience) * (EVERY - 1) // EVERY - EVERY
+
+
+def test_many_lines_of_a_lower_band_together_get_no_more_than_one_line_would() -> None:
+    rush = Rush(roomy())
+    rush.mesh.apply(MeshChange(routes={f"r{n}": Route(name=f"r{n}", candidates=("m",)) for n in range(10)}), 0.0)
+    rush.asks("high", "m", Priority.HIGH, 3)
+    for number in range(10):
+        rush.asks("low", f"route/r{number}", Priority.LOW, 100)
+    for _ in range(500):
+        rush.asks("high", "m", Priority.HIGH)
+        rush.goes_on()
+    counts = Counter(rush.served[100:])
+    assert 0 < counts["low"] <= sum(counts.values()) // EVERY + 10

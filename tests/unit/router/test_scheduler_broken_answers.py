@@ -1,0 +1,59 @@
+"""Answers that break off after they have begun: nothing is tried again, and their runners are known by them."""
+
+from scheduler_harness import Mesh, arrival, candidate, placed, scheduler
+
+from router_svc.policy.decisions import Served
+from weft.kernel.reasons import Reason
+
+PAUSE = 1.0
+SOME = Served(prompt_tokens=10, cached_tokens=0, output_tokens=3)
+
+
+def two_runners() -> Mesh:
+    return scheduler(candidate("a"), candidate("b", "m2", pool="m"))
+
+
+def asks(mesh: Mesh, key: int, now: float) -> str:
+    """Where the request runs; its answer has begun."""
+    where = placed(mesh.submit(arrival(key, arrived_at=now), now))[key]
+    mesh.report_first_content(key, now)
+    return where
+
+
+def test_a_runner_whose_answer_broke_off_is_left_alone_for_a_moment() -> None:
+    mesh = two_runners()
+    broken = asks(mesh, 1, 0.0)
+    assert mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED) == []
+    for key in range(2, 12):
+        assert asks(mesh, key, 1.1) != broken
+        mesh.finish(key, 1.2, SOME)
+
+
+def test_a_runner_all_of_whose_answers_break_off_is_ejected_though_each_of_them_had_begun() -> None:
+    mesh = two_runners()
+    broken, now, key = asks(mesh, 1, 0.0), 0.0, 1
+    tried = 0
+    for _ in range(60):
+        if asks(mesh, key := key + 1, now) == broken:
+            tried += 1
+            mesh.finish(key, now, SOME, Reason.WORKER_LOST)
+        else:
+            mesh.finish(key, now, SOME)
+        now += PAUSE / 2
+    assert tried <= 8, "five in a row, and one each time that its ejection ends"
+
+
+def test_a_caller_that_leaves_an_answer_or_a_request_that_was_refused_says_nothing_about_the_runner() -> None:
+    mesh = scheduler(candidate("a"))
+    for key, reason in enumerate((Reason.CANCELLED, Reason.DEADLINE_EXCEEDED, Reason.REPEATED_LINE_LOOP), start=1):
+        asks(mesh, key, 0.0)
+        mesh.finish(key, 0.0, None, reason)
+    assert asks(mesh, 9, 0.0) == "a"
+
+
+def test_an_answer_that_broke_off_is_paid_for_as_far_as_it_came() -> None:
+    mesh = scheduler(candidate("a", slots=2))
+    asks(mesh, 1, 0.0)
+    mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED)
+    account = mesh._placements._shares._idle["default"]
+    assert account.served - account.credit == SOME.prompt_tokens + SOME.output_tokens

@@ -1,0 +1,72 @@
+"""Wakes whose callers leave, and what the book of memory hears of a model that is loaded."""
+
+import asyncio
+
+import pytest
+from instance_stage import living, outcome
+from step_book import StepBook, step_account
+
+from runner_svc.policy.load_plan import LoadWish
+from runner_svc.policy.phase import Phase
+
+
+async def test_a_wake_that_waits_for_memory_ends_when_its_last_caller_leaves() -> None:
+    """It would keep its place at the registry's ledger, before everybody else on its host."""
+    book = StepBook()
+    async with living(step_account(book), start_asleep=True) as stage:
+        book.go.clear()
+        first, last = [asyncio.create_task(stage.instance.wake()) for _ in range(2)]
+        await stage.settle()
+        first.cancel()
+        await stage.settle()
+        assert stage.instance.phase is Phase.LOADING
+        last.cancel()
+        await stage.settle()
+        assert stage.state == (Phase.HIBERNATING, "")
+        book.go.set()
+        await stage.settle()
+        assert book.held == {}
+        await stage.instance.wake()
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.READY, 1)
+
+
+async def test_a_wake_that_has_its_memory_goes_on_without_callers() -> None:
+    book = StepBook()
+    async with living(step_account(book), start_asleep=True) as stage:
+        stage.backend.loaded.clear()
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        wake.cancel()
+        await stage.settle()
+        stage.backend.loaded.set()
+        await stage.settle()
+        assert stage.instance.phase is Phase.READY
+
+
+@pytest.mark.parametrize("start_asleep", [True, False])
+async def test_memory_that_a_load_or_the_start_waits_for_is_waited_for_when_a_wake_is_left(start_asleep: bool) -> None:
+    book = StepBook()
+    book.go.clear()
+    async with living(step_account(book), start_asleep=start_asleep) as stage:
+        load = asyncio.create_task(stage.instance.load()) if start_asleep else None
+        await stage.settle()
+        wake = asyncio.create_task(stage.instance.wake())
+        await stage.settle()
+        wake.cancel()
+        await stage.settle()
+        assert stage.state[0] is Phase.LOADING
+        book.go.set()
+        await stage.settle()
+        assert stage.state == (Phase.READY, "")
+        assert load is None or await outcome(load) is None
+
+
+async def test_the_book_hears_at_once_that_a_model_is_pinned_or_not_any_more() -> None:
+    """Routers believe the book, and an unpinned model kept its memory for them until the next renewal."""
+    book = StepBook()
+    async with living(step_account(book)) as stage:
+        await stage.settle()
+        for pin in (True, False):
+            before = book.changes
+            await stage.instance.load(LoadWish(pin=pin))
+            assert (stage.instance.memory.memory_use().pinned, book.changes) == (pin, before + 1)
