@@ -63,11 +63,12 @@ class Candidate:
     """Tools of the mesh that its runner has."""
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
+    key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
+    """Identifies it for as long as the runner process lives."""
 
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """Identifies it for as long as the runner process lives."""
-        return (self.model, self.runner, self.incarnation)
+    def __post_init__(self) -> None:
+        # Asked for several times per request.
+        object.__setattr__(self, "key", (self.model, self.runner, self.incarnation))
 
 
 @dataclass(frozen=True, slots=True)

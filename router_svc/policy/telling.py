@@ -66,8 +66,8 @@ class Announcer:
         arrival = request.arrival
         tenant_most = self._caps.most(arrival.tenant)
         if tenant_most and self._caps.running(arrival.tenant) >= tenant_most:
-            position = line.position_of(request)
-            return words.waits_for_own(arrival, position, self._caps.running(arrival.tenant), tenant_most)
+            reason = words.tenant_is_full(arrival.tenant, self._caps.running(arrival.tenant), tenant_most)
+            return self._waits(request, line, line.position_of(request), reason, None, now)
         if outlook.ready is not None:
             return self._word_of_slots(request, line, outlook, now)
         of = request.waits_in
@@ -80,19 +80,32 @@ class Announcer:
         if loading:
             return words.waits_for_load(arrival, loading)
         gate = self._desk.gate_of(of) if of is not None else None
-        position = line.position_of(request)
-        if gate is None:
-            return words.waits_for_decision(arrival, position)
-        return words.waits_for_room(arrival, position, gate)
+        reason = words.nothing_is_loaded(arrival.target) if gate is None else gate.reason
+        eta = None if gate is None else gate.eta_seconds
+        return self._waits(request, line, line.position_of(request), reason, eta, now)
 
     def _word_of_slots(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Waits:
-        arrival, ready = request.arrival, outlook.ready
+        ready = outlook.ready
         assert ready is not None, "only where somebody takes requests are there slots to wait for"
         position = line.position_of(request)
         eta = self._prospects.slot_wait(line, outlook, position, now)
         most = self._settings.pool(ready.pool).max_in_flight
         if most and self._index.in_flight_of_line(ready.pool) >= most:
-            return words.waits_for_pool(arrival, position, ready.pool, most, eta)
-        if outlook.only_ready and self._desk.is_held(ready):
-            return words.waits_for_turn(arrival, position, ready.model)
-        return words.waits_for_slot(arrival, position, outlook.slots, eta)
+            reason = words.pool_is_full(ready.pool, most)
+        elif outlook.only_ready and self._desk.is_held(ready):
+            reason, eta = words.gives_way(ready.model), None
+        else:
+            reason = words.slots_are_busy(request.arrival.target, outlook.slots)
+        return self._waits(request, line, position, reason, eta, now)
+
+    def _waits(
+        self, request: LiveRequest, line: Line, position: int, reason: str, eta: float | None, now: float
+    ) -> Waits:
+        """With who could serve it, if it is the first word."""
+        return Waits(
+            key=request.key,
+            position=position,
+            reason=reason,
+            eta_seconds=words.whole(eta),
+            considered=() if request.was_told else self._prospects.considered(line, request, now),
+        )

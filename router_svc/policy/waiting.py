@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.candidates import Candidate
-from router_svc.policy.decisions import Rejects, RequestDecision
+from router_svc.policy.decisions import Loads, Rejects, Waits
 from router_svc.policy.fair_queue import FairQueue, Place, Turn, place_of
 from router_svc.policy.grants import CandidateKey
 from weft.kernel.request import Priority
@@ -68,7 +68,7 @@ class LiveRequest:
     waits_in: "RequestClass | None" = None
     last_failure: Rejects | None = None
     """What it is told when nothing is left to try."""
-    told: RequestDecision | None = None
+    told: Waits | Loads | None = None
     tell_at: float = 0.0
     was_told: bool = False
 

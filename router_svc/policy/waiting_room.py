@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from router_svc.policy import refusals, words
 from router_svc.policy.admission import Admission
-from router_svc.policy.decisions import Decision, Rejects, Waits
+from router_svc.policy.decisions import Decision, Rejects
 from router_svc.policy.expiry import Expiries
 from router_svc.policy.fair_share import FairShare
 from router_svc.policy.limits import SchedulerLimits
@@ -179,11 +179,9 @@ class WaitingRoom:
         line = self.line(request)
         word = self._announcer.word(request, line, self._prospects.outlook(line, request.kind), now)
         self._rounds.note_told(request, now)
-        if word == request.told:
+        if words.says_the_same(word, request.told):
             return []
         request.told = word
-        if isinstance(word, Waits) and not request.was_told:
-            word = words.with_considered(word, self._prospects.considered(line, request, now))
         request.was_told = True
         return [word]
 

@@ -5,40 +5,33 @@ from collections.abc import Sequence
 
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.candidates import Candidate
-from router_svc.policy.choice import Considered
 from router_svc.policy.decisions import Loads, Waits
-from router_svc.policy.load_plan import GateWord
 from router_svc.policy.wakes import WakeStatus
 
 
-def waits_for_slot(arrival: Arrival, position: int, slots: int, eta_seconds: float | None) -> Waits:
+def slots_are_busy(target: str, slots: int) -> str:
     """All candidates that take requests are full."""
-    return _waits(arrival, position, f"all {slots} slots of {arrival.target} are busy", eta_seconds)
+    return f"all {slots} slots of {target} are busy"
 
 
-def waits_for_own(arrival: Arrival, position: int, running: int, most: int) -> Waits:
-    """Its tenant has as many requests running as it may."""
-    return _waits(arrival, position, f"tenant {arrival.tenant} has {running} of {most} requests running", None)
+def tenant_is_full(tenant: str, running: int, most: int) -> str:
+    """A tenant has as many requests running as it may."""
+    return f"tenant {tenant} has {running} of {most} requests running"
 
 
-def waits_for_pool(arrival: Arrival, position: int, pool: str, most: int, eta_seconds: float | None) -> Waits:
-    """Its pool has as many requests running as it may."""
-    return _waits(arrival, position, f"pool {pool} has {most} of {most} requests running", eta_seconds)
+def pool_is_full(pool: str, most: int) -> str:
+    """A pool has as many requests running as it may."""
+    return f"pool {pool} has {most} of {most} requests running"
 
 
-def waits_for_room(arrival: Arrival, position: int, gate: GateWord) -> Waits:
-    """A model cannot be loaded yet."""
-    return _waits(arrival, position, gate.reason, gate.eta_seconds)
-
-
-def waits_for_turn(arrival: Arrival, position: int, model: str) -> Waits:
+def gives_way(model: str) -> str:
     """What could serve it gives way to another model."""
-    return _waits(arrival, position, f"{model} gives way to another model for a turn", None)
+    return f"{model} gives way to another model for a turn"
 
 
-def waits_for_decision(arrival: Arrival, position: int) -> Waits:
+def nothing_is_loaded(target: str) -> str:
     """Nothing that could serve it is loaded, and nothing was decided about that yet."""
-    return _waits(arrival, position, f"no model of {arrival.target} is loaded", None)
+    return f"no model of {target} is loaded"
 
 
 def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
@@ -46,7 +39,7 @@ def waits_for_load(arrival: Arrival, loading: Sequence[Candidate]) -> Loads:
     progress = max((c.load_progress for c in loading if c.load_progress is not None), default=None)
     eta = min((c.load_eta_seconds for c in loading if c.load_eta_seconds is not None), default=None)
     where = f"{loading[0].model} loads on {loading[0].runner}"
-    return Loads(key=arrival.key, stage=where, progress=progress, eta_seconds=_whole(eta))
+    return Loads(key=arrival.key, stage=where, progress=progress, eta_seconds=whole(eta))
 
 
 def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -> Loads:
@@ -57,25 +50,17 @@ def waits_for_wake(arrival: Arrival, candidate: Candidate, status: WakeStatus) -
         key=arrival.key,
         stage=f"waking {candidate.model}{where} ({elapsed:.0f} s of at most {status.max_wait_seconds:.0f} s)",
         progress=candidate.load_progress if status.progress is None else status.progress,
-        eta_seconds=_whole(status.eta_seconds),
+        eta_seconds=whole(status.eta_seconds),
     )
 
 
-def with_considered(word: Waits, considered: tuple[Considered, ...]) -> Waits:
-    """The same word and who could serve the request."""
-    return Waits(
-        key=word.key,
-        position=word.position,
-        reason=word.reason,
-        eta_seconds=word.eta_seconds,
-        considered=considered,
-    )
+def says_the_same(word: Waits | Loads, earlier: Waits | Loads | None) -> bool:
+    """Whether a request knows this already; who could serve it is told once, and not compared."""
+    if isinstance(word, Waits) and isinstance(earlier, Waits):
+        return (word.position, word.reason, word.eta_seconds) == (earlier.position, earlier.reason, earlier.eta_seconds)
+    return word == earlier
 
 
-def _waits(arrival: Arrival, position: int, reason: str, eta_seconds: float | None) -> Waits:
-    return Waits(key=arrival.key, position=position, reason=reason, eta_seconds=_whole(eta_seconds))
-
-
-def _whole(seconds: float | None) -> float | None:
+def whole(seconds: float | None) -> float | None:
     """Whole seconds, so that an estimate that is hardly another one is not told anew."""
     return None if seconds is None else float(math.ceil(seconds))

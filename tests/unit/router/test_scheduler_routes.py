@@ -35,6 +35,17 @@ def test_the_primary_answers_and_its_route_says_how_long_it_stays_loaded() -> No
     assert direct.keep_alive_seconds is None
 
 
+def test_a_grant_says_when_the_answer_must_be_complete_by_its_route_or_by_itself() -> None:
+    mesh = scheduler(candidate("a", "m", slots=4))
+    mesh.apply(route("m", budget_seconds=30.0), 0.0)
+    ends = {}
+    for key, target, deadline_at in ((1, "route/r", None), (2, "route/r", 5.0), (3, "m", 50.0), (4, "m", None)):
+        (placement,) = mesh.submit(arrival(key, target, arrived_at=1.0, deadline_at=deadline_at), 2.0)
+        assert isinstance(placement, Placed)
+        ends[key] = placement.deadline_at
+    assert ends == {1: 31.0, 2: 5.0, 3: 50.0, 4: None}
+
+
 def test_a_fallback_answers_while_the_primary_is_full_unless_that_is_pinned() -> None:
     for pinned, expected in ((False, {2: "b"}), (True, {})):
         mesh = scheduler(candidate("a", "m"), candidate("b", "n"))
