@@ -37,7 +37,7 @@ from runner_svc.supervise.logs import LogRing
 from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
 from runner_svc.templates.sandbox import TemplateSandbox
 from weft.api.common.v1 import embedding_pb2, usage_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -189,7 +189,10 @@ class LlamaCppPythonBackend:
                             call.on_token()
                         elif any(isinstance(answer, PromptProgress) for answer in answers):
                             call.on_prefill()
-                        for frame in reader.read(answers):
+                        for number, frame in enumerate(reader.read(answers)):
+                            if number and has_content(frame):
+                                # The first content goes alone, also where more came with it.
+                                call.on_token()
                             yield frame
             except LineBrokenError:
                 raise await self._explain_break() from None

@@ -12,6 +12,7 @@ from yarl import URL
 
 from runner_svc.backends.openai_refusals import provider_refusal, refusal
 from runner_svc.backends.openai_request import (
+    PreparedBody,
     add_cache_use,
     chat_body,
     choices_per_prompt,
@@ -25,7 +26,7 @@ from runner_svc.backends.sse import SseDecoder
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import chat_pb2, embedding_pb2, usage_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
@@ -168,15 +169,9 @@ class OpenAiHttp:
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
-        if isinstance(payload, chat_pb2.ChatPayload):
-            path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
-        else:
-            path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
+        path, prepared = self._prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
-        add_cache_use(prepared.body, call.cache, has_slots=self._is_llama_server)
-        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
-            prepared.body["return_progress"] = True
         reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
         decoder = SseDecoder()
         async with self._post(path, prepared.body, call) as response:
@@ -187,13 +182,27 @@ class OpenAiHttp:
                     call.on_token()
                 elif reader.took_prefill:
                     call.on_prefill()
-                for frame in frames:
+                for number, frame in enumerate(frames):
+                    if number and has_content(frame):
+                        # The first content goes alone, also where more came with it.
+                        call.on_token()
                     yield frame
                 if reader.done:
                     break
             if not reader.ended:
                 yield reader.finish()
             await _drain(response)
+
+    def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
+        """Where to ask, and what."""
+        if isinstance(payload, chat_pb2.ChatPayload):
+            path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
+        else:
+            path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
+        add_cache_use(prepared.body, call.cache, has_slots=self._is_llama_server)
+        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
+            prepared.body["return_progress"] = True
+        return path, prepared
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""

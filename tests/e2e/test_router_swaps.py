@@ -47,11 +47,16 @@ async def ask(
         return response.status, await response.json()
 
 
-async def words_of_waiting(mesh: MeshProcess, model: str, tokens: int) -> tuple[list[str], Any]:
-    """What a request is told while it waits, and its receipt."""
+async def words_of_waiting(
+    mesh: MeshProcess, model: str, tokens: int, words: list[str] | None = None
+) -> tuple[list[str], Any]:
+    """What a request is told while it waits, in `words` as soon as it is told, and its receipt."""
+    told = [] if words is None else words
     async with connect_async(mesh.grpc) as client:
-        events = [event async for event in client.chat(model, "hi", max_tokens=tokens, timeout=60.0)]
-    return [event.queued.reason for event in events if event.HasField("queued")], events[-1].finished.receipt
+        async for event in client.chat(model, "hi", max_tokens=tokens, timeout=60.0):
+            if event.HasField("queued"):
+                told.append(event.queued.reason)
+    return told, event.finished.receipt
 
 
 async def loaded_models(mesh: MeshProcess) -> set[str]:
@@ -168,13 +173,18 @@ async def test_a_load_whose_memory_a_program_took_keeps_neither_its_requests_nor
     config = write_config(tmp_path, runner, accelerators=BUDGET)
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         async with training_program(mesh) as program, aiohttp.ClientSession() as http:
-            waits = asyncio.create_task(words_of_waiting(mesh, "large", 3))
+            words: list[str] = []
+            waits = asyncio.create_task(words_of_waiting(mesh, "large", 3, words))
             await asyncio.sleep(1.0)
             async with asyncio.timeout(SLOW_MACHINE_SECONDS):
                 assert (await ask(http, mesh, "small", 3))[0] == 200
+
+            async def names_the_program() -> bool:
+                return any(word.endswith("(a program)") for word in words)
+
+            await eventually(names_the_program, SLOW_MACHINE_SECONDS, "nobody says who holds the memory")
             program.terminate()
-            words, receipt = await waits
-        assert any(word.endswith("(a program)") for word in words), words
+            _, receipt = await waits
         assert receipt.usage.completion_tokens == 3
         assert await loaded_models(mesh) == {"large", "small"}
 

@@ -239,6 +239,17 @@ class BackendConformance(LoadOrderChecks):
                         break
             assert len(told) <= frames + 1, "something else than tokens was told as such"
 
+    async def test_tokens_that_come_together_are_told_of_before_each_of_their_frames(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, _):
+            told: list[int] = []
+            frames = 0
+            stream = backend.generate(chat(), Call(on_token=lambda: told.append(1)))
+            async with asyncio.timeout(self.notice_seconds), contextlib.aclosing(stream):
+                async for frame in stream:
+                    frames += any(map(has_content, frame))
+                    assert len(told) >= frames, "a token came that nobody was told of"
+            assert frames, "it answers"
+
     async def test_the_progress_of_a_load_is_a_share_or_unknown(self) -> None:
         backend = self.make_backend(Engine.NORMAL)
         assert backend.load_progress() is None
