@@ -258,7 +258,7 @@ class CandidateIndex:
             self._note_change(seat)
 
     def note_success(self, candidate: Candidate, now: float) -> None:
-        """A request there ended well, and nobody said when its answer began; else that has been counted."""
+        """A request there ended well whose first content nobody told of."""
         self.note_content(candidate, now)
 
     def note_failure(self, candidate: Candidate, kind: FailureKind, now: float, *, had_begun: bool = False) -> None:
@@ -268,7 +268,9 @@ class CandidateIndex:
         if seat is None:
             return
         seat.pool.breaks_in_a_row += kind is FailureKind.BROKE
-        if seat.health.note_failure(kind, now, had_begun=had_begun) and self._is_replaceable(seat):
+        # What broke off is not tried again: without another one, a pause would make others wait for nothing.
+        pauses = not had_begun or self._is_replaceable(seat)
+        if seat.health.note_failure(kind, now, had_begun=had_begun, pauses=pauses) and self._is_replaceable(seat):
             seat.health.eject(now)
         self._ends.await_end(seat)
         self._settle(seat)

@@ -112,10 +112,11 @@ class Health:
             self._worked_since = now
             self._window = _Window()
 
-    def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False) -> bool:
+    def note_failure(self, kind: FailureKind, now: float, *, had_begun: bool = False, pauses: bool = True) -> bool:
         """A request failed there like this. Returns whether the candidate should be ejected.
 
-        `had_begun`: its answer had, so that it was counted as a success, which it was not.
+        `had_begun`: its answer had, so that it was counted as a success, which it was not. `pauses`: a break leaves it
+        alone for a moment.
         """
         limits = self._limits
         if had_begun:
@@ -127,7 +128,8 @@ class Health:
             case FailureKind.BOUNCED:
                 self._pause(now, limits.bounce_pause_seconds, "did not take a request")
             case FailureKind.BROKE:
-                self._pause(now, limits.break_pause_seconds, "broke")
+                if pauses:
+                    self._pause(now, limits.break_pause_seconds, "broke")
                 self._broke_at = now
                 self._breaks_in_a_row += 1
                 self._note(good=False, now=now)

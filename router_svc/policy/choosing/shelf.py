@@ -68,7 +68,8 @@ class Shelf:
         found = None
         while heap:
             _, key, number, seat = heap[0]
-            if seat.entry != number:
+            # Numbers count on each shelf by itself, so one that moved may have this number on its new one.
+            if seat.entry != number or seat.shelf is not self:
                 heappop(heap)
             elif key in excluded:
                 aside.append(heappop(heap))
@@ -81,7 +82,7 @@ class Shelf:
 
     def some_of_the_best(self, most: int) -> list[Seat]:
         """Some of the open seats of low rank, the lowest one among them; in no order."""
-        return [seat for _, _, number, seat in self._heap[:most] if seat.entry == number]
+        return [seat for _, _, number, seat in self._heap[:most] if seat.entry == number and seat.shelf is self]
 
     def _order(self, seat: Seat, *, is_new: bool) -> None:
         rank = self._rank(seat)

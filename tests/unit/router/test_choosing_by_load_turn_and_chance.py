@@ -7,6 +7,7 @@ from index_harness import CHAT, chosen, index, member, place, placed, wish
 
 from router_svc.policy.choice import Wish
 from router_svc.policy.settings import ChoicePolicy
+from weft.kernel.request import Operation
 
 
 def test_the_lowest_share_of_slots_in_use_is_chosen() -> None:
@@ -91,3 +92,15 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_chance_draws_only_among_the_free() -> None:
     mesh = index(member("a", slots=1), member("b", slots=1), member("c", slots=1), policy=ChoicePolicy.RANDOM)
     assert sorted(placed(mesh, 4, asked=wish(seed=7))) == ["a", "b", "c", "nobody"]
+
+
+def test_one_that_can_do_more_since_it_was_ranked_is_not_chosen_by_its_earlier_rank() -> None:
+    mesh = index(member("a", slots=2), member("b", slots=2))
+    first = mesh.choose("p", wish(), 0.0)
+    assert first is not None
+    busy = first.candidate
+    mesh.take(busy, 0.0)
+    mesh.put(replace(busy, operations=frozenset(Operation)))
+    second = mesh.choose("p", wish(seed=1), 0.0)
+    assert second is not None
+    assert second.candidate.model != busy.model, "the other one is idle"

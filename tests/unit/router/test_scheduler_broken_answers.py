@@ -29,6 +29,13 @@ def test_a_runner_whose_answer_broke_off_is_left_alone_for_a_moment() -> None:
         mesh.finish(key, 1.2, SOME)
 
 
+def test_the_only_runner_is_not_left_alone_for_an_answer_that_broke_off_since_nobody_tries_that_again() -> None:
+    mesh = scheduler(candidate("a"))
+    asks(mesh, 1, 0.0)
+    mesh.finish(1, 1.0, SOME, Reason.SERVER_DIED)
+    assert asks(mesh, 2, 1.0) == "a"
+
+
 def test_a_runner_all_of_whose_answers_break_off_is_ejected_though_each_of_them_had_begun() -> None:
     mesh = two_runners()
     broken, now, key = asks(mesh, 1, 0.0), 0.0, 1
