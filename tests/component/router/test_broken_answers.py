@@ -3,19 +3,18 @@
 from pathlib import Path
 
 import pytest
-from waker_harness import grant_of, next_word, waking_mesh
+from waker_harness import MODEL, grant_of, next_word, waking_mesh
 
 from weft.dispatch.fleet import Phase
-from weft.dispatch.port import Grant, WaitingInQueue
+from weft.dispatch.port import Grant
 from weft.kernel.reasons import Reason
 
 
 @pytest.mark.parametrize(
-    ("reason", "what_comes_next"),
-    [(Reason.SERVER_DIED, WaitingInQueue), (Reason.CANCELLED, Grant), (Reason.UNSPECIFIED, Grant)],
+    ("reason", "counts"), [(Reason.SERVER_DIED, True), (Reason.CANCELLED, False), (Reason.UNSPECIFIED, False)]
 )
 async def test_only_an_answer_that_its_runner_broke_off_counts_against_that(
-    tmp_path: Path, reason: Reason, what_comes_next: type
+    tmp_path: Path, reason: Reason, counts: bool
 ) -> None:
     async with waking_mesh(tmp_path) as mesh:
         mesh.show(Phase.READY)
@@ -23,5 +22,9 @@ async def test_only_an_answer_that_its_runner_broke_off_counts_against_that(
             granted = await grant_of(place)
             await place.report_first_content(granted.attempt)
             await place.report_finished(reason)
+        index = mesh.loop._scheduler._index
+        candidate = index.candidate(MODEL)
+        assert candidate is not None
+        assert index.is_clean(candidate, mesh.clock.monotonic()) is not counts
         async with mesh.place("second") as place:
-            assert isinstance(await next_word(place), what_comes_next)
+            assert isinstance(await next_word(place), Grant), "there is no other runner to go to meanwhile"
