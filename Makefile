@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
+.PHONY: help up demo test test-clients test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -30,6 +30,9 @@ test: $(VENV)/.dev ## run every test, the real model included
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
 	@$(PYTEST) -m runtimes $(ARGS)
+
+test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md
+	@$(PYTEST) -m clients tests/clients $(ARGS)
 
 check: lint types imports protos-lint verify ## run every static check
 
@@ -63,7 +66,7 @@ lock: $(VENV)/.dev ## resolve the dependencies anew
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PROTOS_VENV) .verify .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PROTOS_VENV) .clients .verify .mypy_cache .ruff_cache .pytest_cache
 
 define generate
 $(PROTOS_VENV)/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(PROTOS_VENV)/bin/protoc-gen-mypy \

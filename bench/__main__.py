@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Never
@@ -12,6 +12,7 @@ from typing import Never
 from bench import measures
 from bench.book import Book
 from bench.contender import PEERS, WEFT, Contender, load_contender
+from bench.edge import measure_edge
 from bench.install import InstallError, ensure_installed
 from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
@@ -31,6 +32,17 @@ ORDER = (
     *measures.PLACEMENT_BY_RUNNERS.values(),
     *measures.PLACEMENT_BY_QUEUED.values(),
 )
+
+OWN_SCENARIOS: Mapping[str, Callable[[Options, Book, Path], None]] = {
+    "registry": measure_registry,
+    "outage": measure_outage,
+    "supervision": measure_supervision,
+    "swap": measure_swap,
+    "overload": measure_overload,
+    "edge": measure_edge,
+    "placements": measure_placements,
+}
+"""What is done to weft alone, each on a mesh of its own."""
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -105,25 +117,17 @@ def run(options: Options, contenders: Sequence[Contender], book: Book, folder: P
 
 
 def _measure(options: Options, contender: Contender, book: Book, folder: Path, stub: Target) -> None:
-    if contender.name == WEFT.name and options.wants("cold"):
+    is_weft = contender.name == WEFT.name
+    if is_weft and options.wants("cold"):
         measure_cold_start(options, book, folder / "cold")
     if any(map(options.wants, ("memory", "unary", "stream", "paced", "latency"))):
         with running(contender, ROOT, folder / "stubbed", stub) as target:
             measure_all(options, book, stub, target)
-    if contender.name == WEFT.name and options.wants("real"):
+    if is_weft and options.wants("real"):
         measure_real(options, book, folder / "real", stub)
-    if contender.name == WEFT.name and options.wants("registry"):
-        measure_registry(options, book, folder / "registry")
-    if contender.name == WEFT.name and options.wants("outage"):
-        measure_outage(options, book, folder / "outage")
-    if contender.name == WEFT.name and options.wants("supervision"):
-        measure_supervision(options, book, folder / "supervision")
-    if contender.name == WEFT.name and options.wants("swap"):
-        measure_swap(options, book, folder / "swap")
-    if contender.name == WEFT.name and options.wants("overload"):
-        measure_overload(options, book, folder / "overload")
-    if contender.name == WEFT.name and options.wants("placements"):
-        measure_placements(options, book, folder / "placements")
+    for name, measure in OWN_SCENARIOS.items():
+        if is_weft and options.wants(name):
+            measure(options, book, folder / name)
 
 
 def main() -> None:

@@ -34,6 +34,8 @@ class Contender:
     ready_path: str = "/v1/models"
     chat_path: str = "/v1/chat/completions"
     headers: Mapping[str, str] = field(default_factory=dict)
+    key_command: tuple[str, ...] = ()
+    """Prints a key for the Authorization header; `{bin}` and `{home}` may be in it. Empty: it needs none."""
     model: str = MODEL
     main_role: str = "gateway"
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -64,6 +66,8 @@ def load_contender(path: Path) -> Contender:
 
 WEFT_STUB_CONFIG = """\
 port: {port}
+auth:
+  required: true
 runners:
   - name: bench
     command: ["{stub_python}", "-m", "weft.testing.fake_backend", "--answer-tokens", "0"]
@@ -79,6 +83,8 @@ WEFT = Contender(
     name="weft",
     command=("{bin}/weft", "up", "--home", "{home}", "--config", "{config}"),
     config=WEFT_STUB_CONFIG,
+    ready_path="/health",
+    key_command=("{bin}/weft", "keys", "create", "--home", "{home}", "-o", "name"),
     main_role="host",
     roles={
         "weft.testing.fake_backend": BACKEND_ROLE,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -72,12 +72,29 @@ def running_stub(root: Path, folder: Path) -> Iterator[Target]:
 def running(contender: Contender, root: Path, folder: Path, stub: Target) -> Iterator[Target]:
     """A contender in front of `stub`, or of the backend it starts itself. Raises LaunchError."""
     with _process(contender, root, folder, {"upstream_port": str(stub.port)}) as (process, port):
+        contender = with_key(contender, root, folder)
         _until_it_answers(contender, process, port, folder)
         own = backend_of(process, contender)
         if own is None:
             yield Target(contender=contender, process=process, port=port, stub=stub.process, stub_port=stub.port)
         else:
             yield Target(contender=contender, process=process, port=port, stub=own, stub_port=listening_port(own))
+
+
+def with_key(contender: Contender, root: Path, folder: Path) -> Contender:
+    """The contender in `folder`, with a key of its own where it asks for one. Raises LaunchError when it gives none."""
+    if not contender.key_command:
+        return contender
+    known = {"bin": str(Path(python_of(contender, root)).parent), "home": str(folder / "home")}
+    command = [fill(part, known) for part in contender.key_command]
+    deadline = time.monotonic() + contender.start_seconds
+    while time.monotonic() < deadline:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            headers = {**contender.headers, "Authorization": f"Bearer {done.stdout.strip()}"}
+            return replace(contender, headers=headers)
+        time.sleep(READY_POLL_SECONDS)
+    raise LaunchError(f"{contender.name} gives no key: {done.stderr[-300:]}")
 
 
 def run_load(job: Job, root: Path) -> Result:

@@ -38,9 +38,9 @@ class Measure:
     digits: int = 1
 
 
-UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", Goal(1500), 0)
+UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", Goal(900), 0)
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
-CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(30))
+CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", Goal(20))
 CHUNK_RATE = Measure("streamed chunks, saturated", "1/s", None, 0)
 PACED_CPU = Measure("CPU per streamed chunk, 50 tokens/s per stream", "us")
 UNARY_P50 = Measure("unary latency p50, 1 connection", "ms", None, 2)
@@ -93,6 +93,16 @@ REFUSAL_P99 = Measure("overload: until a refusal is there, p99", "ms", Goal(50))
 REFUSAL_ADVICE = Measure("overload: refusals without a Retry-After of 1 to 60 s", "", Goal(0), 0)
 OVERLOAD_MEMORY = Measure("overload: growth of the host process's memory", "%", Goal(10))
 AMPLIFICATION = Measure("total outage: requests that reach an engine, per request", "", Goal(1.2), 3)
+RATE_P99 = Measure("500 unary requests/s with keys: latency p99", "ms", None, 2)
+RATE_ADDED_P50 = Measure("500 unary requests/s with keys: added latency, p50", "ms", None, 2)
+RATE_ADDED_P99 = Measure("500 unary requests/s with keys: added latency, p99", "ms", Goal(10), 2)
+HANG_UP_P50 = Measure("hang-up in mid-answer: until the engine has its slot back, p50", "ms")
+HANG_UP_P99 = Measure("hang-up in mid-answer: until the engine has its slot back, p99", "ms", Goal(250))
+PREFILL_HANG_UP_P99 = Measure(
+    "hang-up before the first token: until the engine has its slot back, p99", "ms", Goal(250)
+)
+IDLE_HOST = Measure("1,000 idle open streams: memory of the host process, RSS", "MB", Goal(200))
+IDLE_GROWTH = Measure("1,000 idle open streams: growth of host and runner together, RSS", "MB")
 PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", Goal(20_000, False), 0)
 PLACEMENT_CPU = Measure("one placement of these", "us")
 PLACEMENT_BY_RUNNERS = {

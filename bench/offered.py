@@ -46,6 +46,7 @@ class Outcome(msgspec.Struct, kw_only=True, frozen=True):
     refused_without_advice: int
     """Refusals without a Retry-After of 1 to 60 seconds."""
     served_p50: float
+    served_p99: float
 
 
 class Offering:
@@ -83,6 +84,7 @@ class Offering:
             refused_p99=1e3 * percentile(self._refused, 0.99),
             refused_without_advice=self._without_advice,
             served_p50=1e3 * percentile(self._served, 0.50),
+            served_p99=1e3 * percentile(self._served, 0.99),
         )
 
     async def _ask(self, http: aiohttp.ClientSession) -> None:

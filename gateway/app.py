@@ -5,13 +5,16 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from gateway.admin.routes_models import add_admin_models
 from gateway.admin.routes_operations import add_admin_operations
+from gateway.authentication import KeyGate, OpenGate
 from gateway.config import GatewayConfig
 from gateway.edge import EdgeMiddleware
 from gateway.errors import EdgeError
 from gateway.event_watches import EventWatches
+from gateway.media.fetcher import media_source
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import publish_schemas
 from gateway.parts import GatewayParts, InferenceParts
@@ -23,10 +26,16 @@ from gateway.routes.declarations import add_declarations
 from gateway.routes.embeddings import add_embeddings
 from gateway.routes.events import add_events
 from gateway.routes.health import add_health
+from gateway.routes.keys import add_keys
+from gateway.routes.messages import add_messages
+from gateway.routes.model_calls import add_model_calls
 from gateway.routes.models import add_models
 from gateway.routes.requests import add_requests
 from gateway.routes.resources import add_resources
+from gateway.routes.responses import add_responses, responses_parts
+from gateway.routes.responses_kept import add_kept_responses
 from gateway.routes.settings import add_settings
+from gateway.static_routes import StaticRoutes, publish_static_routes
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -50,17 +59,26 @@ def create_app(
         watches=watches or EventWatches(config.max_event_watches),
         metrics=metrics or GatewayMetrics(),
         clock=ticking,
+        media=ports.media or media_source(config.media, ticking),
+        gate=OpenGate() if ports.keys is None else KeyGate(ports.keys, ticking),
         rate_limits=None if config.rate_limits is None else TenantRateLimits(config.rate_limits, ticking),
     )
     app = bare_app("weft gateway", parts)
     add_openai(app, parts)
+    add_messages(app, parts)
+    responses = responses_parts(config, ports.responses)
+    add_responses(app, parts, responses)
+    add_kept_responses(app, responses)
     for add_routes in (add_resources, add_declarations, add_settings, add_events, add_health):
         add_routes(app, parts)
     if ports.admin is not None:
         add_admin_models(app, parts, ports.admin)
         add_admin_operations(app, parts, ports.admin)
+    if ports.keys is not None and ports.api_keys is not None:
+        add_keys(app, parts, ports.api_keys)
     if ports.requests is not None:
         add_requests(app, ports.requests)
+    publish_static_routes(app, app.state.static_routes)
     publish_schemas(app)
     return app
 
@@ -69,7 +87,10 @@ def bare_app(title: str, parts: InferenceParts) -> FastAPI:
     """An application without routes, with our own layer around it."""
     # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
     app = FastAPI(title=title, version=version("weft"), docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock)
+    # The one added last is the outer one.
+    app.state.static_routes = {}
+    app.add_middleware(StaticRoutes, table=app.state.static_routes)
+    app.add_middleware(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock, gate=parts.gate)
     app.add_exception_handler(HTTPException, _raise_as_weft_error)
     app.add_exception_handler(RequestValidationError, _raise_as_weft_error)
     return app
@@ -77,7 +98,7 @@ def bare_app(title: str, parts: InferenceParts) -> FastAPI:
 
 def add_openai(app: FastAPI, parts: InferenceParts) -> None:
     """Add the routes of OpenAI's API."""
-    for add_routes in (add_chat, add_completions, add_embeddings, add_models):
+    for add_routes in (add_chat, add_completions, add_embeddings, add_model_calls, add_models):
         add_routes(app, parts)
 
 
@@ -87,8 +108,15 @@ async def _raise_as_weft_error(request: Request, error: Exception) -> Response:
         if error.status_code == 404:
             raise WeftError(Reason.NOT_FOUND, "there is nothing at this path")
         if error.status_code == 405:
-            allow = (b"allow", (error.headers or {}).get("Allow", "").encode())
+            allow = (b"allow", _allowed_methods(request).encode())
             message = f"{request.method} is not allowed at this path"
             raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=(allow,))
         raise EdgeError(error.status_code, Reason.MALFORMED_REQUEST, "the request was refused")
     raise WeftError(Reason.INVALID_ARGUMENT, "the request has a wrong parameter")
+
+
+def _allowed_methods(request: Request) -> str:
+    """The methods that the path has. The framework names those of one route, and a path has one route per method."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    fitting = [route for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))

@@ -1,4 +1,4 @@
-"""An application on a port of this machine: it binds, serves and drains inside the host's event loop."""
+"""An application on a port: it binds, serves and drains inside the host's event loop."""
 
 import asyncio
 import errno
@@ -10,6 +10,8 @@ import structlog
 from starlette.types import ASGIApp
 
 from gateway.config import ConnectionLimits
+from gateway.connection_counts import within_open_files
+from gateway.edge_tls import Exposure
 from gateway.protocol import EdgeServerConfig
 from gateway.server import EdgeServer
 from weft.kernel.errors import WeftError, invalid_field
@@ -27,8 +29,7 @@ class AppServer:
         self,
         app: ASGIApp,
         *,
-        host: str,
-        port: int,
+        exposure: Exposure,
         limits: ConnectionLimits,
         on_refused: Callable[[int], None],
         name: str = "gateway",
@@ -39,8 +40,7 @@ class AppServer:
         `on_refused` is told the status of what was refused before the application saw it.
         """
         self._app = app
-        self._host = host
-        self._port = port
+        self._exposure = exposure
         self._limits = limits
         self._on_refused = on_refused
         self._name = name
@@ -52,22 +52,24 @@ class AppServer:
     @property
     def port(self) -> int:
         """The port it listens on; the configured one before the start."""
-        return self._port if self._address is None else self._address[1]
+        return self._exposure.port if self._address is None else self._address[1]
 
     @property
     def url(self) -> str:
         """Where it answers, such as `http://127.0.0.1:8080`."""
-        host = self._host if self._address is None else self._address[0]
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "http" if self._exposure.tls is None else "https"
+        host = self._exposure.host if self._address is None else self._address[0]
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
 
     async def start(self) -> None:
-        """Bind and accept. Raises a WeftError if the address is not loopback or cannot be had."""
-        listener = await _listen(self._host, self._port, self._port_option)
+        """Bind and accept. Raises a WeftError if the address cannot be had, or lacks the protection that it needs."""
+        context = self._exposure.context()
+        listener = await _listen(self._exposure, self._port_option)
         self._address = listener.getsockname()[:2]
         self._server = EdgeServer(
             EdgeServerConfig(
                 self._app,
-                limits=self._limits,
+                limits=within_open_files(self._limits),
                 on_refused=self._on_refused,
                 interface="asgi3",
                 ws="none",
@@ -76,7 +78,8 @@ class AppServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-            )
+            ),
+            None if context is None or self._exposure.tls is None else (context, self._exposure.tls),
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"{self._name}-http")
         started = asyncio.create_task(self._server.wait_started())
@@ -98,8 +101,9 @@ class AppServer:
         self._server = self._serving = None
 
 
-async def _listen(host: str, port: int, port_option: str) -> socket.socket:
-    family, address = await _loopback_address(host, port)
+async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
+    host, port = exposure.host, exposure.port
+    family, address = await _protected_address(exposure)
     # With its protocol named: asyncio turns Nagle's algorithm off for sockets that say they are TCP, and with it on an
     # answer in two writes takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -115,19 +119,16 @@ async def _listen(host: str, port: int, port_option: str) -> socket.socket:
     return listener
 
 
-async def _loopback_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+async def _protected_address(exposure: Exposure) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """The resolved address: a spelling says nothing, 127.1 and 0x7f000001 are loopback, and a name may be anything."""
+    host, port = exposure.host, exposure.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         raise invalid_field("host", f"'{host}' is not an address of this machine") from None
     family, _, _, _, address = found[0]
     if not ipaddress.ip_address(address[0]).is_loopback:
-        raise invalid_field(
-            "host",
-            f"'{host}' is not a loopback address; the gateway has no keys and no TLS yet, so it listens on 127.0.0.1 "
-            "only: put a proxy with both in front of it",
-        )
+        exposure.require_protection()
     return family, (str(address[0]), port)
 
 

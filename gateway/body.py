@@ -7,47 +7,76 @@ from starlette.types import Receive, Scope
 from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError, EdgeError
 from gateway.identity import Headers, headers_of
+from gateway.json_guard import require_few_members
+from gateway.multipart import Part, boundary_of, parts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
+_MAX_LENGTH_DIGITS = 20
 
 
 async def read_json_body(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
     """The whole body, which must be declared as JSON.
 
-    Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes`, an EdgeError 408 if it
-    does not arrive in time, ClientGoneError if the caller hangs up first.
+    Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE above `max_body_bytes` or `max_json_members`,
+    and as `read_body` besides.
     """
-    headers = headers_of(scope)
-    if not _is_json(_media_type(headers)):
+    if not _is_json(_media_type(headers_of(scope))):
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json")
-    return await _read_body(headers, receive, config)
+    return await _read_json(scope, receive, config)
 
 
 async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: GatewayConfig) -> tuple[bytes, bool]:
     """The whole body and whether it is YAML; it must be declared as either. Raises as `read_json_body`."""
-    headers = headers_of(scope)
-    media_type = _media_type(headers)
-    is_yaml = media_type in _YAML_TYPES
-    if not (is_yaml or _is_json(media_type)):
+    media_type = _media_type(headers_of(scope))
+    if media_type in _YAML_TYPES:
+        return await read_body(scope, receive, config, max_bytes=config.max_body_bytes), True
+    if not _is_json(media_type):
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json or application/yaml")
-    return await _read_body(headers, receive, config), is_yaml
+    return await _read_json(scope, receive, config), False
 
 
-async def _read_body(headers: Headers, receive: Receive, config: GatewayConfig) -> bytes:
+async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> list[Part]:
+    """The parts of a form with files, in order.
+
+    Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
+    parts or too long headers, and as `read_body` besides.
+    """
+    media_type = headers_of(scope).get(b"content-type", b"")
+    if _media_type(headers_of(scope)) != b"multipart/form-data":
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")
+    boundary = boundary_of(media_type, config.limits)
+    raw = await read_body(scope, receive, config, max_bytes=max_bytes)
+    # Tens of milliseconds for a large file, and others are served meanwhile.
+    return await asyncio.to_thread(parts_of, raw, boundary, config.limits)
+
+
+async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:
+    """The whole body, whatever it is.
+
+    Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
+    does not arrive in time or arrives too slowly, ClientGoneError if the caller hangs up first.
+    """
+    headers = headers_of(scope)
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
-    _require_length_fits(headers, config)
+    declared = headers.get(b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
+        raise _too_large(max_bytes)
+    began = asyncio.get_running_loop().time()
+    pace = config.connections
     try:
-        async with asyncio.timeout(config.body_timeout_seconds):
-            return await _read(receive, config.max_body_bytes)
+        async with asyncio.timeout_at(began + min(config.body_timeout_seconds, pace.body_grace_seconds)) as timer:
+            return await _read(receive, max_bytes, _Pace(timer, began, config))
     except TimeoutError:
-        raise EdgeError(
-            408,
-            Reason.DEADLINE_EXCEEDED,
-            f"the body did not arrive within {config.body_timeout_seconds:g} seconds",
-        ) from None
+        raise _too_slow(config, asyncio.get_running_loop().time() - began) from None
+
+
+async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
+    raw = await read_body(scope, receive, config, max_bytes=config.max_body_bytes)
+    require_few_members(raw, config.limits.max_json_members)
+    return raw
 
 
 def _media_type(headers: Headers) -> bytes:
@@ -60,13 +89,24 @@ def _is_json(media_type: bytes) -> bool:
     return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
 
 
-def _require_length_fits(headers: Headers, config: GatewayConfig) -> None:
-    declared = headers.get(b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > config.max_body_bytes:
-        raise _too_large(config.max_body_bytes)
+class _Pace:
+    """Moves the end of a body's time as its bytes come in."""
+
+    __slots__ = ("_began", "_config", "_timer")
+
+    def __init__(self, timer: asyncio.Timeout, began: float, config: GatewayConfig) -> None:
+        self._timer = timer
+        self._began = began
+        self._config = config
+
+    def has_come(self, size: int) -> None:
+        """That many bytes have come so far."""
+        pace = self._config.connections
+        earned = pace.body_grace_seconds + size / pace.min_body_bytes_per_second
+        self._timer.reschedule(self._began + min(self._config.body_timeout_seconds, earned))
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -80,7 +120,16 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
         pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pace.has_come(size)
 
 
 def _too_large(max_bytes: int) -> WeftError:
     return WeftError(Reason.REQUEST_TOO_LARGE, f"the body is larger than {max_bytes} bytes")
+
+
+def _too_slow(config: GatewayConfig, seconds: float) -> WeftError:
+    limit = config.body_timeout_seconds
+    rate = config.connections.min_body_bytes_per_second
+    late = f"the body did not arrive within {limit:g} seconds"
+    slow = f"the body arrived more slowly than {rate} bytes per second"
+    return EdgeError(408, Reason.DEADLINE_EXCEEDED, late if seconds >= limit else slow)

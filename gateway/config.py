@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.edge_tls import EdgeTls, Exposure
+from gateway.media.config import MediaConfig
+from gateway.responses.config import KeepResponses
 from weft.kernel.rates import Rate
 
 MEBIBYTE = 1024 * 1024
@@ -11,20 +14,72 @@ DEFAULT_RATE = Rate(50, 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaLimits:
+    """What the JSON schemas of one request may hold: those of its tools, and that of its answer's form.
+
+    Engines make grammars of them, in time and memory that grow faster than the schema.
+    """
+
+    max_bytes: int = 64 * 1024
+    """One schema as JSON."""
+    max_total_bytes: int = 1024 * 1024
+    """All of them together."""
+    max_depth: int = 32
+    """Schemas within schemas."""
+    max_nodes: int = 2000
+    """Schemas within one, itself counted."""
+    max_enum: int = 1000
+    """Values in all its enums together."""
+    max_repeat: int = 100_000
+    """What minItems, minLength and their like may say: a grammar is written out that often. An upper bound above it is
+    left out."""
+    max_branches: int = 1024
+    """Ways that anyOf, oneOf and allOf can be combined to."""
+    max_pattern_chars: int = 512
+    max_patterns: int = 256
+    """Patterns of all schemas together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
     """What one request may hold. The schemas add the bounds that never change (see `gateway.schemas`)."""
 
     max_json_depth: int = 64
     """Nesting of arrays and objects in a body."""
+    max_json_members: int = 200_000
+    """Names in all objects of a body together."""
     max_messages: int = 10_000
     max_stop: int = 16
     """Stop strings of one request."""
+    max_stop_chars: int = 1024
+    """Length of one stop string."""
     max_choices: int = 8
     """Answers per prompt (`n`)."""
+    max_choice_tokens: int = 1024 * 1024
+    """`n` times `max_tokens`, where `n` is above 1."""
+    max_top_logprobs: int = 20
+    """Alternatives per token (`top_logprobs`; `logprobs` of a text completion)."""
+    max_logit_bias: int = 300
+    """Tokens in `logit_bias`."""
+    max_metadata: int = 16
+    """Entries of `metadata`."""
+    max_user_chars: int = 512
+    """Length of `user`."""
     max_prompts: int = 128
     """Prompts of one legacy completion."""
     max_embedding_inputs: int = 2048
     max_tools: int = 1024
+    max_audio_bytes: int = 25 * MEBIBYTE
+    """Body of an upload of audio."""
+    max_image_bytes: int = 64 * MEBIBYTE
+    """Body of an upload of images to edit."""
+    max_parts: int = 20
+    """Parts of a multipart body."""
+    max_boundary_chars: int = 70
+    """Length of a multipart body's boundary."""
+    max_part_header_bytes: int = 8 * 1024
+    """Headers of one part together."""
+    schemas: SchemaLimits = field(default_factory=SchemaLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +87,10 @@ class ConnectionLimits:
     """What one connection may do before its request is accepted."""
 
     max_connections: int = 2048
-    """Open connections; one more is answered 503 and closed."""
+    """Open connections; one more is answered 503 and closed. Never more than half of the files that may be open."""
+    max_connections_per_address: int = 256
+    """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
+    not counted: a proxy on this machine speaks for everybody."""
     max_header_bytes: int = 32 * 1024
     """Request line and headers together."""
     max_header_count: int = 100
@@ -40,6 +98,10 @@ class ConnectionLimits:
     """Chunks or segments one body may arrive in: a 10 MiB body in pieces of 525 bytes."""
     header_timeout_seconds: float = 10.0
     """From the first byte (or the connect) to the end of the headers."""
+    body_grace_seconds: float = 10.0
+    """How long a body may arrive as slowly as it likes ..."""
+    min_body_bytes_per_second: int = 1024
+    """... and how much every second more must bring."""
     linger_seconds: float = 5.0
     """How long a body is read and dropped after the request was already answered."""
     idle_seconds: int = 75
@@ -62,14 +124,21 @@ class GatewayConfig:
     """How the edge listens, what it accepts, and how long it waits."""
 
     host: str = "127.0.0.1"
-    """Loopback only, until keys and TLS exist."""
+    """Loopback, or any address with keys and TLS."""
     port: int = 8080
     """0: any free port; `GatewayService.port` says which."""
+    auth_required: bool = False
+    """Whether every caller needs a key."""
+    tls: EdgeTls | None = None
+    """None: plain HTTP."""
+    tls_terminated_elsewhere: bool = False
+    """Whether a proxy in front speaks TLS with the callers; an address beyond loopback needs that, or `tls`."""
     allowed_hosts: frozenset[str] = frozenset()
     """Names besides the loopback ones that a Host or Origin header may carry, without port. A page elsewhere that
     points its own name at 127.0.0.1 carries its own name."""
     max_body_bytes: int = 10 * MEBIBYTE
     body_timeout_seconds: float = 60.0
+    """From the end of the headers to the end of the body."""
     headers_within_seconds: float = 1.0
     """How long a stream's status line is held back, so that a rejection still becomes a status."""
     sse_keepalive_seconds: float = 10.0
@@ -84,7 +153,24 @@ class GatewayConfig:
     """How long one question to the registry may take."""
     max_event_watches: int = 64
     """Streams of events at once; one more is refused."""
+    max_running_responses: int = 2048
+    """Responses that are streamed at once, to be found by their ids meanwhile; one more is refused."""
+    keep_responses: KeepResponses = KeepResponses.BY_DEFAULT
+    """Which responses are kept, where there is somebody who keeps them."""
+    response_store_timeout_seconds: float = 5.0
+    """How long whoever keeps responses may take to answer."""
     rate_limits: RateLimitConfig | None = None
     """Requests per tenant; None: as many as they like."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    media: MediaConfig = field(default_factory=MediaConfig)
+
+    def exposure(self, port: int | None = None) -> Exposure:
+        """Where it listens, and how that is protected; `port` instead of its own."""
+        return Exposure(
+            host=self.host,
+            port=self.port if port is None else port,
+            tls=self.tls,
+            has_keys=self.auth_required,
+            tls_terminated_elsewhere=self.tls_terminated_elsewhere,
+        )

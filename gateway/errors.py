@@ -2,6 +2,10 @@
 
 {"error": {"message": ..., "type": ..., "param": ..., "code": ...}, "request_id": ...}
 
+Clients of Anthropic's API get theirs; `param` is there only where a field is wrong:
+
+{"type": "error", "error": {"type": ..., "message": ..., "code": ..., "param": ...}, "request_id": ...}
+
 Refusals for lack of room hold figures besides; see FIGURES.
 
 WeftError
@@ -15,6 +19,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.dialect import Dialect
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -26,6 +31,19 @@ _BUSY_STATUSES = frozenset({429, 503})
 # Statuses that the OpenAI clients repeat on their own account.
 _RETRIED_BY_CLIENTS = frozenset({408, 409, 429})
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# Anthropic's words; its own status for "overloaded", 529, is none of ours.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# RFC 9110: a 401 says how to show who one is.
+_CHALLENGES = {401: ((b"www-authenticate", b"Bearer"),)}
 # What these hold may name files, addresses or code; the gateway's log has it.
 _NOT_FOR_CALLERS = frozenset({Reason.INTERNAL, Reason.UNSPECIFIED})
 _INTERNAL_MESSAGE = "an internal error; the gateway's log has the details under this request id"
@@ -43,6 +61,9 @@ FIGURES: Mapping[str, str] = {
 _WITH_FIGURES = frozenset(
     {Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.RATE_LIMIT_EXCEEDED, Reason.DEADLINE_UNREACHABLE}
 )
+
+_TOO_LONG = "prompt is too long: "
+"""How Anthropic begins to say so: clients look for these words, and shorten the conversation when they find them."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -66,7 +87,7 @@ class DetailedError(WeftError):
         reason: Reason,
         message: str,
         *,
-        details: Mapping[str, str | int | float | None] | None = None,  # an int stays one
+        details: Mapping[str, object] | None = None,
         code: str = "",
         retry_after_seconds: float | None = None,
     ) -> None:
@@ -117,21 +138,46 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def envelope(error: WeftError, request_id: str = "") -> bytes:
+def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.OPENAI) -> bytes:
     """The body of an error, as JSON; `request_id`: that of the request, where it is known."""
+    known = {"request_id": request_id} if request_id else {}
+    if dialect is Dialect.ANTHROPIC:
+        return _encode({"type": "error", "error": _anthropic_fields(error)} | known)
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
     fields: dict[str, object] = {
-        "message": _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message,
+        "message": _words(error),
         "type": _TYPES.get(status, default_type),
         "param": error.metadata.get("field"),
-        "code": error.reason.name.lower(),
-        **figures_of(error),
+        **_for_machines(error),
     }
+    return _encode({"error": fields} | known)
+
+
+def _anthropic_fields(error: WeftError) -> dict[str, object]:
+    status = http_status(error)
+    default_type = "api_error" if status >= 500 else "invalid_request_error"
+    field = error.metadata.get("field")
+    is_too_long = error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    return {
+        "type": _ANTHROPIC_TYPES.get(status, default_type),
+        "message": (_TOO_LONG if is_too_long else "") + _words(error),
+        **({"param": field} if field else {}),
+        **_for_machines(error),
+    }
+
+
+def _words(error: WeftError) -> str:
+    return _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message
+
+
+def _for_machines(error: WeftError) -> dict[str, object]:
+    """The code, and the figures of a refusal that has some."""
+    fields: dict[str, object] = {"code": error.reason.name.lower(), **figures_of(error)}
     if isinstance(error, DetailedError):
         fields["code"] = error.code or fields["code"]
         fields |= error.details
-    return _encode({"error": fields} | ({"request_id": request_id} if request_id else {}))
+    return fields
 
 
 def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
@@ -158,6 +204,7 @@ def error_headers(error: WeftError, body: bytes) -> list[tuple[bytes, bytes]]:
     return [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
+        *_CHALLENGES.get(http_status(error), ()),
         *retry_headers(error),
         *(error.headers if isinstance(error, EdgeError) else ()),
     ]

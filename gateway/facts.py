@@ -5,7 +5,9 @@ from typing import cast
 
 from starlette.types import Scope
 
+from gateway.dialect import Dialect
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import LOCAL, Principal
 
 FACTS_KEY = "weft.facts"
 UNKNOWN_MODEL = "unknown"
@@ -18,7 +20,7 @@ class RequestFacts:
     request_id: str
     arrived: float
     surface: str = "none"
-    """Which API: chat, completions, embeddings, models, api, health, metrics, or none."""
+    """Which API: chat, completions, embeddings, messages, responses, models, api, health, metrics, or none."""
     model: str = UNKNOWN_MODEL
     """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
     was_dispatched: bool = False
@@ -27,6 +29,10 @@ class RequestFacts:
     """The HTTP status sent; 0 before that."""
     error: WeftError | None = None
     """Why it did not complete, also when the status was sent before."""
+    principal: Principal = LOCAL
+    """Who sends it, once it is let in."""
+    dialect: Dialect = Dialect.OPENAI
+    """In whose words it is answered."""
 
 
 def facts_of(scope: Scope) -> RequestFacts:

@@ -2,19 +2,20 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.facts import facts_of
+from gateway.media import RequestMedia, supply
 from gateway.parts import InferenceParts
 from gateway.ports import Generation
 from gateway.stream import StreamedAnswer
 from gateway.translate.answer import AnswerBuilder
 from gateway.translate.sse import StreamEncoder, receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
-from weft.api.common.v1 import event_pb2, receipt_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 
@@ -29,12 +30,44 @@ class Work:
     payload: GenerationPayload
     warnings: Sequence[warning_pb2.Warning] = ()
     """What its caller should know beside the answer, whoever answers."""
+    media: RequestMedia | None = None
+    """What of the payload, a chat's, is still to be fetched."""
 
     def begin(self) -> Generation:
         """Have it done. Nothing happens until the frames are read."""
+        if self.media is not None and self.media.addresses:
+            return SuppliedGeneration(self, self.media)
+        return self.dispatched()
+
+    def dispatched(self) -> Generation:
+        """Have it done with what is there."""
         facts_of(self.scope).was_dispatched = True
         generation = self.parts.dispatcher.generate(self.context, self.payload)
         return WarnedGeneration(generation, self.warnings) if self.warnings else generation
+
+
+class SuppliedGeneration:
+    """A generation that has to wait until its media are fetched. A caller who hangs up ends the fetch, too."""
+
+    def __init__(self, work: Work, media: RequestMedia) -> None:
+        self._work = work
+        self._media = media
+        self._generation: Generation | None = None
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """See Generation.receipt."""
+        return None if self._generation is None else self._generation.receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """See Generation.frames. Raises as `gateway.media.supply`."""
+        payload = self._work.payload
+        assert isinstance(payload, chat_pb2.ChatPayload)
+        await supply(payload, self._media, self._work.parts.media)
+        self._generation = self._work.dispatched()
+        async with aclosing(self._generation.frames()) as frames:
+            async for frame in frames:
+                yield frame
 
 
 class WarnedGeneration:
@@ -70,6 +103,7 @@ def streamed(work: Work, encoder: StreamEncoder) -> Response:
 def whole(work: Work, answer: AnswerBuilder) -> Response:
     """The answer in one piece."""
     parts, facts = work.parts, facts_of(work.scope)
+    work = replace(work, context=replace(work.context, whole=True))
 
     async def produce() -> JsonAnswer:
         generation = work.begin()

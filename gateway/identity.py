@@ -1,11 +1,13 @@
-"""Who asks, as the headers say. On loopback without keys the caller is believed."""
+"""What a request's head says: who asks for what. Where nobody needs a key, the caller is believed."""
 
 import math
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from gateway.authentication import require_once
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
 from gateway.facts import facts_of
@@ -14,25 +16,32 @@ from weft.dispatch.agents import require_model_name
 from weft.dispatch.handling import cache_tag, require_session
 from weft.dispatch.journey import RequestContext
 from weft.kernel.durations import keep_alive_seconds
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
-    DEFAULT_TENANT,
     MAX_CLIENT_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
     is_token,
     require_token,
 )
+from weft.kernel.principal import LOCAL, MAY_LEAVE
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, traceparent_of
 
 _PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
 _CACHE_MODES = {b"auto": CacheMode.AUTO, b"prefix": CacheMode.PREFIX, b"none": CacheMode.NONE}
-_SESSION_HEADERS = {b"x-session-id": "X-Session-Id", b"x-session-affinity": "X-Session-Affinity"}
+_SESSION_HEADERS = {
+    b"x-session-id": "X-Session-Id",
+    b"x-session-affinity": "X-Session-Affinity",
+    b"x-claude-code-session-id": "X-Claude-Code-Session-Id",
+}
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_TIMEOUT_CHARS = 16
+_ONCE = frozenset({b"x-tenant-id", b"origin"})
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
+"""A name or an address, and a port: nothing that a URL would take for a user or a path."""
 
 Headers = Mapping[bytes, bytes]
 
@@ -49,13 +58,14 @@ def request_id_of(headers: Headers) -> str:
 
 
 def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
-    """Refuse what the HTTP parser lets pass: too many or too large headers, no Host, a foreign Host or Origin."""
+    """Refuse what the HTTP parser lets pass: headers too many, too large or twice, a foreign Host or Origin."""
     raw = scope["headers"]
     limits = config.connections
     if len(raw) > limits.max_header_count:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_count} headers")
     if sum(len(name) + len(value) for name, value in raw) > limits.max_header_bytes:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_bytes} bytes of headers")
+    require_once(scope, _ONCE)
     hosts = [value for name, value in raw if name == b"host"]
     if len(hosts) > 1 or (not hosts and scope["http_version"] != "1.0"):
         raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
@@ -67,11 +77,13 @@ def require_honest_head(scope: Scope, config: GatewayConfig) -> None:
 
 
 def require_local_caller(scope: Scope) -> None:
-    """Refuse a change that a page of another origin could have asked for; there are no keys yet that would.
+    """Where nobody needs a key: refuse a change that a page of another origin could have asked for.
 
-    On top of `require_honest_head`: the Host is a loopback name, whatever `allowed_hosts` says, and an Origin is this
-    very gateway, port and all. Raises PERMISSION_DENIED.
+    A page has no key to show. On top of `require_honest_head`: the Host is a loopback name, whatever `allowed_hosts`
+    says, and an Origin is this very gateway, port and all. Raises PERMISSION_DENIED.
     """
+    if facts_of(scope).principal is not LOCAL:
+        return
     raw = scope["headers"]
     host = next((value for name, value in raw if name == b"host"), b"").decode("latin-1").lower()
     if _host_name(f"//{host}") not in _LOOPBACK_NAMES:
@@ -84,8 +96,8 @@ def require_local_caller(scope: Scope) -> None:
 
 
 def _require_own_host(host: bytes, config: GatewayConfig) -> None:
-    name = _host_name(f"//{host.decode('latin-1')}")
-    if not _is_own(name, config):
+    text = host.decode("latin-1")
+    if _HOST.fullmatch(text) is None or not _is_own(_host_name(f"//{text}"), config):
         raise WeftError(
             Reason.PERMISSION_DENIED, "the Host header is not a name of this gateway; allow it with `allowed_hosts`"
         )
@@ -112,10 +124,14 @@ def request_context(
 ) -> RequestContext:
     """The request as the dispatcher wants it. Raises INVALID_ARGUMENT naming the header or field that is wrong."""
     headers = headers_of(scope)
+    principal = facts_of(scope).principal
     priority = _priority(headers, asked)
+    if asked.allow_remote and not principal.may(MAY_LEAVE):
+        raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
     return RequestContext(
         request_id=facts_of(scope).request_id,
-        tenant=tenant_of(headers),
+        tenant=tenant_of(scope),
+        caller=principal.name,
         model=require_model_name(model, "model"),
         operation=operation,
         traceparent=_traceparent(headers),
@@ -129,12 +145,14 @@ def request_context(
     )
 
 
-def tenant_of(headers: Headers) -> str:
-    """Who it is for. Raises INVALID_ARGUMENT naming the header."""
-    given = headers.get(b"x-tenant-id")
-    if given is None:
-        return DEFAULT_TENANT
-    return require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
+def tenant_of(scope: Scope) -> str:
+    """Whose request it is: that of the key, or where callers are believed, what they say.
+
+    Raises INVALID_ARGUMENT naming the header, PERMISSION_DENIED where the key is of another tenant.
+    """
+    given = headers_of(scope).get(b"x-tenant-id")
+    claimed = "" if given is None else require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
+    return facts_of(scope).principal.tenant_for(claimed, "X-Tenant-ID")
 
 
 def _priority(headers: Headers, asked: HandledRequest) -> Priority | None:

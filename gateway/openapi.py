@@ -8,7 +8,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway.admin.schemas import AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
+from gateway.keys.schemas import KeyList, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from gateway.schemas.messages import CountTokensRequest, MessagesRequest
+from gateway.schemas.model_calls import (
+    ImageRequest,
+    RerankRequest,
+    SpeechRequest,
+    TokenizeRequest,
+    TranscriptionRequest,
+)
 from gateway.schemas.resources import (
     AgentList,
     ApplyAnswer,
@@ -21,6 +30,8 @@ from gateway.schemas.resources import (
     RouteList,
     RunnerList,
 )
+from gateway.schemas.responses import ResponsesRequest
+from gateway.schemas.responses_kept import DeletedResponse, ResponseItemList, ResponseObject
 from weft.resources.operation_documents import AuditList, OperationList
 from weft.resources.request_documents import ClientList, RequestList
 
@@ -29,6 +40,17 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    RerankRequest,
+    TokenizeRequest,
+    ImageRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    ResponsesRequest,
+    ResponseObject,
+    DeletedResponse,
+    ResponseItemList,
     ApplyRequest,
     ApplyAnswer,
     PoolMembersAnswer,
@@ -39,6 +61,10 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     RouteList,
     EventList,
     MeshConfig,
+    KeyList,
+    NewKeyBody,
+    NewKeyDocument,
+    RotateBody,
     AdminModelList,
     GpuMemoryAnswer,
     LoadBody,
@@ -68,9 +94,50 @@ _ERROR_SCHEMA: dict[str, Any] = {
 }
 
 
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that takes `model` as JSON."""
-    return {"requestBody": {"required": True, "content": _json(model.__name__)}, "responses": {"default": _failure()}}
+_ANTHROPIC_ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "code"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}, "code": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+
+
+_STREAMED: dict[str, Any] = {
+    "description": "The answer, or with `stream` its events",
+    "content": {
+        "application/json": {"schema": {"type": "object"}},
+        "text/event-stream": {"schema": {"type": "string"}},
+    },
+}
+
+
+def json_body(model: type[BaseModel], *, error: str = "Error") -> dict[str, Any]:
+    """The `openapi_extra` of a route that takes `model` as JSON; `error` is the schema of its failures."""
+    responses: dict[str, Any] = {"default": _failure(error)}
+    if "stream" in model.model_fields:
+        responses["200"] = _STREAMED
+    return {"requestBody": {"required": True, "content": _json(model.__name__)}, "responses": responses}
+
+
+def form_body(model: type[BaseModel] | None, *, files: tuple[str, ...]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that takes a form with these files, and the fields of `model` beside them."""
+    of_files: dict[str, Any] = {
+        "type": "object",
+        "required": list(files),
+        "properties": {name: {"type": "string", "format": "binary"} for name in files},
+    }
+    schema = of_files
+    if model is not None:
+        schema = {"allOf": [{"$ref": _REF_TEMPLATE.format(model=model.__name__)}, of_files]}
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}, "responses": {"default": _failure()}}
 
 
 def json_or_yaml_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -80,14 +147,17 @@ def json_or_yaml_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def answers(
-    model: type[BaseModel] | None, *, path: str = "", query: tuple[str, ...] = (), status: int = 200
+    model: type[BaseModel] | None, *, path: str = "", query: tuple[str, ...] = (), status: int = 200, also: int = 0
 ) -> dict[str, Any]:
     """The part of `openapi_extra` for a route that answers `model` with `status`; None for no body.
 
-    `path` is the name of its path parameter, if it has one, `query` those of its query parameters.
+    `also` is another status with the same body, if there is one, `path` the name of its path parameter, if it has one,
+    `query` those of its query parameters.
     """
     success = {"description": "Success", "content": _json(model.__name__)} if model is not None else None
-    answer = {"204": {"description": "Done"}} if success is None else {str(status): success}
+    answer: dict[str, Any] = {"204": {"description": "Done"}} if success is None else {str(status): success}
+    if also and success is not None:
+        answer[str(also)] = success
     parameters = [_parameter(name, "query") for name in query]
     if path:
         parameters.insert(0, _parameter(path, "path"))
@@ -98,8 +168,8 @@ def _parameter(name: str, place: str) -> dict[str, Any]:
     return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
 
 
-def _failure() -> dict[str, Any]:
-    return {"description": "Any failure", "content": _json("Error")}
+def _failure(schema: str = "Error") -> dict[str, Any]:
+    return {"description": "Any failure", "content": _json(schema)}
 
 
 def _json(schema: str) -> dict[str, Any]:
@@ -112,3 +182,7 @@ def publish_schemas(app: FastAPI, published: Sequence[type[BaseModel]] = _PUBLIS
     schemas = app.openapi().setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
     schemas["Error"] = _ERROR_SCHEMA
+    for operations in app.openapi()["paths"].values():
+        for operation in operations.values():
+            operation["responses"].setdefault("default", _failure())
+    schemas["AnthropicError"] = _ANTHROPIC_ERROR_SCHEMA

@@ -1,17 +1,20 @@
 """What the routes share: the collaborators of one gateway, handed in when the application is made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from gateway.authentication import Gate, OpenGate
 from gateway.config import GatewayConfig
 from gateway.event_watches import EventWatches
 from gateway.facts import RequestFacts, facts_of
 from gateway.identity import request_context
+from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher
 from gateway.rate_limits import TenantRateLimits
+from gateway.request_caps import require_within
 from gateway.schemas.base import HandledRequest
 from gateway.translate.pieces import AnswerIdentity
 from weft.dispatch.fleet import FleetSource
@@ -35,6 +38,10 @@ class InferenceParts:
     fleet: FleetSource
     metrics: GatewayMetrics
     clock: Clock
+    gate: Gate = field(default_factory=OpenGate)
+    """Lets requests in; the default is for loopback, where nobody asked for keys."""
+    media: MediaSource = field(default_factory=NoMediaSource)
+    """Who fetches the addresses of images."""
     rate_limits: TenantRateLimits | None = None
     """None: tenants may ask as often as they like."""
     on_limited: Callable[[str, str], None] = _nobody_listens
@@ -57,6 +64,7 @@ class InferenceParts:
         facts.surface = surface
         facts.model = self.metrics.model_label(model, self.fleet.view)
         context = request_context(scope, self.config, asked, model=model, operation=operation)
+        require_within(asked, self.config.limits)
         if self.rate_limits is not None:
             self._count(self.rate_limits, context.tenant, facts.model)
         return context
@@ -67,6 +75,10 @@ class InferenceParts:
         except WeftError:
             self.on_limited(model_label, tenant)
             raise
+
+    def request_media(self, asked: HandledRequest) -> RequestMedia:
+        """For the images and recordings of one request."""
+        return RequestMedia(self.config.media, allow_remote=asked.allow_remote)
 
     def identity(self, prefix: str, model: str) -> AnswerIdentity:
         """The id and birth of an answer."""

@@ -5,16 +5,23 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from gateway.admin.ports import AdminPorts
-from weft.api.common.v1 import embedding_pb2, receipt_pb2
+from gateway.authentication import KeyRingSource
+from gateway.keys.ports import KeysPort
+from gateway.media.port import MediaSource
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.requests import RequestSource
+from weft.dispatch.speech_call import SpeechPiece
+from weft.dispatch.stored_responses import ResponseStore
 from weft.resources.documents import Document, EventDocument, ModelDocument
 from weft.resources.kinds import ResourceKind
+
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 class Generation(Protocol):
@@ -30,16 +37,32 @@ class Generation(Protocol):
         ...
 
 
-class Embedding(Protocol):
-    """An embedding under way; see `weft.dispatch.EmbeddingCall`."""
+class Whole(Protocol[ResultT_co]):
+    """A request under way that is answered in one piece; see `weft.dispatch.UnaryCall`."""
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
         """What happened, once it is over."""
         ...
 
-    async def result(self) -> list[embedding_pb2.Embedding]:
-        """The vectors in input order. Raises the WeftError that ended the request."""
+    async def result(self) -> ResultT_co:
+        """The answer. Raises the WeftError that ended the request."""
+        ...
+
+
+Embedding = Whole[list[embedding_pb2.Embedding]]
+
+
+class Speech(Protocol):
+    """A recording under way; see `weft.dispatch.SpeechCall`."""
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """What happened, once it is over."""
+        ...
+
+    def pieces(self) -> AsyncGenerator[SpeechPiece]:
+        """Every piece, at least one. Raises the WeftError that ended the request; closing it cancels the work."""
         ...
 
 
@@ -52,6 +75,32 @@ class RequestDispatcher(Protocol):
 
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
         """An embedding. Nothing happens until its result is awaited."""
+        ...
+
+    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+        """Scores of documents, the best first. Nothing happens until the result is awaited; so with the next three."""
+        ...
+
+    def tokenize(
+        self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
+    ) -> Whole[tokenize_pb2.TokenizeResult]:
+        """Tokens of a text or of a conversation."""
+        ...
+
+    def generate_images(
+        self, context: RequestContext, payload: image_pb2.ImagePayload
+    ) -> Whole[list[image_pb2.GeneratedImage]]:
+        """Images."""
+        ...
+
+    def transcribe(
+        self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
+    ) -> Whole[audio_pb2.Transcription]:
+        """Words of a recording."""
+        ...
+
+    def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
+        """Spoken words. Nothing happens until its pieces are read."""
         ...
 
 
@@ -159,5 +208,13 @@ class GatewayPorts:
     registry: RegistryPort
     admin: AdminPorts | None = None
     """None: there is no admin surface."""
+    keys: KeyRingSource | None = None
+    """Who knows the keys; None: nobody needs one."""
+    api_keys: KeysPort | None = None
+    """Who makes and ends keys; None, or where nobody needs one: nobody over HTTP."""
+    responses: ResponseStore | None = None
+    """Who keeps answers that callers come back to; None: nobody does."""
     requests: RequestSource | None = None
     """Who remembers requests; None: there is nothing to ask."""
+    media: MediaSource | None = None
+    """Who fetches what requests name; None: what the configuration allows."""

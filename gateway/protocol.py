@@ -1,24 +1,34 @@
 """What must be refused before there is a request: uvicorn's httptools protocol with the limits it lacks.
 
 Measured on uvicorn 0.54: a 60 MB header is parsed for 16 s, half a header is held forever, a parse error is answered
-in plain text, and with pipelined requests a hang-up is told to the newest instead of the running one.
+in plain text, and with pipelined requests a hang-up is told to the newest instead of the running one. Trailers are
+added to the headers of a request that already runs, so that a proxy and this server could see different callers.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.config import ConnectionLimits
+from gateway.connection_counts import ConnectionCounts
 from gateway.errors import EdgeError, envelope, error_headers, http_status
+from gateway.head_writer import HeadWriter
+from gateway.interrupt import HANG_UP_KEY, HangUp
 from gateway.stream import ABORT_KEY
 from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.gateway")
+
+_FRAMING_BYTES = 32
+"""What a piece of a chunked body may have around it: its length, and two line ends."""
 
 
 class EdgeServerConfig(uvicorn.Config):
@@ -29,6 +39,7 @@ class EdgeServerConfig(uvicorn.Config):
     ) -> None:
         super().__init__(app, http=EdgeProtocol, timeout_keep_alive=limits.idle_seconds, **options)
         self.limits = limits
+        self.counts = ConnectionCounts(limits)
         self.on_refused = on_refused
         self.is_stopping = False
         """Set when the listeners close: a connection that was already being accepted is closed at once."""
@@ -50,6 +61,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_reading_head = True
         self._body_pieces = 0
+        self._overhead_bytes = 0
         self._refusal: WeftError | None = None
         self._is_refused = False
         self._running: RequestResponseCycle | None = None
@@ -59,8 +71,9 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Begin a connection, if there may be one more."""
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self._refuse(WeftError(Reason.QUEUE_FULL, "too many connections"))
+        refusal = self._server_config.counts.admit(self._peer)
+        if refusal is not None:
+            self._refuse(refusal)
             transport.close()
         elif self._server_config.is_stopping:
             transport.close()
@@ -71,9 +84,9 @@ class EdgeProtocol(HttpToolsProtocol):
         """Tell the running request, also when it is not the newest of a pipeline."""
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+            _tell_gone(running)
         _cancel(self._head_timer, self._linger_timer)
+        self._server_config.counts.release(self._peer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -84,29 +97,41 @@ class EdgeProtocol(HttpToolsProtocol):
             if self._head_timer is None:
                 self._expect_head()
             self._head_bytes += len(data)
+        else:
+            self._overhead_bytes += len(data)
         super().data_received(data)
-        if self._is_reading_head and self._head_bytes > self._limits.max_header_bytes:
-            limit = self._limits.max_header_bytes
-            self._refuse(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} bytes of headers"))
+        if self._is_reading_head:
+            self._require_few_bytes(self._head_bytes, "headers")
+        else:
+            self._require_few_bytes(self._overhead_bytes - _FRAMING_BYTES * self._body_pieces, "trailers")
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
         self._is_reading_head = True
-        self.scope["state"][ABORT_KEY] = self.transport.abort
+        state = self.scope["state"]
+        state[ABORT_KEY] = self.transport.abort
+        state[HANG_UP_KEY] = HangUp(self.flow.resume_reading)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; a trailer says nothing that would not have to be known before."""
+        if self._is_reading_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
         self._is_reading_head = False
         self._head_bytes = 0
         self._body_pieces = 0
+        self._overhead_bytes = 0
         _cancel(self._head_timer)
         self._head_timer = None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body: what matters here is only how many there are."""
+        """A piece of a body: what matters here is only how many there are, and what came besides."""
         self._body_pieces += 1
+        self._overhead_bytes -= len(body)
         if self._body_pieces > self._limits.max_body_pieces:
             self._refusal = WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many pieces")
             raise self._refusal
@@ -138,7 +163,17 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.transport = HeadWriter(self.transport, self.loop)  # type: ignore[assignment]  # all that a cycle uses
         super()._start_asgi_task(cycle, app)
+
+    @property
+    def _peer(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _require_few_bytes(self, count: int, what: str) -> None:
+        limit = self._limits.max_header_bytes
+        if count > limit:
+            self._refuse(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} bytes of {what}"))
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_is_late)
@@ -160,10 +195,10 @@ class EdgeProtocol(HttpToolsProtocol):
             if running.response_started:
                 self.transport.abort()
                 return
-            running.disconnected = True
-            running.message_event.set()
+            _tell_gone(running)
         self._server_config.on_refused(http_status(error))
         request_id = new_id("req")
+        log.info("refused", request_id=request_id, reason=error.reason.name.lower(), message=error.message)
         body = envelope(error, request_id)
         headers = [
             *error_headers(error, body),
@@ -173,8 +208,16 @@ class EdgeProtocol(HttpToolsProtocol):
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 %d \r\n%b\r\n%b" % (http_status(error), head, body))
         # Closing with unread bytes in the socket would reset the connection, and the peer might never see why.
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._linger()
+
+
+def _tell_gone(running: RequestResponseCycle) -> None:
+    """A request's caller has gone."""
+    running.disconnected = True
+    running.message_event.set()
+    running.scope["state"][HANG_UP_KEY].happen()
 
 
 def _cancel(*timers: asyncio.TimerHandle | None) -> None:

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import Generator
 from socket import socket
 
 import uvicorn
 
-from gateway.protocol import EdgeServerConfig
+from gateway.edge_tls import EdgeTls
+from gateway.protocol import EdgeProtocol, EdgeServerConfig
 
 _DATE_INTERVAL_SECONDS = 1.0
 # After the cancellation, how long answers and connections may take to end.
@@ -19,9 +21,11 @@ _POLL_SECONDS = 0.005
 class EdgeServer(uvicorn.Server):
     """Serves until told to stop."""
 
-    def __init__(self, config: EdgeServerConfig) -> None:
+    def __init__(self, config: EdgeServerConfig, tls: tuple[ssl.SSLContext, EdgeTls] | None = None) -> None:
+        """Without `tls` it speaks plain HTTP."""
         super().__init__(config)
         self._edge_config = config
+        self._tls = tls
         self._stopping = asyncio.Event()
         self._started = asyncio.Event()
         self._grace_seconds = 0.0
@@ -43,8 +47,31 @@ class EdgeServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """See uvicorn.Server."""
-        await super().startup(sockets)
+        if self._tls is None:
+            await super().startup(sockets)
+        else:
+            await self._startup_with_tls(sockets or [], *self._tls)
         self._started.set()
+
+    async def _startup_with_tls(self, sockets: list[socket], context: ssl.SSLContext, tls: EdgeTls) -> None:
+        """What uvicorn does, with a bound for handshakes: it leaves a client a minute, and has no setting for it."""
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol,
+                sock=listener,
+                ssl=context,
+                ssl_handshake_timeout=tls.handshake_timeout_seconds,
+                backlog=self._edge_config.backlog,
+            )
+            for listener in sockets
+        ]
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        config = self._edge_config
+        return EdgeProtocol(config, self.server_state, self.lifespan.state)
 
     async def main_loop(self) -> None:
         """Keep the Date header right until stop is requested; uvicorn's own loop polls ten times a second."""

@@ -40,9 +40,7 @@ class GatewayService:
     ) -> None:
         self._watches = EventWatches(config.max_event_watches)
         app = create_app(config, ports, watches=self._watches, metrics=metrics, clock=clock)
-        self._server = AppServer(
-            app, host=config.host, port=config.port, limits=config.connections, on_refused=metrics.refused
-        )
+        self._server = AppServer(app, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused)
 
     @property
     def port(self) -> int:

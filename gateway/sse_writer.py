@@ -28,7 +28,8 @@ class SlowReaderError(ClientGoneError):
 class SseWriter:
     """Writes one stream. Two tasks use it: the one that has events, and `keep_up`, which speaks in its silences."""
 
-    def __init__(self, send: Send, config: GatewayConfig, clock: Clock) -> None:
+    def __init__(self, send: Send, config: GatewayConfig, clock: Clock, *, keepalive: bytes = KEEPALIVE) -> None:
+        self._keepalive = keepalive
         self._send = send
         self._config = config
         self._clock = clock
@@ -83,7 +84,7 @@ class SseWriter:
         else:
             left = self._last_write + self._config.sse_keepalive_seconds - now
             if left <= 0:
-                await self._write_aside(KEEPALIVE)
+                await self._write_aside(self._keepalive)
                 left = self._config.sse_keepalive_seconds
         return min(max(left, 0.0), limit)
 

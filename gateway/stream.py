@@ -46,7 +46,7 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, whichever it is."""
         facts = facts_of(scope)
-        writer = SseWriter(send, self._parts.config, self._parts.clock)
+        writer = SseWriter(send, self._parts.config, self._parts.clock, keepalive=self._encoder.keepalive)
         self._parts.metrics.stream_began()
         try:
             await self._run(receive, writer, facts)
@@ -107,6 +107,8 @@ class StreamedAnswer(Response):
         if not writer.is_committed:
             raise error
         facts.error = error
+        if not facts.was_dispatched:
+            log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
         await writer.finish(self._encoder.failure(error, facts.request_id))
 
     def _dismiss_guards(self) -> None:

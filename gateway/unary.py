@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError
-from gateway.interrupt import deadline_passed, interrupt_on_disconnect
+from gateway.interrupt import deadline_passed, listen_for_hang_up
 from weft.kernel.interrupt import Interruptible
 
 
@@ -19,6 +19,7 @@ class JsonAnswer:
 
     body: bytes
     headers: list[tuple[bytes, bytes]]
+    media_type: bytes = b"application/json"
 
 
 class UnaryAnswer(Response):
@@ -33,24 +34,24 @@ class UnaryAnswer(Response):
         self._produce = produce
         self._cut_off_seconds = cut_off_seconds
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI has it
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Produce and send."""
-        answer = await self._produced(receive)
+        answer = await self._produced(scope, receive)
         headers = [
-            (b"content-type", b"application/json"),
+            (b"content-type", answer.media_type),
             (b"content-length", str(len(answer.body)).encode()),
             *answer.headers,
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _produced(self, receive: Receive) -> JsonAnswer:
+    async def _produced(self, scope: Scope, receive: Receive) -> JsonAnswer:
         with Interruptible() as block:
-            listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
+            stop_listening = listen_for_hang_up(scope, receive, block)
             cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
             try:
                 return await self._produce()
             finally:
                 cut_off.cancel()
-                listener.cancel()
+                stop_listening()
         raise ClientGoneError  # pragma: no cover - the block returns or raises

@@ -4,9 +4,11 @@ import math
 from dataclasses import dataclass, field
 
 from registry_svc.governance.config import GovernanceConfig
+from registry_svc.keys.config import KeysConfig
 from registry_svc.ledger.config import LedgerConfig
 from registry_svc.operations.settings import OperationSettings
 from weft.kernel.errors import invalid_field
+from weft.kernel.tls_channel import ChannelSecurity
 
 _MAY_BE_ZERO = frozenset({"restart_grace_seconds", "restart_spread_seconds"})
 
@@ -70,6 +72,10 @@ class RegistryConfig:
     """Loads, unloads and flushes."""
     governance: GovernanceConfig = field(default_factory=GovernanceConfig)
     """Who may have them done."""
+    keys: KeysConfig = field(default_factory=KeysConfig)
+    """API keys."""
+    security: ChannelSecurity = field(default_factory=ChannelSecurity)
+    """What is shown and trusted in calls that leave this machine."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

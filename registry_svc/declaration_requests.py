@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
+from google.protobuf.duration_pb2 import Duration
+
 from registry_svc.checks import require_at_most, require_text, require_unique
 from registry_svc.config import RegistryConfig
 from registry_svc.manifests import to_agent, to_manifest, to_route
@@ -29,12 +31,15 @@ def to_batch(request: declaration_service_pb2.ApplyRequest, config: RegistryConf
 def to_token_wish(request: join_token_service_pb2.CreateJoinTokenRequest) -> tuple[str, timedelta | None]:
     """Description and lifetime of a new token; raises INVALID_ARGUMENT naming the field."""
     description = require_text(request.description, "description", MAX_TOKEN_DESCRIPTION_CHARS)
-    if not request.HasField("lifetime"):
-        return description, None
-    seconds = request.lifetime.seconds + request.lifetime.nanos / 1e9
+    return description, to_lifetime(request.lifetime) if request.HasField("lifetime") else None
+
+
+def to_lifetime(lifetime: Duration) -> timedelta:
+    """How long something new is good; raises INVALID_ARGUMENT naming the field."""
+    seconds = lifetime.seconds + lifetime.nanos / 1e9
     if not MIN_LIFETIME_SECONDS <= seconds <= MAX_LIFETIME_SECONDS:
         raise invalid_field("lifetime", "must be 1 min to 10 years, or not set")
-    return description, timedelta(seconds=seconds)
+    return timedelta(seconds=seconds)
 
 
 def _declaration(declaration: declaration_service_pb2.Declaration, field: str, config: RegistryConfig) -> Declaration:

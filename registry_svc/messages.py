@@ -190,10 +190,10 @@ async def snapshot_message(snapshot: Snapshot, *, with_keys: bool) -> registry_s
     return registry_service_pb2.WatchResponse(
         revision=snapshot.revision,
         snapshot=registry_service_pb2.Snapshot(
-            runners=await _converted(snapshot.runners, watched),
-            models=await _converted(snapshot.models, model_message),
-            agents=await _converted(snapshot.agents, agent_message),
-            routes=await _converted(snapshot.routes, route_message),
+            runners=await converted(snapshot.runners, watched),
+            models=await converted(snapshot.models, model_message),
+            agents=await converted(snapshot.agents, agent_message),
+            routes=await converted(snapshot.routes, route_message),
             settings=settings_message(snapshot.settings),
         ),
     )
@@ -228,7 +228,8 @@ def kind_message(kind: Kind) -> resource_kind_pb2.ResourceKind.ValueType:
     return _KINDS[kind]
 
 
-async def _converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
+async def converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
+    """Many messages; the event loop turns meanwhile."""
     messages: list[M] = []
     for item in items:
         messages.append(convert(item))

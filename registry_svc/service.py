@@ -11,17 +11,20 @@ from registry_svc.declarations import Declarations
 from registry_svc.expiry import Expiry
 from registry_svc.governance.gate import build_gate
 from registry_svc.grpc_runner_calls import GrpcRunnerCalls
+from registry_svc.keys.keys import ApiKeys
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.sessions import guests_of, sessions_of
 from registry_svc.operations.desk import OperationDesk
 from registry_svc.roster import Roster
 from registry_svc.servicers.declarations import DeclarationServicer
 from registry_svc.servicers.join_tokens import JoinTokenServicer
+from registry_svc.servicers.keys import KeyServicer
 from registry_svc.servicers.leases import LeaseServicer
 from registry_svc.servicers.registry import RegistryServicer
 from registry_svc.servicers.runner_sessions import RunnerSessionServicer
 from registry_svc.servicers.settings import SettingsServicer
 from registry_svc.settings import SettingsDesk
+from registry_svc.store.key_sql import SqlKeyStore
 from registry_svc.store.lease_sql import SqlLeaseStore
 from registry_svc.store.sql import SqlStore
 from registry_svc.store.transactions import Transactions
@@ -33,6 +36,8 @@ from weft.api.registry.v1 import (
     declaration_service_pb2_grpc,
     join_token_service_pb2,
     join_token_service_pb2_grpc,
+    key_service_pb2,
+    key_service_pb2_grpc,
     lease_service_pb2,
     lease_service_pb2_grpc,
     registry_service_pb2,
@@ -43,6 +48,7 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import ChannelPool
 
 _SERVICE_NAMES = tuple(
@@ -52,6 +58,7 @@ _SERVICE_NAMES = tuple(
         runner_session_service_pb2,
         declaration_service_pb2,
         join_token_service_pb2,
+        key_service_pb2,
         lease_service_pb2,
         operation_service_pb2,
         settings_service_pb2,
@@ -68,8 +75,10 @@ class RegistryService:
         config = core.config
         self._core = core
         self._expiry = Expiry(core)
-        self._sweeper = Sweeper(self._expiry, core.clock, config.sweep_interval_seconds)
-        self._channels = ChannelPool()
+        self._keys = ApiKeys(core, SqlKeyStore(transactions))
+        sweeps = (self._expiry.sweep, self._keys.sweep)
+        self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
+        self._channels = ChannelPool(security=config.security)
         calls = GrpcRunnerCalls(core, self._channels)
         store, sessions = SqlLeaseStore(transactions), sessions_of(core)
         self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core))
@@ -82,6 +91,11 @@ class RegistryService:
         """See Service.service_names."""
         return _SERVICE_NAMES
 
+    @property
+    def key_ring(self) -> KeyRing:
+        """The keys that are good, for whoever admits calls in this very process. Empty before the start."""
+        return self._keys.ring
+
     def register(self, server: grpc.aio.Server) -> None:
         """See Service.register."""
         core = self._core
@@ -93,6 +107,7 @@ class RegistryService:
             DeclarationServicer(Declarations(core), core.config), server
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(JoinTokens(core)), server)
+        key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsDesk(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger), server)
         self._operations.register(server)
@@ -101,6 +116,7 @@ class RegistryService:
         """See Service.start; raises ALREADY_EXISTS when another registry runs on the same database."""
         await self._core.start()
         try:
+            await self._keys.start()
             await self.ledger.start()
             await self._operations.start()
         except BaseException:
@@ -119,6 +135,7 @@ class RegistryService:
 
     async def _stop_books(self, grace_seconds: float) -> None:
         """Before the core: they need its database and its mesh."""
+        self._keys.close()
         await self._operations.stop(grace_seconds)
         await self.ledger.stop(grace_seconds)
 

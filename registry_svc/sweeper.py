@@ -1,10 +1,10 @@
 """The loop that lets time pass for the registry."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
-from registry_svc.expiry import Expiry
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.service import start_task, stop_tasks
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("weft.registry")
 
+Sweep = Callable[[], Awaitable[None]]
+
 
 class Sweeper:
-    """Sweeps every `interval_seconds` from `start` to `stop`."""
+    """Does each of `sweeps` every `interval_seconds` from `start` to `stop`."""
 
-    def __init__(self, expiry: Expiry, clock: Clock, interval_seconds: float) -> None:
-        self._expiry = expiry
+    def __init__(self, sweeps: Sequence[Sweep], clock: Clock, interval_seconds: float) -> None:
+        self._sweeps = sweeps
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._task: asyncio.Task[None] | None = None
@@ -37,10 +39,15 @@ class Sweeper:
     async def _run(self) -> None:
         while True:
             await self._clock.sleep(self._interval_seconds)
-            # The next sweep does again what this one could not; a loop that ended would never do it.
-            try:
-                await self._expiry.sweep()
-            except WeftError as error:
-                log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
-            except Exception:
-                log.exception("sweep failed unexpectedly")
+            for sweep in self._sweeps:
+                await _safely(sweep)
+
+
+async def _safely(sweep: Sweep) -> None:
+    # The next round does again what this one could not; a loop that ended would never do it.
+    try:
+        await sweep()
+    except WeftError as error:
+        log.error("sweep failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
+    except Exception:
+        log.exception("sweep failed unexpectedly")

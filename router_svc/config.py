@@ -9,6 +9,7 @@ from router_svc.policy.settings import Settings
 from router_svc.rate_limits import RateLimitConfig
 from router_svc.request_log import RequestLogLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
+from weft.kernel.tls_channel import ChannelSecurity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class RouterConfig:
 
     registry_address: str
     """gRPC target of the registry."""
+    security: ChannelSecurity = field(default_factory=ChannelSecurity)
+    """What is shown and trusted in calls that leave this machine."""
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
     settings: Settings = field(default_factory=Settings)
     clients: ClientsConfig = field(default_factory=ClientsConfig)

@@ -1,27 +1,29 @@
 """InferenceService: the public gRPC surface, over the same dispatcher as the HTTP edge. Translation only."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from router_svc.call_validation import check_images, check_rerank, check_speech, check_tokenize, check_transcription
 from router_svc.validation import check_chat, check_completion, check_embedding
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.dispatch.agents import require_model_name
-from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.dispatcher import Dispatcher, UnaryCall
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
 from weft.dispatch.journey import RequestContext
+from weft.kernel.caller import caller
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
-    DEFAULT_TENANT,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
     require_token,
 )
+from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.request import Operation
 from weft.kernel.rpc import answering
 from weft.kernel.telemetry import traceparent_of
@@ -31,6 +33,17 @@ TENANT = "x-tenant-id"
 RECEIPT_TRAILER = "weft-receipt-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+ResultT = TypeVar("ResultT")
+InferenceRequest = (
+    pb.ChatRequest
+    | pb.CompleteRequest
+    | pb.EmbedRequest
+    | pb.RerankRequest
+    | pb.TokenizeRequest
+    | pb.GenerateImagesRequest
+    | pb.TranscribeRequest
+    | pb.SpeakRequest
+)
 
 
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
@@ -66,12 +79,65 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             about = await self._about(request, Operation.EMBEDDING, context)
             check_embedding(request.payload)
             call = self._dispatcher.embed(about, request.payload)
-            try:
-                embeddings = await call.result()
-            finally:
-                _send_receipt(context, call)
+            embeddings = await _result_of(call, context)
             return pb.EmbedResponse(embeddings=embeddings, receipt=call.receipt)
         raise AssertionError("abort has raised")
+
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:  # noqa: N802
+        """See InferenceService.Rerank."""
+        async with answering(context):
+            about = await self._about(request, Operation.RERANK, context)
+            check_rerank(request.payload)
+            call = self._dispatcher.rerank(about, request.payload)
+            scores = await _result_of(call, context)
+            return pb.RerankResponse(scores=scores, receipt=call.receipt)
+        raise AssertionError("abort has raised")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:  # noqa: N802
+        """See InferenceService.Tokenize."""
+        async with answering(context):
+            about = await self._about(request, Operation.TOKENIZE, context)
+            check_tokenize(request.payload)
+            call = self._dispatcher.tokenize(about, request.payload)
+            result = await _result_of(call, context)
+            return pb.TokenizeResponse(result=result, receipt=call.receipt)
+        raise AssertionError("abort has raised")
+
+    async def GenerateImages(  # noqa: N802
+        self, request: pb.GenerateImagesRequest, context: Context
+    ) -> pb.GenerateImagesResponse:
+        """See InferenceService.GenerateImages."""
+        async with answering(context):
+            about = await self._about(request, Operation.IMAGE, context)
+            check_images(request.payload)
+            call = self._dispatcher.generate_images(about, request.payload)
+            images = await _result_of(call, context)
+            return pb.GenerateImagesResponse(images=images, receipt=call.receipt)
+        raise AssertionError("abort has raised")
+
+    async def Transcribe(self, request: pb.TranscribeRequest, context: Context) -> pb.TranscribeResponse:  # noqa: N802
+        """See InferenceService.Transcribe."""
+        async with answering(context):
+            about = await self._about(request, Operation.TRANSCRIPTION, context)
+            check_transcription(request.payload)
+            call = self._dispatcher.transcribe(about, request.payload)
+            transcription = await _result_of(call, context)
+            return pb.TranscribeResponse(transcription=transcription, receipt=call.receipt)
+        raise AssertionError("abort has raised")
+
+    async def Speak(self, request: pb.SpeakRequest, context: Context) -> AsyncGenerator[pb.SpeakResponse]:  # noqa: N802
+        """See InferenceService.Speak."""
+        async with answering(context):
+            about = await self._about(request, Operation.SPEECH, context)
+            check_speech(request.payload)
+            call = self._dispatcher.speak(about, request.payload)
+            try:
+                async with aclosing(call.pieces()) as pieces:
+                    async for piece in pieces:
+                        yield pb.SpeakResponse(data=piece.data, media_type=piece.media_type)
+                yield pb.SpeakResponse(receipt=call.receipt)
+            finally:
+                _send_receipt(context, call)
 
     async def _generate(
         self, about: RequestContext, payload: GenerationPayload, context: Context
@@ -84,16 +150,17 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         finally:
             _send_receipt(context, call)
 
-    async def _about(
-        self, request: pb.ChatRequest | pb.CompleteRequest | pb.EmbedRequest, operation: Operation, context: Context
-    ) -> RequestContext:
+    async def _about(self, request: InferenceRequest, operation: Operation, context: Context) -> RequestContext:
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         request_id = metadata.get(REQUEST_ID) or new_id("req")
         require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
+        if request.options.allow_remote:
+            caller().require(MAY_LEAVE)
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return RequestContext(
             request_id=request_id,
-            tenant=require_token(metadata.get(TENANT) or DEFAULT_TENANT, TENANT, MAX_TENANT_CHARS),
+            tenant=_tenant_of(metadata),
+            caller=caller().name,
             model=require_model_name(request.model, "model"),
             operation=operation,
             traceparent=traceparent_of(metadata),
@@ -105,6 +172,21 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             client_id=client_of(request.options),
             session=session_of(request.options),
         )
+
+
+def _tenant_of(metadata: Mapping[str, str]) -> str:
+    """Whose request it is: that of the key, or where callers are believed, what they say."""
+    claimed = metadata.get(TENANT, "")
+    if claimed:
+        require_token(claimed, TENANT, MAX_TENANT_CHARS)
+    return caller().tenant_for(claimed, TENANT)
+
+
+async def _result_of(call: UnaryCall[ResultT], context: Context) -> ResultT:
+    try:
+        return await call.result()
+    finally:
+        _send_receipt(context, call)
 
 
 def _send_receipt(context: Context, call: Any) -> None:

@@ -95,7 +95,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
 def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:
     if message.operation not in {operation.value for operation in Operation}:
-        raise invalid_field("open.operation", "must be chat, completion or embedding")
+        raise invalid_field("open.operation", f"must be one of {', '.join(each.name.lower() for each in Operation)}")
     priority = Priority.from_wire(message.priority)
     # The mesh's own band is for a router's own process: whoever dispatches for callers is one of theirs here.
     if priority is None or priority not in CALLER_BANDS:

@@ -18,6 +18,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.codec import forwardable
 from weft.link.forward import Context, RawServices, finish, forward_to_link
@@ -30,14 +31,24 @@ log = structlog.get_logger("weft.relay")
 
 MAX_RUNNER_CALLS = 16
 """Calls that one runner may have open to the registry at once."""
+_NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
+"""Metadata that ends here: the key of a gateway opens the whole mesh, and whoever joined may be anybody's laptop."""
 RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
 RELAYED_SERVICES = (
     "weft.api.runner.v1.GenerationService",
     "weft.api.runner.v1.EmbeddingService",
+    "weft.api.runner.v1.ModelCallService",
     "weft.api.runner.v1.RunnerService",
 )
 _WORK_METHODS = frozenset(
-    {"/weft.api.runner.v1.GenerationService/Generate", "/weft.api.runner.v1.EmbeddingService/Embed"}
+    {
+        "/weft.api.runner.v1.GenerationService/Generate",
+        "/weft.api.runner.v1.EmbeddingService/Embed",
+        "/weft.api.runner.v1.ModelCallService/Rerank",
+        "/weft.api.runner.v1.ModelCallService/GenerateImages",
+        "/weft.api.runner.v1.ModelCallService/Transcribe",
+        "/weft.api.runner.v1.ModelCallService/Speak",
+    }
 )
 
 AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
@@ -72,7 +83,7 @@ class RelayLink:
 
     async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         metadata = forwardable(cast("Any", context.invocation_metadata()))
-        onward = tuple(entry for entry in metadata if entry[0] != RUNNER_KEY)
+        onward = tuple(entry for entry in metadata if entry[0] not in _NOT_FOR_RUNNERS)
         await finish(context, await forward_to_link(self.link, method, onward, requests, context))
 
 

@@ -11,6 +11,7 @@ from router_svc.request_records import request_record
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.requests import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
+from weft.kernel.caller import caller
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
@@ -56,7 +57,7 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         """See RequestService.GetRequest."""
         async with answering(context):
             request_id = require_token(request.request_id, "request_id", MAX_REQUEST_ID_CHARS)
-            tenant = require_token(request.tenant, "tenant", MAX_TENANT_CHARS) if request.tenant else ""
+            tenant = _tenant_of(request.tenant)
             return pb.GetRequestResponse(request=await self._requests.request(request_id, tenant))
         raise AssertionError("abort has raised")
 
@@ -67,7 +68,7 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         async with answering(context):
             if request.limit < 0:
                 raise invalid_field("limit", "must not be negative")
-            tenant = require_token(request.tenant, "tenant", MAX_TENANT_CHARS) if request.tenant else ""
+            tenant = _tenant_of(request.tenant)
             found = await self._requests.requests(request.limit or DEFAULT_LISTED, tenant)
             return pb.ListRequestsResponse(requests=found.requests, total_count=found.total)
         raise AssertionError("abort has raised")
@@ -81,3 +82,10 @@ class RequestServicer(request_service_pb2_grpc.RequestServiceServicer):
         async with answering(context):
             return pb.ListClientsResponse(clients=await self._requests.clients())
         raise AssertionError("abort has raised")
+
+
+def _tenant_of(claimed: str) -> str:
+    """Whose requests are asked for; empty: everybody's, which a caller whose tenant is fixed cannot ask for."""
+    tenant = require_token(claimed, "tenant", MAX_TENANT_CHARS) if claimed else ""
+    known = caller()
+    return tenant if known.names_tenants else known.tenant_for(tenant, "tenant")

@@ -44,7 +44,7 @@ class RouterService:
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(security=config.security)
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
         books = Books.empty(
@@ -116,7 +116,7 @@ class RouterService:
 
     async def start(self) -> None:
         """See Service.start. Requests are placed from the registry's first snapshot on."""
-        self._registry = open_channel(self._config.registry_address)
+        self._registry = open_channel(self._config.registry_address, self._config.security)
         if self._relay is not None:
             self._relay.start(self._registry)
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)

@@ -14,45 +14,45 @@ MAX_EMBEDDING_INPUTS = 2_048
 MAX_TOOLS = 128
 
 
-def check_chat(payload: chat_pb2.ChatPayload) -> None:
-    """Raises INVALID_ARGUMENT naming the field."""
-    _check_count("payload.messages", len(payload.messages), 1, MAX_MESSAGES)
+def check_chat(payload: chat_pb2.ChatPayload, field: str = "payload") -> None:
+    """Raises INVALID_ARGUMENT naming the field, which is `field` or in it."""
+    check_count(f"{field}.messages", len(payload.messages), 1, MAX_MESSAGES)
     for index, message in enumerate(payload.messages):
         if message.role not in chat_pb2.Role.values() or message.role == chat_pb2.ROLE_UNSPECIFIED:
-            raise invalid_field(f"payload.messages[{index}].role", "must be set to a known role")
+            raise invalid_field(f"{field}.messages[{index}].role", "must be set to a known role")
         for place, part in enumerate(message.content):
             if part.WhichOneof("kind") is None:
-                raise invalid_field(f"payload.messages[{index}].content[{place}]", "must be text, image or audio")
+                raise invalid_field(f"{field}.messages[{index}].content[{place}]", "must be text, image or audio")
     for index, tool in enumerate(payload.tools):
         if not tool.function.name:
-            raise invalid_field(f"payload.tools[{index}].function.name", "must not be empty")
-    _check_count("payload.tools", len(payload.tools), 0, MAX_TOOLS)
+            raise invalid_field(f"{field}.tools[{index}].function.name", "must not be empty")
+    check_count(f"{field}.tools", len(payload.tools), 0, MAX_TOOLS)
     if payload.HasField("choice_count"):
-        _check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
+        check_number(f"{field}.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("top_logprobs"):
-        _check_number("payload.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
-    check_sampling(payload.sampling, "payload.sampling")
-    check_extra(payload.extra_parameters, "payload.extra_parameters")
+        check_number(f"{field}.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    check_sampling(payload.sampling, f"{field}.sampling")
+    check_extra(payload.extra_parameters, f"{field}.extra_parameters")
 
 
 def check_completion(payload: completion_pb2.CompletionPayload) -> None:
     """Raises INVALID_ARGUMENT naming the field."""
-    _check_count("payload.prompts", len(payload.prompts), 1, MAX_CHOICES)
+    check_count("payload.prompts", len(payload.prompts), 1, MAX_CHOICES)
     _check_prompts("payload.prompts", list(payload.prompts))
     if payload.HasField("choice_count"):
-        _check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
+        check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)
     if payload.HasField("logprobs"):
-        _check_number("payload.logprobs", payload.logprobs, 0, MAX_TOP_LOGPROBS)
+        check_number("payload.logprobs", payload.logprobs, 0, MAX_TOP_LOGPROBS)
     check_sampling(payload.sampling, "payload.sampling")
     check_extra(payload.extra_parameters, "payload.extra_parameters")
 
 
 def check_embedding(payload: embedding_pb2.EmbeddingPayload) -> None:
     """Raises INVALID_ARGUMENT naming the field."""
-    _check_count("payload.inputs", len(payload.inputs), 1, MAX_EMBEDDING_INPUTS)
+    check_count("payload.inputs", len(payload.inputs), 1, MAX_EMBEDDING_INPUTS)
     _check_prompts("payload.inputs", list(payload.inputs))
     if payload.HasField("dimensions"):
-        _check_number("payload.dimensions", payload.dimensions, 1, 2**31 - 1)
+        check_number("payload.dimensions", payload.dimensions, 1, 2**31 - 1)
 
 
 def _check_prompts(field: str, prompts: list[completion_pb2.PromptInput]) -> None:
@@ -63,11 +63,13 @@ def _check_prompts(field: str, prompts: list[completion_pb2.PromptInput]) -> Non
             raise invalid_field(f"{field}[{index}].tokens", "must not be empty")
 
 
-def _check_number(field: str, value: float, low: float, high: float) -> None:
+def check_number(field: str, value: float, low: float, high: float) -> None:
+    """Raises INVALID_ARGUMENT naming the field."""
     if not math.isfinite(value) or not low <= value <= high:
         raise invalid_field(field, f"must be {low:g} to {high:g}")
 
 
-def _check_count(field: str, count: int, low: int, high: int) -> None:
+def check_count(field: str, count: int, low: int, high: int) -> None:
+    """Raises INVALID_ARGUMENT naming the field."""
     if not low <= count <= high:
         raise invalid_field(field, f"must have {low} to {high} entries, has {count}")

@@ -15,7 +15,8 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools.config import ToolSourceConfig
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
+from weft.kernel.tls_channel import ChannelSecurity
 from weft.wake.recipes import Recipe
 
 
@@ -28,7 +29,7 @@ class ServedModel:
     pool: str = ""
     """Models of one pool answer for each other; empty: a pool of its own."""
     make_backend: Callable[[], Backend]
-    operations: frozenset[Operation] = frozenset(Operation)
+    operations: frozenset[Operation] = TEXT_OPERATIONS
     slots: int = 4
     context_tokens: int = 0
     model_path: Path | None = None
@@ -99,6 +100,8 @@ class RunnerConfig:
     address: str
     """Where others reach it, as a gRPC target such as "unix:/path/runner.sock"."""
     registry_address: str
+    security: ChannelSecurity = field(default_factory=ChannelSecurity)
+    """What is shown and trusted in calls that leave this machine."""
     session_file: Path
     """Keeps the session id across restarts."""
     leftovers: Leftovers | None = None

@@ -66,7 +66,8 @@ class IdleTime:
         before = self.limit_seconds
         self.begin()
         self._has_served, self._request_seconds = True, keep_alive_seconds
-        return self.limit_seconds != before or self.limit_seconds == 0
+        after = self.limit_seconds
+        return after != before or after == 0
 
     def forget(self) -> None:
         """It sleeps."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,11 +197,18 @@ class Instance:
 
     @contextmanager
     def admit(
-        self, request_id: str, *, keep_alive_seconds: float | None = None, priority: Priority = Priority.NORMAL
+        self,
+        request_id: str,
+        *,
+        keep_alive_seconds: float | None = None,
+        priority: Priority = Priority.NORMAL,
+        takes_slot: bool = True,
     ) -> Iterator[Work]:
         """What one request works with, with a slot held and a record kept meanwhile; to be used within one task.
 
         `keep_alive_seconds` is how long the model stays loaded after it: negative is for ever, None as it is set up.
+        `takes_slot`: False for what the engine does beside its work.
+
         Raises NO_SLOT_AVAILABLE, SHUTTING_DOWN while draining, BACKEND_NOT_READY in any other phase but ready. When the
         backend dies, stalls or is stopped the block is ended with the reason for that.
         """
@@ -216,7 +223,8 @@ class Instance:
             )
         start = self._life.loader.starts
         counted = self._counted(keep_alive_seconds, priority)
-        with self.slots.hold(request_id), counted, self.records.keep(request_id) as record:
+        slot = self.slots.hold(request_id) if takes_slot else nullcontext()
+        with slot, counted, self.records.keep(request_id) as record:
             yield Work(record, self.backend, lambda error: self._life.note_failure(error, start))
 
     @contextmanager

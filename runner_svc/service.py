@@ -1,4 +1,4 @@
-"""The runner as a service: instances, session, and the three gRPC services on one server."""
+"""The runner as a service: instances, session, and the gRPC services on one server."""
 
 import asyncio
 from dataclasses import replace
@@ -17,6 +17,7 @@ from runner_svc.instance import Instance
 from runner_svc.memory.lease_keeper import KeeperConfig, LeaseKeeper
 from runner_svc.memory.memory_port import MemoryAccount
 from runner_svc.mesh_clock import MeshClock
+from runner_svc.model_call_servicer import ModelCallServicer
 from runner_svc.model_digest import model_digest
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.report import RunnerReport
@@ -30,6 +31,8 @@ from weft.api.runner.v1 import (
     embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
+    model_call_service_pb2,
+    model_call_service_pb2_grpc,
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
@@ -84,6 +87,7 @@ class RunnerService:
         return (
             generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
             embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
+            model_call_service_pb2.DESCRIPTOR.services_by_name["ModelCallService"].full_name,
             runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
         )
 
@@ -100,11 +104,12 @@ class RunnerService:
         chats = {model.name: self._chat_setup(model) for model in self._config.models}
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk, chats), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(desk), server)
+        model_call_service_pb2_grpc.add_ModelCallServiceServicer_to_server(ModelCallServicer(desk), server)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
 
     async def start(self) -> None:
         """See Service.start. Backends load in the background; the registry hears of each change."""
-        self._registry = open_channel(self._config.registry_address)
+        self._registry = open_channel(self._config.registry_address, self._config.security)
         self._session = RunnerSession(
             registry=self._registry,
             report=self._report,

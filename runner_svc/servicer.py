@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import structlog
 
+from runner_svc.answer_writer import AnswerWriter
 from runner_svc.backends.port import CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.chat.conversation import converse
@@ -72,14 +73,24 @@ class WorkDesk:
         self.caches = caches
 
     @contextmanager
-    def hold(self, permit: Permit, instance: Instance, options: serve_options_pb2.ServeOptions) -> Iterator[Work]:
+    def hold(
+        self,
+        permit: Permit,
+        instance: Instance,
+        options: serve_options_pb2.ServeOptions,
+        *,
+        takes_slot: bool = True,
+    ) -> Iterator[Work]:
         """Work on a permitted request for the length of the block, as its options say. Raises as Instance.admit.
 
         Raises INVALID_ARGUMENT naming an option that is out of range.
         """
         handling = handling_of(options)
         held = instance.admit(
-            permit.request_id, keep_alive_seconds=handling.keep_alive_seconds, priority=granted_priority_of(options)
+            permit.request_id,
+            keep_alive_seconds=handling.keep_alive_seconds,
+            priority=granted_priority_of(options),
+            takes_slot=takes_slot,
         )
         with held as work:
             work.cache = self.caches.of_request(permit.model, permit.tenant, handling)
@@ -133,7 +144,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """
         async with answering(context):
             permit, instance = self._desk.admit(request.ticket)
-            call = _call_info(permit, context)
+            call = call_info(permit, context, whole=request.options.whole)
             chat = ChatRequest(
                 payload=_payload(request),
                 call=call,
@@ -142,16 +153,14 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 allow_remote=permit.allow_remote,
             )
             with self._desk.hold(permit, instance, request.options) as work:
-                first = [self._desk.started(permit)]
+                answer = AnswerWriter(context.write, self._desk.started(permit), whole=call.whole)
                 try:
                     async with aclosing(converse(work, chat, self._chats[instance.model])) as frames:
                         async for frame in frames:
                             self._complete(frame, permit, instance, work.record)
-                            response = generation_service_pb2.GenerateResponse(events=first + frame if first else frame)
-                            await context.write(response)
-                            first = []
+                            await answer.put(frame)
                 except WeftError as error:
-                    _log_failure(call, instance, error)
+                    log_failure(call, instance, error)
                     raise
 
     def _complete(self, frame: Frame, permit: Permit, instance: Instance, record: RequestRecord) -> None:
@@ -179,12 +188,12 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
             permit, instance = self._desk.admit(request.ticket)
             if not request.payload.inputs:
                 raise invalid_field("payload.inputs", "must not be empty")
-            call = _call_info(permit, context)
+            call = call_info(permit, context)
             with self._desk.hold(permit, instance, request.options) as work:
                 try:
                     result = await work.embed(request.payload, call)
                 except WeftError as error:
-                    _log_failure(call, instance, error)
+                    log_failure(call, instance, error)
                     raise
             response = embedding_service_pb2.EmbedResponse(embeddings=result.embeddings)
             response.receipt.usage.CopyFrom(result.usage)
@@ -197,7 +206,8 @@ _QUOTING = frozenset({Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP})
 """Errors whose messages quote what a model wrote: content of users, which belongs into no log."""
 
 
-def _log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
+def log_failure(call: CallInfo, instance: Instance, error: WeftError) -> None:
+    """The one log line of an attempt that failed."""
     log.warning(
         "attempt failed",
         request_id=call.request_id,
@@ -215,8 +225,11 @@ def _payload(request: generation_service_pb2.GenerateRequest) -> Any:
     return getattr(request, kind)
 
 
-def _call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any]) -> CallInfo:
+def call_info(permit: Permit, context: grpc.aio.ServicerContext[Any, Any], *, whole: bool = False) -> CallInfo:
+    """What a backend is told of a request. `whole`: nobody reads the answer before it is complete."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left
-    return CallInfo(request_id=permit.request_id, traceparent=traceparent_of(metadata), answer_by=answer_by)
+    return CallInfo(
+        request_id=permit.request_id, traceparent=traceparent_of(metadata), answer_by=answer_by, whole=whole
+    )

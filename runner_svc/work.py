@@ -1,16 +1,28 @@
 """One request's hold on an instance: its slot, its record, and the engine to work with."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
+from runner_svc.backends.model_calls import (
+    ImageResult,
+    MakesImages,
+    RerankResult,
+    Reranks,
+    Speaks,
+    SpeechPart,
+    Tokenizes,
+    Transcribes,
+)
 from runner_svc.backends.port import Backend, CallInfo, EmbeddingResult
 from runner_svc.cache.model_cache import RunningTurn
 from runner_svc.records import RequestRecord
-from weft.api.common.v1 import embedding_pb2
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 
 OnFailure = Callable[[WeftError], None]
 """Told of every error the engine ends a request with: some of them say that it is of no use to others either."""
@@ -67,11 +79,62 @@ class Work:
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """As Backend.embed."""
         async with self.cache.embedding() as turn:
-            try:
+            with self._judging():
                 return await self._backend.embed(payload, self._begin(call, turn))
-            except WeftError as error:
-                self._judge(error)
-                raise
+
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        """As Reranks.rerank. Raises UNSUPPORTED_OPERATION where the engine has no such thing; so do all below."""
+        backend = self._backend
+        if not isinstance(backend, Reranks):
+            raise _not_offered(Operation.RERANK)
+        # Engines read the texts as they read those that they embed.
+        async with self.cache.embedding() as turn:
+            with self._judging():
+                return await backend.rerank(payload, self._begin(call, turn))
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """As Tokenizes.tokenize."""
+        backend = self._backend
+        if not isinstance(backend, Tokenizes):
+            raise _not_offered(Operation.TOKENIZE)
+        with self._judging():
+            return await backend.tokenize(payload, self._begin(call, RunningTurn()))
+
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+        """As MakesImages.generate_images."""
+        backend = self._backend
+        if not isinstance(backend, MakesImages):
+            raise _not_offered(Operation.IMAGE)
+        with self._judging():
+            return await backend.generate_images(payload, self._begin(call, RunningTurn()))
+
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
+        """As Transcribes.transcribe."""
+        backend = self._backend
+        if not isinstance(backend, Transcribes):
+            raise _not_offered(Operation.TRANSCRIPTION)
+        with self._judging():
+            return await backend.transcribe(payload, self._begin(call, RunningTurn()))
+
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        """As Speaks.speak."""
+        backend, record = self._backend, self.record
+        if not isinstance(backend, Speaks):
+            raise _not_offered(Operation.SPEECH)
+        with self._judging():
+            async with aclosing(backend.speak(payload, self._begin(call, RunningTurn()))) as parts:
+                async for part in parts:
+                    record.with_caller = True
+                    yield part
+                    record.with_caller = False
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        try:
+            yield
+        except WeftError as error:
+            self._judge(error)
+            raise
 
     def _begin(self, call: CallInfo, turn: RunningTurn) -> CallInfo:
         record = self.record
@@ -83,3 +146,7 @@ class Work:
         if self.record.verdict is not None:
             raise self.record.verdict from error
         self._on_failure(error)
+
+
+def _not_offered(operation: Operation) -> WeftError:
+    return WeftError(Reason.UNSUPPORTED_OPERATION, f"this engine does not offer {operation.name.lower()}")

@@ -26,6 +26,7 @@ Described = Mapping[str, Mapping[str, runner_service_pb2.InstanceDescription]]
 GONE = "gone"
 _BEST_FIRST = ("ready", "loading", "stopping", "hibernating", "draining", "idle", "crash-loop", "failed", GONE)
 _ISOLATION = "CACHE_ISOLATION_"
+STREAMED = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.SPEECH})
 
 
 def public_names(view: FleetView) -> dict[str, list[ModelView]]:
@@ -145,7 +146,7 @@ def _capabilities(
     isolation = {runner_service_pb2.CacheIsolation.Name(one.cache_isolation) for one in answered}
     return CapabilitiesDocument(
         modalities=("text", "image") if any(one.vision_input for one in answered) else ("text",),
-        streaming=bool(operations - {Operation.EMBEDDING}),
+        streaming=bool(operations & STREAMED),
         multi_turn=Operation.CHAT in operations,
         embeddings=Operation.EMBEDDING in operations,
         cache_isolation=tuple(

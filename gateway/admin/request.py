@@ -9,13 +9,14 @@ from gateway.admin.ports import AdminPorts, NewOperation
 from gateway.body import read_json_body
 from gateway.facts import facts_of
 from gateway.identity import headers_of, require_local_caller
-from gateway.json_guard import parse_governed
+from gateway.json_guard import parse
 from gateway.parts import GatewayParts
 from gateway.query import Query
 from gateway.routes.resources import json_response
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.ids import new_id
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, require_request_id
+from weft.kernel.principal import LOCAL
 from weft.resources.document_base import DocumentPart
 
 IDEMPOTENCY_KEY = b"idempotency-key"
@@ -28,7 +29,7 @@ log = structlog.get_logger("weft.gateway")
 async def empty_body_or(request: Request, parts: GatewayParts, model: type[Body], surface: str) -> Body:
     """The body as `model`; one that is empty is `{}`.
 
-    Raises as `parse_governed`, and PERMISSION_DENIED for a foreign page.
+    Raises as `parse`, and PERMISSION_DENIED for a foreign page.
     """
     facts_of(request.scope).surface = surface
     require_local_caller(request.scope)
@@ -36,7 +37,7 @@ async def empty_body_or(request: Request, parts: GatewayParts, model: type[Body]
     headers = headers_of(request.scope)
     is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
     raw = b"{}" if is_empty else await read_json_body(request.scope, request.receive, parts.config)
-    return parse_governed(model, raw, max_depth=parts.config.limits.max_json_depth)
+    return parse(model, raw, max_depth=parts.config.limits.max_json_depth)
 
 
 async def create_operation(
@@ -59,6 +60,9 @@ async def create_operation(
 
 
 def requester(request: Request) -> str:
-    """Who asks, for the audit log: the caller's own word, since nobody has keys yet."""
+    """Who asks, for the audit log: the key, or where nobody needs one the caller's own word."""
+    principal = facts_of(request.scope).principal
+    if principal is not LOCAL:
+        return principal.name
     tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
     return f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}"

@@ -11,7 +11,7 @@ from gateway.schemas import ChatRequest
 from gateway.translate import chat
 from gateway.translate.chat_answer import ChatAnswer
 from gateway.translate.chat_stream import ChatStream
-from gateway.translate.extra import unknown_extensions
+from gateway.translate.chat_tools import speaks_of_functions
 from gateway.translate.sampling import wants_events, wants_usage
 from weft.kernel.request import Operation
 
@@ -26,10 +26,11 @@ def add_chat(app: FastAPI, parts: InferenceParts) -> None:
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(ChatRequest, raw, max_depth=limits.max_json_depth)
         context = parts.context(scope, surface="chat", asked=asked, model=asked.model, operation=Operation.CHAT)
-        payload = chat.to_payload(asked, limits)
-        warnings = unknown_extensions(asked.model_extra or {})
+        media = parts.request_media(asked)
+        payload = chat.to_payload(asked, limits, media)
+        work = Work(parts, scope, context, payload, chat.warnings_of(asked), media)
         identity = parts.identity("chatcmpl", asked.model)
-        count = payload.choice_count or 1
+        count, functions = payload.choice_count or 1, speaks_of_functions(asked)
         if asked.stream:
             encoder = ChatStream(
                 identity,
@@ -37,10 +38,11 @@ def add_chat(app: FastAPI, parts: InferenceParts) -> None:
                 logprobs=payload.logprobs,
                 include_usage=wants_usage(asked),
                 include_events=wants_events(asked),
+                functions=functions,
             )
-            return streamed(Work(parts, scope, context, payload, warnings), encoder)
-        answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs)
-        return whole(Work(parts, scope, context, payload, warnings), answer)
+            return streamed(work, encoder)
+        answer = ChatAnswer(identity, choice_count=count, logprobs=payload.logprobs, functions=functions)
+        return whole(work, answer)
 
     app.add_api_route(
         "/v1/chat/completions",

@@ -46,7 +46,8 @@ def add_declarations(app: FastAPI, parts: GatewayParts) -> None:
             tags=["resources"],
             summary=f"Put {kind.value}",
             operation_id=f"put_{kind.value}",
-            openapi_extra=json_or_yaml_body(DOCUMENT_TYPES[kind]) | answers(ApplyAnswer, path="name", query=_OPTIONS),
+            openapi_extra=json_or_yaml_body(DOCUMENT_TYPES[kind])
+            | answers(ApplyAnswer, path="name", query=_OPTIONS, also=201),
         )
 
 

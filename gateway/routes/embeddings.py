@@ -42,6 +42,7 @@ def add_embeddings(app: FastAPI, parts: InferenceParts) -> None:
                 model=receipt.model or asked.model,
                 usage=receipt.usage,
                 as_base64=asked.encoding_format == "base64",
+                dimensions=asked.dimensions,
             )
             parts.metrics.tokens_used(facts, receipt.usage)
             return JsonAnswer(body, receipt_facts(receipt))

@@ -1,6 +1,7 @@
 """GET and HEAD /health and /metrics."""
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gateway.errors import envelope, error_headers
 from gateway.facts import facts_of
@@ -32,9 +33,16 @@ def add_health(app: FastAPI, parts: GatewayParts) -> None:
         facts_of(request.scope).surface = "metrics"
         return Response(parts.metrics.render(), media_type=CONTENT_TYPE)
 
-    for path, endpoint in (("/health", health), ("/metrics", metrics)):
+    for path, endpoint, kind in (("/health", health, JSONResponse), ("/metrics", metrics, PlainTextResponse)):
         for method in _METHODS:
-            app.add_api_route(path, endpoint, methods=[method], tags=["operations"], include_in_schema=method == "GET")
+            app.add_api_route(
+                path,
+                endpoint,
+                methods=[method],
+                tags=["operations"],
+                response_class=kind,
+                include_in_schema=method == "GET",
+            )
 
 
 def health_status(view: FleetView) -> str:

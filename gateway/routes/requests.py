@@ -4,7 +4,7 @@ from fastapi import FastAPI, Request, Response
 
 from gateway.admin.routes_models import plain
 from gateway.facts import facts_of
-from gateway.identity import headers_of, require_local_caller, tenant_of
+from gateway.identity import require_local_caller, tenant_of
 from gateway.openapi import answers
 from gateway.query import Query
 from gateway.routes.resources import json_response
@@ -26,7 +26,7 @@ def add_requests(app: FastAPI, requests: RequestSource) -> None:
         facts_of(request.scope).surface = SURFACE
         Query(request.scope)
         request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
-        record = await requests.request(request_id, tenant_of(headers_of(request.scope)))
+        record = await requests.request(request_id, tenant_of(request.scope))
         return json_response(plain(request_document(record)))
 
     async def list_requests(request: Request) -> Response:
@@ -34,7 +34,7 @@ def add_requests(app: FastAPI, requests: RequestSource) -> None:
         facts_of(request.scope).surface = SURFACE
         query = Query(request.scope, frozenset(_LIST))
         limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-        found = await requests.requests(limit, tenant_of(headers_of(request.scope)))
+        found = await requests.requests(limit, tenant_of(request.scope))
         items = tuple(map(request_document, found.requests))
         return json_response(plain(RequestList(kind="RequestList", items=items, total=found.total)))
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from gateway.body import read_json_body
 from gateway.facts import facts_of
 from gateway.identity import require_local_caller
-from gateway.json_guard import parse_governed
+from gateway.json_guard import parse
 from gateway.openapi import answers, json_body
 from gateway.parts import GatewayParts
 from gateway.ports import MeshSettings
@@ -36,7 +36,7 @@ def add_settings(app: FastAPI, parts: GatewayParts) -> None:
         require_local_caller(request.scope)
         Query(request.scope)
         raw = await read_json_body(request.scope, request.receive, parts.config)
-        wanted = parse_governed(MeshConfig, raw, max_depth=depth)
+        wanted = parse(MeshConfig, raw, max_depth=depth)
         settings = await parts.registry.update_settings(MeshSettings(allow_cloud_fallback=wanted.allow_cloud_fallback))
         log.info("settings changed", request_id=facts.request_id, allow_cloud_fallback=settings.allow_cloud_fallback)
         return json_response(_body(settings))

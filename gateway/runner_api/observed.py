@@ -2,20 +2,24 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
 from gateway.errors import DetailedError
-from gateway.ports import Embedding, Generation, RequestDispatcher
+from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, Whole
 from gateway.runner_api.metrics import SUCCESS, RunnerMetrics
 from gateway.runner_api.ports import QueueView
 from gateway.runner_api.waits import WaitWindow
-from weft.api.common.v1 import embedding_pb2, receipt_pb2
+from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
+from weft.dispatch.speech_call import SpeechPiece
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 FULL_RETRY_SECONDS = 5.0
+
+ResultT = TypeVar("ResultT")
 
 
 class RequestObserver:
@@ -100,7 +104,33 @@ class ObservedDispatcher:
 
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
         """See RequestDispatcher.embed."""
-        return _ObservedEmbedding(self._dispatcher.embed(context, payload), context, self._observer)
+        return _ObservedWhole(self._dispatcher.embed(context, payload), context, self._observer)
+
+    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+        """See RequestDispatcher.rerank."""
+        return _ObservedWhole(self._dispatcher.rerank(context, payload), context, self._observer)
+
+    def tokenize(
+        self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
+    ) -> Whole[tokenize_pb2.TokenizeResult]:
+        """See RequestDispatcher.tokenize. It takes no slot: no queue keeps it out, and it teaches nothing of waits."""
+        return self._dispatcher.tokenize(context, payload)
+
+    def generate_images(
+        self, context: RequestContext, payload: image_pb2.ImagePayload
+    ) -> Whole[list[image_pb2.GeneratedImage]]:
+        """See RequestDispatcher.generate_images."""
+        return _ObservedWhole(self._dispatcher.generate_images(context, payload), context, self._observer)
+
+    def transcribe(
+        self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
+    ) -> Whole[audio_pb2.Transcription]:
+        """See RequestDispatcher.transcribe."""
+        return _ObservedWhole(self._dispatcher.transcribe(context, payload), context, self._observer)
+
+    def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> Speech:
+        """See RequestDispatcher.speak."""
+        return _ObservedSpeech(self._dispatcher.speak(context, payload), context, self._observer)
 
 
 class _ObservedGeneration:
@@ -128,22 +158,47 @@ class _ObservedGeneration:
             observer.ended(self._context, self.receipt, failure, began)
 
 
-class _ObservedEmbedding:
-    def __init__(self, embedding: Embedding, context: RequestContext, observer: RequestObserver) -> None:
-        self._embedding = embedding
+class _ObservedWhole(Generic[ResultT]):
+    def __init__(self, call: Whole[ResultT], context: RequestContext, observer: RequestObserver) -> None:
+        self._call = call
         self._context = context
         self._observer = observer
 
     @property
     def receipt(self) -> receipt_pb2.Receipt | None:
-        return self._embedding.receipt
+        return self._call.receipt
 
-    async def result(self) -> list[embedding_pb2.Embedding]:
+    async def result(self) -> ResultT:
         observer, began = self._observer, self._observer.now()
         failure: WeftError | None = None
         try:
             observer.admit()
-            return await self._embedding.result()
+            return await self._call.result()
+        except WeftError as error:
+            failure = observer.told(error)
+            raise failure from error
+        finally:
+            observer.ended(self._context, self.receipt, failure, began)
+
+
+class _ObservedSpeech:
+    def __init__(self, speech: Speech, context: RequestContext, observer: RequestObserver) -> None:
+        self._speech = speech
+        self._context = context
+        self._observer = observer
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        return self._speech.receipt
+
+    async def pieces(self) -> AsyncGenerator[SpeechPiece]:
+        observer, began = self._observer, self._observer.now()
+        failure: WeftError | None = None
+        try:
+            observer.admit()
+            async with aclosing(self._speech.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
         except WeftError as error:
             failure = observer.told(error)
             raise failure from error

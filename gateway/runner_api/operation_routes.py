@@ -13,7 +13,7 @@ from gateway.errors import ClientGoneError, DetailedError, EdgeError
 from gateway.facts import facts_of
 from gateway.identity import headers_of, require_local_caller, timeout_seconds
 from gateway.interrupt import interrupt_on_disconnect
-from gateway.json_guard import parse_governed
+from gateway.json_guard import parse
 from gateway.openapi import json_body
 from gateway.query import Query
 from gateway.routes.resources import json_response
@@ -32,6 +32,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, require_request_id
+from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 
 SURFACE = "runner"
@@ -110,7 +111,7 @@ def _cancel_endpoint(parts: RunnerApiParts) -> Endpoint:
         require_local_caller(request.scope)
         Query(request.scope)
         known = await _known(parts, request)
-        cancelled = await parts.operations.cancel(known.name, _asker(parts))
+        cancelled = await parts.operations.cancel(known.name, _asker(request, parts))
         return json_response(messages.task_body(cancelled), 200 if cancelled.state in ENDED else 202)
 
     return cancel_task
@@ -122,7 +123,7 @@ async def _body_of(request: Request, parts: RunnerApiParts, model: type[Model]) 
     Query(request.scope)
     edge = parts.config.edge
     raw = await read_json_body(request.scope, request.receive, edge)
-    return parse_governed(model, raw, max_depth=edge.limits.max_json_depth)
+    return parse(model, raw, max_depth=edge.limits.max_json_depth)
 
 
 async def _create(
@@ -131,7 +132,7 @@ async def _create(
     wanted = operation_service_pb2.CreateOperationRequest(
         request_id=_request_id(request, body),
         action=action,
-        requested_by=_asker(parts),
+        requested_by=_asker(request, parts),
         authorization=_authorization(body),
     )
     try:
@@ -220,8 +221,10 @@ def _authorization(body: Body) -> str:
     return text
 
 
-def _asker(parts: RunnerApiParts) -> str:
-    return f"HTTP API of runner {parts.runner.facts().name}"
+def _asker(request: Request, parts: RunnerApiParts) -> str:
+    """Who asks, for the audit log: the key, or where nobody needs one this surface."""
+    principal = facts_of(request.scope).principal
+    return f"HTTP API of runner {parts.runner.facts().name}" if principal is LOCAL else principal.name
 
 
 def _failure(operation: operation_pb2.Operation) -> WeftError:

@@ -1,9 +1,13 @@
 """What the runner API needs: the runner itself, its queue, and who carries out operations. The host connects them."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.authentication import KeyRingSource
+from gateway.ports import RequestDispatcher
 from gateway.runner_api.facts import DeviceFacts, RunnerFacts
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
+from weft.dispatch.fleet import FleetSource
 
 
 class RunnerPort(Protocol):
@@ -49,3 +53,16 @@ class OperationsPort(Protocol):
     async def cancel(self, name: str, requested_by: str) -> operation_pb2.Operation:
         """Ask for its end; as it is afterwards."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerApiPorts:
+    """Everybody whom the surface of one runner talks to. Dispatcher, fleet and queue know this runner alone."""
+
+    runner: RunnerPort
+    dispatcher: RequestDispatcher
+    fleet: FleetSource
+    queue: QueueView
+    operations: OperationsPort
+    keys: KeyRingSource | None = None
+    """Who knows the keys; None: nobody needs one."""

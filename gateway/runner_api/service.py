@@ -8,38 +8,30 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app import add_openai, bare_app
 from gateway.app_server import AppServer
+from gateway.authentication import KeyGate, OpenGate
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import publish_schemas
 from gateway.parts import InferenceParts
-from gateway.ports import RequestDispatcher
 from gateway.rate_limits import TenantRateLimits
 from gateway.runner_api.capability_cache import CapabilityCache
 from gateway.runner_api.metrics import RunnerMetrics, StateCollector
 from gateway.runner_api.observed import ObservedDispatcher, RequestObserver
 from gateway.runner_api.operation_routes import add_operations
 from gateway.runner_api.parts import RunnerApiConfig, RunnerApiParts, queue_facts
-from gateway.runner_api.ports import OperationsPort, QueueView, RunnerPort
+from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.schemas import FlushBody, LoadBody, UnloadBody
 from gateway.runner_api.state_routes import add_metrics, add_state
 from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from weft.dispatch.fleet import FleetSource
+from gateway.static_routes import publish_static_routes
 from weft.kernel.clock import Clock, SystemClock
 
 _SCHEMAS = (ChatRequest, CompletionRequest, EmbeddingRequest, LoadBody, UnloadBody, FlushBody)
 
 
-def build(
-    config: RunnerApiConfig,
-    *,
-    runner: RunnerPort,
-    dispatcher: RequestDispatcher,
-    fleet: FleetSource,
-    queue: QueueView,
-    operations: OperationsPort,
-    clock: Clock | None = None,
-) -> "RunnerApiService":
-    """The surface of a runner, not started. `dispatcher`, `fleet` and `queue` know this runner alone."""
+def build(config: RunnerApiConfig, ports: RunnerApiPorts, *, clock: Clock | None = None) -> "RunnerApiService":
+    """The surface of a runner, not started."""
     ticking = clock or SystemClock()
+    queue, fleet, runner = ports.queue, ports.fleet, ports.runner
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     limits = config.edge.rate_limits
@@ -53,10 +45,11 @@ def build(
     )
     inference = InferenceParts(
         config=config.edge,
-        dispatcher=ObservedDispatcher(dispatcher, observer),
+        dispatcher=ObservedDispatcher(ports.dispatcher, observer),
         fleet=fleet,
         metrics=metrics,
         clock=ticking,
+        gate=OpenGate() if ports.keys is None else KeyGate(ports.keys, ticking),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
         on_limited=runner_metrics.limited,
     )
@@ -66,7 +59,7 @@ def build(
         config=config,
         inference=inference,
         runner=runner,
-        operations=operations,
+        operations=ports.operations,
         queue=queue,
         observer=observer,
         cache=cache,
@@ -81,6 +74,7 @@ def create_app(parts: RunnerApiParts) -> FastAPI:
     add_openai(app, parts.inference)
     add_operations(app, parts)
     add_state(app, parts)
+    publish_static_routes(app, app.state.static_routes)
     publish_schemas(app, _SCHEMAS)
     return app
 
@@ -95,8 +89,7 @@ class RunnerApiService:
         self._cache = parts.cache
         self._server = AppServer(
             create_app(parts),
-            host=edge.host,
-            port=edge.port,
+            exposure=edge.exposure(),
             limits=edge.connections,
             on_refused=metrics.refused,
             name="runner",
@@ -108,8 +101,7 @@ class RunnerApiService:
             add_metrics(app, metrics)
             self._metrics_server = AppServer(
                 app,
-                host=edge.host,
-                port=parts.config.metrics_port,
+                exposure=edge.exposure(parts.config.metrics_port),
                 limits=edge.connections,
                 on_refused=metrics.refused,
                 name="runner metrics",

@@ -42,16 +42,9 @@ class AnswerBuilder(ABC):
                 if not (self.usage.prompt_tokens or self.usage.completion_tokens):
                     self.usage = event.finished.receipt.usage
 
+    @abstractmethod
     def body(self) -> bytes:
         """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless it and every choice of it came to an end."""
-        if self._open_choices or not self._is_complete:
-            raise unfinished_answer()
-        document = self._document()
-        if self.warnings:
-            document["warnings"] = self.warnings
-        if self._signals:
-            document["signals"] = self._signals
-        return encode_json(document)
 
     def _begin_again(self, model: str) -> None:
         self._model = model
@@ -70,6 +63,21 @@ class AnswerBuilder(ABC):
     @abstractmethod
     def _forget(self) -> None:
         """Another attempt starts: what an earlier one left, none of it content, does not count."""
+
+
+class DocumentAnswer(AnswerBuilder):
+    """An answer that is put together at its end, with what was noticed beside it."""
+
+    def body(self) -> bytes:
+        """See AnswerBuilder.body."""
+        if self._open_choices or not self._is_complete:
+            raise unfinished_answer()
+        document = self._document()
+        if self.warnings:
+            document["warnings"] = self.warnings
+        if self._signals:
+            document["signals"] = self._signals
+        return encode_json(document)
 
     @abstractmethod
     def _document(self) -> dict[str, object]:

@@ -1,10 +1,19 @@
 """Events to one `chat.completion`: what a caller gets who did not ask for a stream."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from gateway.translate.answer import AnswerBuilder
-from gateway.translate.pieces import AnswerIdentity, chat_logprobs, finish_reason, usage_json
-from weft.api.common.v1 import event_pb2
+from gateway.translate.answer import DocumentAnswer
+from gateway.translate.notices import warning_json
+from gateway.translate.pieces import (
+    FUNCTION_CALL,
+    ONE_CALL_ONLY,
+    AnswerIdentity,
+    chat_logprobs,
+    finish_reason,
+    usage_json,
+)
+from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.kernel.ids import new_id
 
 
@@ -25,12 +34,14 @@ class _Choice:
     finish_reason: str = ""
 
 
-class ChatAnswer(AnswerBuilder):
+class ChatAnswer(DocumentAnswer):
     """One chat answer, growing."""
 
-    def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
+    def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool, functions: bool = False) -> None:
+        """`functions`: calls are told in the older form, `function_call`."""
         super().__init__(identity, choice_count=choice_count)
         self._wants_logprobs = logprobs
+        self._functions = functions
         self._choices: dict[int, _Choice] = {}
 
     def _add_delta(self, delta: event_pb2.Delta) -> None:
@@ -58,18 +69,31 @@ class ChatAnswer(AnswerBuilder):
             "created": self._identity.created,
             "model": self._model,
             "system_fingerprint": None,
+            "service_tier": None,
             "choices": [self._choice(index, choice) for index, choice in sorted(self._choices.items())],
             "usage": usage_json(self.usage),
         }
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, object]:
+        message, reason = _message(choice), choice.finish_reason
+        if self._functions:
+            self._make_older(message)
+            reason = FUNCTION_CALL if reason == "tool_calls" else reason
         logprobs = {"content": choice.logprobs, "refusal": None} if self._wants_logprobs else None
         return {
             "index": index,
-            "message": _message(choice),
+            "message": message,
             "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reason,
         }
+
+    def _make_older(self, message: dict[str, Any]) -> None:
+        calls = message.pop("tool_calls", [])
+        if calls:
+            message["function_call"] = calls[0]["function"]
+        if len(calls) > 1:
+            code = warning_pb2.WARNING_CODE_TOOL_CALL_NOT_RUN
+            self.warnings.append(warning_json(warning_pb2.Warning(code=code, message=ONE_CALL_ONLY)))
 
 
 def _add_call(choice: _Choice, piece: event_pb2.ToolCallDelta) -> None:
@@ -79,13 +103,14 @@ def _add_call(choice: _Choice, piece: event_pb2.ToolCallDelta) -> None:
     call.arguments.append(piece.arguments_text)
 
 
-def _message(choice: _Choice) -> dict[str, object]:
+def _message(choice: _Choice) -> dict[str, Any]:
     text, reasoning, refusal = "".join(choice.text), "".join(choice.reasoning), "".join(choice.refusal)
     says_otherwise = bool(choice.calls or refusal)
-    message: dict[str, object] = {
+    message: dict[str, Any] = {
         "role": "assistant",
         "content": None if says_otherwise and not text else text,
         "refusal": refusal or None,
+        "annotations": [],
     }
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -96,6 +121,6 @@ def _message(choice: _Choice) -> dict[str, object]:
                 "type": "function",
                 "function": {"name": call.name, "arguments": "".join(call.arguments)},
             }
-            for _, call in sorted(choice.calls.items())
+            for call in choice.calls.values()
         ]
     return message

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gateway.translate.answer import AnswerBuilder
+from gateway.translate.answer import DocumentAnswer
 from gateway.translate.completion_logprobs import LogprobsWriter
-from gateway.translate.pieces import AnswerIdentity, finish_reason, usage_json
+from gateway.translate.pieces import AnswerIdentity, text_finish_reason, usage_json
 from weft.api.common.v1 import event_pb2
 
 
@@ -16,7 +16,7 @@ class _Choice:
     finish_reason: str = ""
 
 
-class CompletionAnswer(AnswerBuilder):
+class CompletionAnswer(DocumentAnswer):
     """One text completion, growing."""
 
     def __init__(self, identity: AnswerIdentity, *, choice_count: int, logprobs: bool) -> None:
@@ -33,7 +33,7 @@ class CompletionAnswer(AnswerBuilder):
         choice.logprobs += delta.logprobs
         if delta.finish_reason:
             self._close_choice(delta.index)
-            choice.finish_reason = finish_reason(delta.finish_reason)
+            choice.finish_reason = text_finish_reason(delta.finish_reason)
 
     def _forget(self) -> None:
         self._choices.clear()

@@ -1,7 +1,7 @@
 """Events to streamed `text_completion` chunks."""
 
 from gateway.translate.completion_logprobs import LogprobsWriter
-from gateway.translate.pieces import AnswerIdentity, finish_reason
+from gateway.translate.pieces import AnswerIdentity, text_finish_reason
 from gateway.translate.sse import StreamEncoder, encode_json
 from weft.api.common.v1 import event_pb2
 
@@ -38,7 +38,7 @@ class CompletionStream(StreamEncoder):
             out += (head, encode_json(text), self._tail(delta, index))
         if delta.finish_reason:
             self._close_choice(index)
-            reason = finish_reason(delta.finish_reason).encode()
+            reason = text_finish_reason(delta.finish_reason).encode()
             out += (head, b'"","logprobs":null,"finish_reason":"', reason, b'"}]}\n\n')
 
     def _tail(self, delta: event_pb2.Delta, index: int) -> bytes:

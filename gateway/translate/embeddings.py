@@ -12,7 +12,7 @@ from gateway.config import RequestLimits
 from gateway.schemas.embedding import EmbeddingRequest
 from gateway.translate.prompts import fill_prompts
 from weft.api.common.v1 import embedding_pb2, usage_pb2
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 _encode = msgspec.json.Encoder().encode
@@ -34,11 +34,18 @@ def to_body(
     model: str,
     usage: usage_pb2.Usage,
     as_base64: bool,
+    dimensions: int | None = None,
 ) -> bytes:
-    """The answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input."""
+    """The answer as JSON. `dimensions`: as many as the request asks for; None: as many as there are.
+
+    Raises BACKEND_PROTOCOL_ERROR unless there is one finite vector per input, INVALID_ARGUMENT where they are longer or
+    shorter than asked: an engine that does not know the parameter takes no notice of it.
+    """
     ordered = sorted(embeddings, key=lambda embedding: embedding.index)
     if [embedding.index for embedding in ordered] != list(range(expected)):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one vector per input")
+    if dimensions is not None:
+        _require_dimensions(ordered, dimensions)
     render = _as_base64 if as_base64 else _as_floats
     return _encode(
         {
@@ -51,6 +58,12 @@ def to_body(
             "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
         }
     )
+
+
+def _require_dimensions(embeddings: Sequence[embedding_pb2.Embedding], wanted: int) -> None:
+    for embedding in embeddings:
+        if (found := len(embedding.values)) != wanted:
+            raise invalid_field("dimensions", f"this model's vectors have {found}, whatever is asked for; leave it out")
 
 
 def _as_floats(embedding: embedding_pb2.Embedding) -> list[float]:

@@ -1,15 +1,18 @@
-"""The fleet as OpenAI's list of models: every pool, model, agent and route that can be asked now."""
+"""The fleet as OpenAI's list of models, or Anthropic's: every pool, model, agent and route that can be asked now."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
 
 from weft.dispatch.agents import AGENT_PREFIX, ROUTE_PREFIX, agent_name_of, members_of
 from weft.dispatch.fleet import AgentView, FleetView, ModelView, RouteView
+from weft.kernel.errors import invalid_field
 from weft.kernel.request import Skill
 
 OWNER = "weft"
 
 
-def model_list(view: FleetView) -> dict[str, object]:
+def model_list(view: FleetView) -> dict[str, Any]:
     """The body of GET /v1/models."""
     models = [_entry(name, members) for name, members in _by_name(view).items()]
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
@@ -17,7 +20,7 @@ def model_list(view: FleetView) -> dict[str, object]:
     return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}
 
 
-def model_entry(view: FleetView, name: str) -> dict[str, object] | None:
+def model_entry(view: FleetView, name: str) -> dict[str, Any] | None:
     """The body of GET /v1/models/{name}; None if nothing of this name can be asked."""
     agent_name = agent_name_of(name)
     if agent_name is not None:
@@ -28,6 +31,45 @@ def model_entry(view: FleetView, name: str) -> dict[str, object] | None:
         return None if route is None else _route_entry(view, route)
     members = _by_name(view).get(name)
     return None if members is None else _entry(name, members)
+
+
+def anthropic_list(listed: dict[str, Any], limit: int, *, after_id: str = "", before_id: str = "") -> dict[str, object]:
+    """A page of `model_list` in Anthropic's shape: the first `limit` entries, those after one, or the last before one.
+
+    Raises INVALID_ARGUMENT for a cursor that is not in the list, which changes with the fleet.
+    """
+    entries = listed["data"]
+    if after_id:
+        entries = entries[_place(entries, after_id, "after_id") + 1 :]
+    elif before_id:
+        entries = entries[: _place(entries, before_id, "before_id")]
+    page = entries[-limit:] if before_id else entries[:limit]
+    return {
+        "data": [anthropic_entry(entry) for entry in page],
+        "has_more": len(page) < len(entries),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
+
+
+def anthropic_entry(entry: dict[str, Any]) -> dict[str, object]:
+    """An entry of `model_list` in Anthropic's shape."""
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": entry["meta"]["context_tokens"] or None,
+        "meta": entry["meta"],
+    }
+
+
+def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
+    for place, entry in enumerate(entries):
+        if entry["id"] == name:
+            return place
+    raise invalid_field(field, "names nothing that is in the list now")
 
 
 def known_names(view: FleetView) -> frozenset[str]:

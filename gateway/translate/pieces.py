@@ -14,6 +14,9 @@ FINISH_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
     event_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
 }
+FUNCTION_CALL = "function_call"
+"""The word for `tool_calls` in answers of the older form."""
+ONE_CALL_ONLY = "the model made more than one call, and 'functions' has room for one; ask with 'tools'"
 # What OpenAI sends for "next to impossible"; JSON has no minus infinity.
 _LOWEST_LOGPROB = -9999.0
 
@@ -32,6 +35,11 @@ class AnswerIdentity:
 def finish_reason(value: int) -> str:
     """OpenAI's word for a finish reason; one that is newer than this code reads as a natural end."""
     return FINISH_REASONS.get(value, "stop")
+
+
+def text_finish_reason(value: int) -> str:
+    """The same for text completions, which know of no tools."""
+    return "stop" if value == event_pb2.FINISH_REASON_TOOL_CALLS else finish_reason(value)
 
 
 def usage_json(usage: usage_pb2.Usage) -> dict[str, object]:

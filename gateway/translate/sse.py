@@ -28,6 +28,9 @@ class StreamEncoder(ABC):
     whatever comes before is held back, and forgotten when another attempt starts.
     """
 
+    keepalive = KEEPALIVE
+    """What is sent in silences."""
+
     def __init__(
         self, identity: AnswerIdentity, *, choice_count: int, include_usage: bool, include_events: bool = False
     ) -> None:

@@ -9,6 +9,7 @@ from registry_svc.operations.actions import checked_action
 from registry_svc.operations.operations import Asked
 from registry_svc.policy.operations import OPERATION_PREFIX
 from weft.api.operations.v1 import operation_service_pb2
+from weft.kernel.caller import caller
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
 
@@ -38,7 +39,10 @@ def to_asked(request: operation_service_pb2.CreateOperationRequest) -> Asked:
 
 def to_actor(requested_by: str) -> str:
     """Who asks, on one line: a space stands for each control character."""
-    return _LINES.sub(" ", cleaned_words(requested_by, "requested_by", MAX_ACTOR_CHARS))
+    known = caller()
+    # Whoever cannot speak for others is who it is, whatever it says.
+    said = requested_by if known.names_tenants else known.name
+    return _LINES.sub(" ", cleaned_words(said, "requested_by", MAX_ACTOR_CHARS))
 
 
 def to_operation_id(name: str) -> str:

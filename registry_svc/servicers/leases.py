@@ -16,7 +16,10 @@ from registry_svc.ledger.requests import (
     release_of,
     renewal_of,
 )
+from registry_svc.policy.ledger import Holder, HolderKind
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from weft.kernel.caller import caller
+from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.rpc import answering
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,23 +36,30 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
         self, request: lease_service_pb2.AcquireLeaseRequest, context: Context
     ) -> None:
         """See the contract."""
-        async with answering(context), aclosing(self._ledger.acquire(memory_request_of(request))) as words:
-            async for word in words:
-                await context.write(acquire_message(word, self._ledger.config))
+        async with answering(context):
+            wanted = memory_request_of(request)
+            _require_right(wanted.holder)
+            async with aclosing(self._ledger.acquire(wanted)) as words:
+                async for word in words:
+                    await context.write(acquire_message(word, self._ledger.config))
 
     async def RenewLeases(
         self, request: lease_service_pb2.RenewLeasesRequest, context: Context
     ) -> lease_service_pb2.RenewLeasesResponse:
         """See the contract."""
         async with answering(context):
-            return renewed_message(await self._ledger.renew(renewal_of(request)))
+            renewal = renewal_of(request)
+            _require_right(renewal.holder)
+            return renewed_message(await self._ledger.renew(renewal))
 
     async def ReleaseLease(
         self, request: lease_service_pb2.ReleaseLeaseRequest, context: Context
     ) -> lease_service_pb2.ReleaseLeaseResponse:
         """See the contract."""
         async with answering(context):
-            await self._ledger.release(*release_of(request))
+            holder, session_id, lease_id, fencing_number = release_of(request)
+            _require_right(holder)
+            await self._ledger.release(holder, session_id, lease_id, fencing_number)
             return lease_service_pb2.ReleaseLeaseResponse()
 
     async def ReleaseEarlierLives(
@@ -67,3 +77,9 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
         async with answering(context):
             hosts = self._ledger.hosts(host_filter_of(request))
             return lease_service_pb2.ListHostMemoryResponse(hosts=[host_message(host) for host in hosts])
+
+
+def _require_right(holder: Holder) -> None:
+    """Runners are services of the mesh: a guest's key does not hold, keep or give up memory in the name of one."""
+    if holder.kind is HolderKind.RUNNER:
+        caller().require(MESH_ACCESS)

@@ -22,11 +22,14 @@ from registry_svc.messages import (
 )
 from registry_svc.requests import event_limit, events_of, page_of, page_token
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
+from weft.kernel.caller import caller
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import MESH_ACCESS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
 
 MAX_CONVERTED_CHANGES = 1_024
+_ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -165,6 +168,11 @@ class RegistryServicer(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> None:
         """See the contract."""
         async with answering(context):
+            # It tells of them too; with its rule alone, who may see models would see these as well.
+            for access in _ALSO_WATCHED:
+                caller().require(access)
+            if request.include_ticket_keys:
+                caller().require(MESH_ACCESS)
             snapshot, watcher = self._catalogue.watch()
             with watcher:
                 await context.write(await snapshot_message(snapshot, with_keys=request.include_ticket_keys))

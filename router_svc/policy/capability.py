@@ -18,6 +18,14 @@ _LACKING_SKILL = {
     Skill.AUDIO: "takes no audio",
     Skill.TOOLS: "calls no tools",
 }
+_BY_SECTION = "from an openai_http server whose model section names it in `operations`"
+_HOW_OFFERED = {
+    Operation.RERANK: f"from a llama_server started with --reranking, or {_BY_SECTION}",
+    Operation.TOKENIZE: f"from llama.cpp, or {_BY_SECTION}",
+    Operation.IMAGE: _BY_SECTION,
+    Operation.TRANSCRIPTION: _BY_SECTION,
+    Operation.SPEECH: _BY_SECTION,
+}
 _GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "context")
 
 
@@ -115,10 +123,21 @@ def _readiness_gate(candidate: Candidate) -> str:
     return "not heard of" if candidate.readiness is Readiness.DOWN else ""
 
 
+def _not_offered(name: str, operation: Operation, members: Iterable[Candidate]) -> str:
+    """What is lacking, and for what not every server has by itself, where it comes from."""
+    message = f"{name} does not offer {operation.name.lower()}"
+    how = _HOW_OFFERED.get(operation)
+    if how is None:
+        return message
+    offered: set[Operation] = set().union(*(member.operations for member in members))
+    others = ", ".join(each.name.lower() for each in sorted(offered)) or "nothing"
+    return f"{message}; it offers {others}. A runner offers it {how}"
+
+
 def _summary(name: str, word: str, needs: Needs, left: list[Candidate], gates: Mapping[str, int]) -> GateSummary:
     match word:
         case "operation":
-            reason, message = Reason.UNSUPPORTED_OPERATION, f"{name} does not offer {needs.operation.name.lower()}"
+            reason, message = Reason.UNSUPPORTED_OPERATION, _not_offered(name, needs.operation, left)
         case "remote":
             reason = Reason.PERMISSION_DENIED
             message = f"{name} runs {OFF_THE_PREMISES}: see allow_remote, its own and its tenant's"

@@ -12,6 +12,7 @@ from router_svc.policy.retry_budget import RetryBudget
 from router_svc.policy.tenant_caps import TenantCaps
 from router_svc.policy.waiting import LiveRequest
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 
 
 class Placements:
@@ -46,7 +47,7 @@ class Placements:
             self._retries.note_first_attempt(request.line, now)
         request.attempt += 1
         request.placed_on, request.placed_at, request.content_at = candidate, now, None
-        request.told = None
+        request.told, request.holds_slot = None, True
         request.charged = self._shares.charge(tenant, request.cost)
         self._caps.take(tenant)
         self._index.take(candidate, now)
@@ -56,6 +57,19 @@ class Placements:
             candidate=candidate,
             attempt=request.attempt,
             choice=choice,
+            keep_alive_seconds=request.keep_alive_seconds,
+            deadline_at=request.deadline_at,
+        )
+
+    def place_beside(self, request: LiveRequest, candidate: Candidate, now: float) -> Placed:
+        """It works there beside those who hold slots: it costs its tenant nothing, and nobody waits because of it."""
+        request.attempt += 1
+        request.placed_on, request.placed_at, request.content_at = candidate, now, None
+        request.told, request.holds_slot, request.charged = None, False, 0.0
+        return Placed(
+            key=request.key,
+            candidate=candidate,
+            attempt=request.attempt,
             keep_alive_seconds=request.keep_alive_seconds,
             deadline_at=request.deadline_at,
         )
@@ -80,6 +94,8 @@ class Placements:
         candidate, is_relieved = self._release(request, tokens)
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
+        elif request.kind.needs.operation is Operation.TOKENIZE:
+            pass  # it says nothing about how long work takes there, nor whether there is room for any
         elif served is not None and failure is None:
             first = None if content_at is None else content_at - request.placed_at
             seconds = now - request.placed_at
@@ -92,6 +108,8 @@ class Placements:
         candidate, tenant = request.placed_on, request.arrival.tenant
         assert candidate is not None, "only a placed request holds a slot"
         request.placed_on = None
+        if not request.holds_slot:
+            return candidate, False
         self._shares.correct(tenant, request.charged, tokens)
         is_relieved = self._caps.release(tenant)
         self._index.release(candidate)

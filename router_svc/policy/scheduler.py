@@ -5,12 +5,13 @@ see router_svc/DESIGN.md for the life of a request.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 
 from router_svc.policy import refusals
 from router_svc.policy.admission import Admission
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate
+from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.failover import FailureKind, classify
@@ -34,7 +35,12 @@ from router_svc.policy.waiting_room import WaitingRoom
 from router_svc.policy.wakes import WakeBook
 from router_svc.policy.waking import Waking
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 
+TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
+"""Operations that engines do beside their work: where a member is loaded they wait for nobody and cost nothing. Where
+none is, they wait for one to wake as any request does."""
+MAX_SPREAD_OVER = 16
 MAX_REVIEWS_AT_ONCE = 3
 """Plans of loads that follow from each other in one step; what is left waits for the next one."""
 
@@ -105,6 +111,8 @@ class Scheduler:
         line = self._lines.open(name)
         request = self._received(arrival, line, now)
         self._room.enter(request)
+        if arrival.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
+            return [*decisions, self._placements.place_beside(request, ready, now)]
         if not line.waiting and self._caps.may_run(arrival.tenant) and self._index.has_free(name):
             placed = self._place_directly(request, line, now)
             if placed is not None:
@@ -206,6 +214,16 @@ class Scheduler:
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
             now=now,
         )
+
+    def _first_ready(self, request: LiveRequest) -> Candidate | None:
+        """Who is loaded and has what is needed, the first of a route's entries; None: nobody is loaded.
+
+        Requests are spread over those of the same pool, as far as they are among the first few.
+        """
+        permitted = self._index.permitted(request.line, request.kind.needs, request.kind.excluded)
+        found = list(islice((each for each in permitted if each.readiness is Readiness.READY), MAX_SPREAD_OVER))
+        same_pool = [each for each in found if each.pool == found[0].pool]
+        return same_pool[request.key % len(same_pool)] if same_pool else None
 
     def _place_directly(self, request: LiveRequest, line: Line, now: float) -> Decision | None:
         """Nobody is ahead and somebody is free: no need to wait. None: nobody is free for this one."""

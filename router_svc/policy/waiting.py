@@ -63,6 +63,8 @@ class LiveRequest:
     is_retry: bool = False
     """Whether an attempt of it broke."""
     placed_on: Candidate | None = None
+    holds_slot: bool = True
+    """While it is placed: whether it takes a slot there. False: it works beside those who do."""
     placed_at: float = 0.0
     content_at: float | None = None
     waits_in: "RequestClass | None" = None

@@ -17,7 +17,7 @@ from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import TEXT_OPERATIONS, Operation
 
 PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
@@ -36,7 +36,7 @@ class AttachedServerConfig:
     api_key_env: str | None = None
     """Environment variable that holds the key, read with every start; None: the server wants none."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    operations: frozenset[Operation] = frozenset(Operation)
+    operations: frozenset[Operation] = TEXT_OPERATIONS
     context_tokens: int = 0
     cache_salt: bool = False
     """Whether it knows `cache_salt`, as vLLM does: requests with different ones share no cached prefixes."""

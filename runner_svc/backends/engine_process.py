@@ -16,6 +16,7 @@ from runner_svc.supervise.tree_time import TreeTime
 from weft.gpu.process import process_id_of
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.reasons import Reason
 
 DEATH_NOTICE_SECONDS = 0.5
@@ -55,7 +56,7 @@ class EngineProcess:
     async def start(
         self, argv: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None] | None = None
     ) -> None:
-        """Start the program. Raises CONNECT_FAILED. `on_line` hears every line of its output."""
+        """Start the program, without the keys of the mesh. Raises CONNECT_FAILED. `on_line` hears every output line."""
         self._words.clear()
 
         def hear(line: str) -> None:
@@ -63,7 +64,8 @@ class EngineProcess:
             if on_line is not None:
                 on_line(line)
 
-        await self._process.start(argv, env=environment, on_line=hear)
+        given = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
+        await self._process.start(argv, env=given, on_line=hear)
 
     async def stop(self) -> None:
         """See Backend.stop."""

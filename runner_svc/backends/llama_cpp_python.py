@@ -30,13 +30,24 @@ from runner_svc.backends.port import (
     LoadOrder,
     ProcessSigns,
 )
-from runner_svc.engines.messages import TOKEN_VARIABLE, Done, Embed, Forget, PromptProgress, Ready, Token, Vector
+from runner_svc.engines.messages import (
+    TOKEN_VARIABLE,
+    Done,
+    Embed,
+    Forget,
+    PromptProgress,
+    Ready,
+    Token,
+    Tokenize,
+    Tokens,
+    Vector,
+)
 from runner_svc.gpu_time import GpuTime
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
 from runner_svc.templates.sandbox import TemplateSandbox
-from weft.api.common.v1 import embedding_pb2, usage_pb2
+from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
@@ -224,6 +235,30 @@ class LlamaCppPythonBackend:
                 raise await self._explain_break() from None
         return EmbeddingResult(embeddings=vectors, usage=usage)
 
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """See Tokenizes.tokenize. The engine does it beside a request that it works on."""
+        del call
+        channel = self._running()
+        if payload.WhichOneof("kind") == "text":
+            request = Tokenize(id=channel.next_id(), text=payload.text, add_special=payload.add_special)
+        else:
+            chat = await prepare(_counted(payload.chat), self._templates, self._config.parameters, self._sandbox.render)
+            text = str(chat.request.prompts[0])
+            request = Tokenize(id=channel.next_id(), text=text, add_special=True, has_template=True)
+        request.with_pieces = payload.with_pieces
+        result = tokenize_pb2.TokenizeResult()
+        try:
+            async with aclosing(channel.ask(request)) as arrivals:
+                async for answers in arrivals:
+                    for answer in answers:
+                        if isinstance(answer, Tokens):
+                            result.ids.extend(answer.ids)
+                            result.pieces.extend(answer.pieces)
+        except LineBrokenError:
+            raise await self._explain_break() from None
+        result.count = len(result.ids)
+        return result
+
     def _operations(self) -> frozenset[Operation]:
         can_chat = self._templates.usual is not None
         return self._config.operations - (frozenset() if can_chat else {Operation.CHAT})
@@ -246,3 +281,13 @@ class LlamaCppPythonBackend:
         return await self._process.explain_break(when) or WeftError(
             Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its line and lives on"
         )
+
+
+def _counted(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+    """What of a conversation decides how its template renders it."""
+    counted = chat_pb2.ChatPayload(messages=chat.messages, reasoning_effort=chat.reasoning_effort)
+    if chat.HasField("thinking"):
+        counted.thinking = chat.thinking
+    if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
+        counted.tools.extend(chat.tools)
+    return counted

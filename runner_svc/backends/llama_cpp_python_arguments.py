@@ -66,8 +66,8 @@ class LlamaCppPythonConfig:
     @property
     def operations(self) -> frozenset[Operation]:
         """What the model can be asked for, if its file has a chat template."""
-        generation = {Operation.CHAT, Operation.COMPLETION}
-        return frozenset(generation | {Operation.EMBEDDING} if self.embeddings else generation)
+        always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+        return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
 
     def arguments(self, socket: Path, order: LoadOrder | None = None) -> list[str]:
         """The command line after `command`."""

@@ -19,6 +19,7 @@ from runner_svc.engines.messages import (
     LENGTH_BYTES,
     LOAD_ID,
     Answer,
+    Asking,
     Cancel,
     Done,
     Failed,
@@ -30,7 +31,6 @@ from runner_svc.engines.messages import (
     ToEngine,
     TooLongError,
     ToRunner,
-    Work,
     body_length,
     encode,
 )
@@ -128,7 +128,7 @@ class EngineChannel:
         self._last_id += 1
         return self._last_id
 
-    async def ask(self, request: Work) -> AsyncGenerator[list[Answer]]:
+    async def ask(self, request: Asking) -> AsyncGenerator[list[Answer]]:
         """Whatever has arrived for a request, each time; ends with Done. Closing it early cancels the request.
 
         Raises what the program says, or LineBrokenError.

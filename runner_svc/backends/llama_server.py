@@ -25,7 +25,10 @@ from runner_svc.backends.llama_server_arguments import (
 )
 from runner_svc.backends.llama_server_props import read_props
 from runner_svc.backends.llama_server_slots import NO_HOST_CACHE, LlamaSlots, shares_between_slots
+from runner_svc.backends.model_calls import RerankResult
 from runner_svc.backends.openai_http import HEALTH, Endpoint, OpenAiHttp
+from runner_svc.backends.openai_rerank import rerank
+from runner_svc.backends.openai_tokens import tokenize
 from runner_svc.backends.port import (
     BackendFacts,
     CacheIsolation,
@@ -42,7 +45,7 @@ from runner_svc.gpu_time import GpuTime
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.supervise.logs import LogRing
 from runner_svc.templates.model_templates import check_before_load
-from weft.api.common.v1 import embedding_pb2
+from weft.api.common.v1 import embedding_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError, invalid_field
@@ -231,6 +234,16 @@ class LlamaServerBackend:
         if not self._config.embeddings:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for embeddings")
         return await self._running().embed(payload, call)
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """See Tokenizes.tokenize."""
+        return await tokenize(self._running(), payload, call)
+
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        """See Reranks.rerank."""
+        if not self._config.reranks:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for reranking")
+        return await rerank(self._running(), payload, call)
 
     async def _stop_process(self) -> None:
         await self._process.stop()

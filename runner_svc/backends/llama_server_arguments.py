@@ -35,6 +35,7 @@ DEFAULT_BATCH_TOKENS, DEFAULT_UBATCH_TOKENS = 2048, 512
 MAX_IMAGE_TOKENS = 65_536
 MAX_DRAFT_TOKENS = 6
 CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+RERANKING_FLAGS = frozenset({"--reranking", "--rerank"})
 SPECULATION = ("none", "draft-mtp", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 """Kinds of speculative decoding that need no further file."""
 _FLAGS: Mapping[str, str] = MappingProxyType(
@@ -99,8 +100,16 @@ class LlamaServerConfig:
     @property
     def operations(self) -> frozenset[Operation]:
         """What the model can be asked for."""
-        generation = {Operation.CHAT, Operation.COMPLETION}
-        return frozenset(generation | {Operation.EMBEDDING} if self.embeddings else generation)
+        if self.reranks:
+            # A server that compares texts writes none, and its vectors are not those of a text.
+            return frozenset({Operation.RERANK, Operation.TOKENIZE})
+        always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+        return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
+
+    @property
+    def reranks(self) -> bool:
+        """Whether it compares documents with a query, which its flags say."""
+        return not RERANKING_FLAGS.isdisjoint(self.extra_arguments)
 
     def arguments(self, order: LoadOrder | None = None, port: int = 0) -> list[str]:
         """The command line after `command`."""
@@ -113,7 +122,7 @@ class LlamaServerConfig:
             *("--threads", str(self.threads), "--metrics", "--slots", "--jinja"),
             *slot_arguments(),
         ]
-        if self.embeddings:
+        if self.embeddings and not self.reranks:
             arguments += ["--embeddings", "--pooling", "mean"]
         if self.chat_template_path is not None:
             arguments += ["--chat-template-file", str(self.chat_template_path)]

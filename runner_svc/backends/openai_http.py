@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from runner_svc.backends.http_answers import drain, let_go, read_beginning, read_bounded, require_content_type
 from runner_svc.backends.openai_refusals import provider_refusal, refusal
 from runner_svc.backends.openai_request import (
     PreparedBody,
@@ -36,13 +37,24 @@ MODELS = "/v1/models"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
+RERANK = "/v1/rerank"
+TOKENIZE = "/tokenize"
+APPLY_TEMPLATE = "/apply-template"
+IMAGES = "/v1/images/generations"
+IMAGE_EDITS = "/v1/images/edits"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TRANSLATIONS = "/v1/audio/translations"
+SPEECH = "/v1/audio/speech"
+_PATHS = (
+    *(HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TOKENIZE, APPLY_TEMPLATE),
+    *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
+)
 MAX_ERROR_BODY_BYTES = 64 * 1024
 """Of a refusal; the rest is not read, for its status has said the most."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
 MIN_REPORTED_BYTES = 2048
 """Shorter prompts are one batch: reports would say that it began and ended, for 4 % more CPU per request (measured)."""
-DRAIN_SECONDS = 1.0
 IDLE_CONNECTION_SECONDS = 3.0
 """llama-server closes an idle connection after 5 s; ours must be given up first."""
 PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
@@ -70,6 +82,14 @@ class Endpoint:
     what it is asked (no request ids, no traces), and nothing twice: it may have been done, and it costs."""
 
 
+@dataclass(frozen=True, slots=True)
+class FormBody:
+    """A body that is a form, encoded already."""
+
+    data: bytes
+    content_type: str
+
+
 ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
 """Asked why a connection broke, with what it looked like: the supervisor may know more ("the process was killed")."""
 Open = Callable[[], Awaitable[aiohttp.ClientResponse]]
@@ -95,15 +115,15 @@ class OpenAiHttp:
     ) -> None:
         self._timeouts = timeouts
         self._explain_break = explain_break
+        self.endpoint = endpoint
         self._model = endpoint.model
         self._parameters = endpoint.parameters
         self._base_url = endpoint.base_url
         self._is_llama_server = endpoint.is_llama_server
         self._is_provider = endpoint.is_provider
         self._opening = opening
-        paths = (HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
         version = _VERSION_PATH if endpoint.is_provider else ""
-        self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in paths}
+        self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
         self.chunks_received = 0
         """Parts of answers so far: while they come the server is alive, whatever a probe says."""
         idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
@@ -153,7 +173,7 @@ class OpenAiHttp:
                     url = URL(self._base_url + path)
                     asking = self._session.request(method, url, data=body, allow_redirects=False)
                     async with asking as response:
-                        return response.status, await _read_bounded(response, MAX_ANSWER_BYTES)
+                        return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
             except TimeoutError as error:
                 message = f"the backend did not answer within {timeout_seconds:g} s"
                 raise WeftError(Reason.BACKEND_ERROR, message) from error
@@ -172,10 +192,10 @@ class OpenAiHttp:
         path, prepared = self._prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
-        reader = StreamReader(expected_choices(payload), choices_per_prompt(payload))
+        reader = StreamReader(expected_choices(payload), choices_per_prompt(payload), whole=call.whole)
         decoder = SseDecoder()
         async with self._post(path, prepared.body, call) as response:
-            _require_content_type(response, "text/event-stream")
+            require_content_type(response, "text/event-stream")
             async for chunk in self._chunks(response):
                 frames = reader.read(decoder.feed(chunk))
                 if reader.took_token:
@@ -191,7 +211,7 @@ class OpenAiHttp:
                     break
             if not reader.ended:
                 yield reader.finish()
-            await _drain(response)
+            await drain(response)
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
         """Where to ask, and what."""
@@ -210,8 +230,8 @@ class OpenAiHttp:
         # A server with slots chooses one for embeddings itself, whatever it is told.
         add_cache_use(body, call.cache, has_slots=False)
         async with self._post(EMBEDDINGS, body, call) as response:
-            _require_content_type(response, "application/json")
-            raw = await _read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
+            require_content_type(response, "application/json")
+            raw = await read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
         try:
             reply = msgspec.json.decode(raw, type=_EmbeddingReply)
         except msgspec.DecodeError as error:
@@ -230,6 +250,19 @@ class OpenAiHttp:
         vectors.sort(key=lambda vector: vector.index)
         return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
 
+    async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
+        """The JSON that POST `path` (one of the constants here) is answered with. Raises as `generate`."""
+        async with self._post(path, body, call) as response:
+            require_content_type(response, "application/json")
+            return await read_bounded(response, limit_bytes)
+
+    async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
+        """The media type and the pieces that POST `path` is answered with. Raises as `generate`."""
+        async with self._post(path, body, call) as response:
+            async for chunk in self._chunks(response):
+                call.on_token()
+                yield response.content_type, chunk
+
     @asynccontextmanager
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
         """A 200 response to a POST; every other end is a WeftError. Leaving early closes the connection."""
@@ -241,25 +274,28 @@ class OpenAiHttp:
                 Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
             ) from error
         finally:
-            _let_go(response)
+            let_go(response)
 
     async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
         response = await self._send(path, body, call)
         if response.status == 200:
             return response
         try:
-            words = await _read_beginning(response, MAX_ERROR_BODY_BYTES)
+            words = await read_beginning(response, MAX_ERROR_BODY_BYTES)
             explain = provider_refusal if self._is_provider else refusal
             raise explain(response.status, words, response.headers)
         except aiohttp.ClientError as error:
             message = f"the backend answered {response.status} and broke the connection"
             raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from error
         finally:
-            _let_go(response)
+            let_go(response)
 
     async def _send(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
         headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
-        data = self._encoder.encode(body)
+        if isinstance(body, FormBody):
+            data, headers["Content-Type"] = body.data, body.content_type
+        else:
+            data = self._encoder.encode(body)
         # llama-server closes a connection after each stream while promising to keep it, so the one from the pool may
         # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
         for last_try in (True,) if self._is_provider else (False, True):
@@ -349,41 +385,3 @@ _HEADERS = {
 
 def _authorization(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-def _require_content_type(response: aiohttp.ClientResponse, expected: str) -> None:
-    if response.content_type != expected:
-        raise WeftError(
-            Reason.BACKEND_PROTOCOL_ERROR, f"the backend answered with {response.content_type}, not {expected}"
-        )
-
-
-async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read the end of a body that has said all it has to say, so that its connection can be used again."""
-    with suppress(TimeoutError, aiohttp.ClientError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while await response.content.readany():
-                pass
-
-
-async def _read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit_bytes:
-            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's answer is over {limit_bytes} bytes")
-    return bytes(body)
-
-
-async def _read_beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) >= limit_bytes:
-            break
-    return bytes(body[:limit_bytes])
-
-
-def _let_go(response: aiohttp.ClientResponse) -> None:
-    """A connection that was read to its end goes back to the pool; any other is closed, which cancels the work."""
-    response.release() if response.content.at_eof() else response.close()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from runner_svc.backends.openai_stream import CONTEXT_LENGTH_CODE, UNPAID_CODES, error_fields
+from runner_svc.backends.openai_errors import CONTEXT_LENGTH_CODE, UNPAID_CODES, error_fields
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

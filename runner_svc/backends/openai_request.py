@@ -43,6 +43,8 @@ _TOOL_MODES = {
     chat_pb2.ToolChoice.MODE_AUTO: "auto",
     chat_pb2.ToolChoice.MODE_REQUIRED: "required",
 }
+# What the API calls a format, where it is not the second half of its media type.
+_AUDIO_FORMATS = {"audio/mpeg": "mp3"}
 _SCALARS = (
     "max_tokens",
     "temperature",
@@ -283,11 +285,10 @@ def _part(part: chat_pb2.ContentPart) -> Json:
                 url["detail"] = image.detail
             return {"type": "image_url", "image_url": url}
         case "audio":
-            data = base64.b64encode(part.audio.data).decode("ascii")
-            return {
-                "type": "input_audio",
-                "input_audio": {"data": data, "format": part.audio.media_type.split("/")[-1]},
-            }
+            audio = part.audio
+            data = base64.b64encode(audio.data).decode("ascii")
+            name = _AUDIO_FORMATS.get(audio.media_type) or audio.media_type.split("/")[-1]
+            return {"type": "input_audio", "input_audio": {"data": data, "format": name}}
         case _:
             return {"type": "text", "text": part.text}
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from runner_svc.backends.openai_errors import ErrorBody, error_words
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
@@ -106,20 +107,15 @@ class _PromptProgress(msgspec.Struct):
     processed: Count = 0
 
 
-class _ErrorBody(msgspec.Struct):
-    message: str | None = None
-    type: str | None = None
-    code: str | int | None = None
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     timings: _Timings | None = None
     prompt_progress: _PromptProgress | None = None
-    error: _ErrorBody | str | None = None
+    error: ErrorBody | str | None = None
 
 
+_DECODER = msgspec.json.Decoder(_Chunk)
 _FINISH_REASONS = {
     "stop": event_pb2.FINISH_REASON_STOP,
     "length": event_pb2.FINISH_REASON_LENGTH,
@@ -188,8 +184,10 @@ class _Bill:
 class StreamReader:
     """Reads one stream: payloads in, frames of events out, and a verdict at the end."""
 
-    def __init__(self, expected_choices: int, choices_per_prompt: int) -> None:
-        self._decoder = msgspec.json.Decoder(_Chunk)
+    def __init__(self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False) -> None:
+        """`whole`: nobody reads the answer before it is complete, so what arrives together becomes one frame."""
+        self._decoder = _DECODER
+        self._whole = whole
         self._expected_choices = expected_choices
         self._finished: set[int] = set()
         self._content_started = False
@@ -207,6 +205,7 @@ class StreamReader:
     def read(self, payloads: list[bytes]) -> list[Frame]:
         """The frames for what arrived together: the first content of the stream alone, everything else in one.
 
+        Where nobody reads the answer before it is complete, all is in one, with the pieces of a text put together.
         A report that nothing of the prompt is done yet, or all of it, waits for what comes next, and what [DONE] ends
         goes with what came before it: each frame of its own is a message more, on every hop.
         """
@@ -222,19 +221,15 @@ class StreamReader:
                 break
             if payload == _EMPTY:
                 continue
-            chunk = self._decode(payload)
-            try:
-                events = self._events(chunk)
-            except ValueError as error:  # a number or a text that no field can hold
-                raise _malformed(error) from error
+            events = self._events_of(payload, frame)
             if not self._content_started and has_content(events):
                 self._content_started = True
-                if frame:
-                    frames.append(frame)
-                frames.append(self._take_held() + events)
-                frame = []
-            else:
-                frame += events
+                events = self._take_held() + events
+                if not self._whole:
+                    frames += [frame, events] if frame else [events]
+                    frame = []
+                    continue
+            frame += events
         if frame:
             frames.append(frame)
         return frames
@@ -270,8 +265,20 @@ class StreamReader:
         except msgspec.DecodeError as error:
             raise _malformed(error) from error
         if chunk.error is not None:
-            raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {_words(chunk.error)}")
+            raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {error_words(chunk.error)}")
         return chunk
+
+    def _events_of(self, payload: bytes, frame: Frame) -> Frame:
+        """What is to follow `frame`; text that continues a whole answer's last piece has been added to that."""
+        chunk = self._decode(payload)
+        try:
+            if self._whole and (text := _continuation(chunk, frame)):
+                frame[-1].delta.text += text
+                self.took_token = True
+                return []
+            return self._events(chunk)
+        except ValueError as error:  # a number or a text that no field can hold
+            raise _malformed(error) from error
 
     def _events(self, chunk: _Chunk) -> Frame:
         if chunk.usage is not None or chunk.timings is not None:
@@ -310,6 +317,19 @@ class StreamReader:
         return event
 
 
+def _continuation(chunk: _Chunk, frame: Frame) -> str:
+    """The text of a chunk that has nothing else, where a frame ends with text of its choice; empty: it is another."""
+    if not frame or len(chunk.choices) != 1 or chunk.usage or chunk.timings or chunk.prompt_progress:
+        return ""
+    last, choice = frame[-1].delta, chunk.choices[0]
+    if choice.index != last.index or choice.logprobs or choice.finish_reason or choice.delta is None:
+        return ""
+    if not last.text or last.finish_reason or last.logprobs or last.tool_calls:
+        return ""
+    delta = choice.delta
+    return "" if delta.reasoning_content or delta.refusal or delta.tool_calls else delta.content or ""
+
+
 def _malformed(error: Exception) -> WeftError:
     return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event that is not a chunk: {error}")
 
@@ -346,39 +366,3 @@ def _token_logprob(token: _Token) -> event_pb2.TokenLogprob:
             for top in token.top_logprobs or ()
         ],
     )
-
-
-class _ErrorEnvelope(msgspec.Struct):
-    error: _ErrorBody | str | None = None
-    message: str = ""
-
-
-MAX_ERROR_CHARS = 500
-
-
-CONTEXT_LENGTH_CODE = "context_length_exceeded"
-"""What OpenAI and those who follow it call it; their type is that of any wrong request."""
-UNPAID_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Words of providers that answer 429 when nothing is left to pay with: waiting does not help."""
-TELLING_CODES = UNPAID_CODES | {CONTEXT_LENGTH_CODE}
-"""Codes that say more than the type beside them."""
-
-
-def _words(error: _ErrorBody | str) -> str:
-    return (error if isinstance(error, str) else error.message or "")[:MAX_ERROR_CHARS]
-
-
-def error_fields(body: bytes) -> tuple[str, str]:
-    """Message (cut to MAX_ERROR_CHARS) and kind of a backend's error; the raw text where it is not JSON.
-
-    The kind is its type, or its code where that is one of TELLING_CODES.
-    """
-    try:
-        envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
-    except msgspec.DecodeError:
-        return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
-    if isinstance(envelope.error, _ErrorBody):
-        code = envelope.error.code
-        kind = str(code) if code in TELLING_CODES else envelope.error.type or ""
-        return _words(envelope.error), kind
-    return _words(envelope.error or envelope.message), ""

@@ -5,17 +5,21 @@ words that the server itself wrote.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 from yarl import URL
 
+from runner_svc.backends import openai_media
+from runner_svc.backends.model_calls import ImageResult, RerankResult, SpeechPart
 from runner_svc.backends.openai_http import OpenAiHttp
+from runner_svc.backends.openai_rerank import rerank
+from runner_svc.backends.openai_tokens import tokenize
 from runner_svc.backends.port import CallInfo, EmbeddingResult, ErasedCache, LoadOrder, ProcessSigns
 from runner_svc.policy.load_parameters import LoadParameter, check_parameters
 from runner_svc.policy.server_pace import ServerPace
 from runner_svc.supervise.logs import LogRing
-from weft.api.common.v1 import completion_pb2, embedding_pb2
+from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import FieldError, WeftError, invalid_field
@@ -87,19 +91,58 @@ class OthersServer:
         """See Backend.generate."""
         if Operation.COMPLETION not in self._operations and isinstance(payload, completion_pb2.CompletionPayload):
             raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
-        try:
+        with self._discretion():
             async with aclosing(self._running().generate(payload, call)) as frames:
                 async for frame in frames:
                     yield frame
-        except WeftError as error:
-            raise self._discreet(error) from None
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
-        if Operation.EMBEDDING not in self._operations:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
-        try:
+        self._require(Operation.EMBEDDING, "embeddings")
+        with self._discretion():
             return await self._running().embed(payload, call)
+
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        """See Reranks.rerank."""
+        self._require(Operation.RERANK, "reranking")
+        with self._discretion():
+            return await rerank(self._running(), payload, call)
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """See Tokenizes.tokenize."""
+        self._require(Operation.TOKENIZE, "counting tokens")
+        with self._discretion():
+            return await tokenize(self._running(), payload, call)
+
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+        """See MakesImages.generate_images."""
+        self._require(Operation.IMAGE, "images")
+        with self._discretion():
+            return await openai_media.generate_images(self._running(), payload, call)
+
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
+        """See Transcribes.transcribe."""
+        self._require(Operation.TRANSCRIPTION, "transcriptions")
+        with self._discretion():
+            return await openai_media.transcribe(self._running(), payload, call)
+
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        """See Speaks.speak."""
+        self._require(Operation.SPEECH, "speech")
+        with self._discretion():
+            async with aclosing(openai_media.speak(self._running(), payload, call)) as parts:
+                async for part in parts:
+                    yield part
+
+    def _require(self, operation: Operation, words: str) -> None:
+        if operation not in self._operations:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this model is not configured for {words}")
+
+    @contextmanager
+    def _discretion(self) -> Iterator[None]:
+        """What fails in it says nothing of the server but what callers may hear."""
+        try:
+            yield
         except WeftError as error:
             raise self._discreet(error) from None
 

@@ -120,6 +120,8 @@ class CallInfo:
     cache: CacheUse = field(default_factory=CacheUse)
     answer_by: float | None = None
     """When the caller gives up, on the event loop's clock; None: it does not say."""
+    whole: bool = False
+    """Whether nobody reads the answer before it is complete: what arrives together may stay together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +214,10 @@ class Backend(Protocol):
         """Run one generation.
 
         Yields frames of `delta`, `progress`, `warning` and `usage` events: the first content alone but for reports on
-        its prompt, afterwards whatever has arrived; parameters that the engine does not take come as warnings, before
-        any content. The last event of the last frame is `finished`, its receipt holding usage, gpu_time and
-        tokens_per_second as the engine reported them; every choice has had its finish reason by then. Raises
-        SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED,
+        its prompt (unless `call.whole`), afterwards whatever has arrived; parameters that the engine does not take come
+        as warnings, before any content. The last event of the last frame is `finished`, its receipt holding usage,
+        gpu_time and tokens_per_second as the engine reported them; every choice has had its finish reason by then.
+        Raises SERVER_DIED, OUT_OF_MEMORY, CONNECT_FAILED, HEADERS_TIMEOUT, BACKEND_REJECTED, CONTEXT_LENGTH_EXCEEDED,
         INVALID_ARGUMENT, BACKEND_ERROR or BACKEND_PROTOCOL_ERROR. How long it may be silent is not its business: the
         runner's watchdog looks, told by `call`. Closing the generator stops the engine's work on it.
         """

@@ -49,6 +49,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chat-template-file", type=Path, help="use this template, not the model file's own")
     parser.add_argument("--embeddings", action="store_true")
     parser.add_argument("--pooling", choices=["none", "mean", "cls", "last"], default="mean")
+    parser.add_argument("--reranking", "--rerank", action="store_true", help="compare texts; the model is made for it")
     return parser.parse_args(argv)
 
 
@@ -111,7 +112,10 @@ def main() -> None:
         params.model_alias = {options.alias}
     if key := os.environ.get("LLAMA_API_KEY"):
         params.api_keys = [key]
-    if options.embeddings:
+    if options.reranking:
+        params.embedding = True
+        params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    elif options.embeddings:
         params.embedding = True
         params.pooling_type = getattr(xllamacpp.llama_pooling_type, f"LLAMA_POOLING_TYPE_{options.pooling.upper()}")
     # Python's own SIGINT handler would wait for native code to return; the default action ends a load at once.

@@ -83,6 +83,8 @@ class ModelCache:
         self.figures = CacheFigures()
         self.token_size = token_size
         self._backend = backend
+        # Asked once: to look whether an object is what a protocol describes takes some 10 us.
+        self._slotted = backend if isinstance(backend, SlottedEngine) else None
         self._salt_book = salt_book or SaltBook(None)
         self._life: tuple[int | None, int] = (None, 0)
         self._book: CacheBook | None = None
@@ -97,7 +99,7 @@ class ModelCache:
             yield self._unplaced(partition)
             return
         if book.is_alone(partition):
-            async with self._turn(book, book.begin(partition)) as turn:
+            async with self._turn(book, book.begin_loose(partition)) as turn:
                 yield turn
             return
         spreads = choices_per_prompt(payload) > 1
@@ -155,8 +157,8 @@ class ModelCache:
         match self._backend.cache_isolation:
             case CacheIsolation.WHOLE:
                 return 1 if self._backend.process_id is not None else 0
-            case CacheIsolation.SLOTS if isinstance(self._backend, SlottedEngine):
-                return self._backend.slot_count
+            case CacheIsolation.SLOTS if self._slotted is not None:
+                return self._slotted.slot_count
             case _:
                 return 0
 
@@ -193,8 +195,7 @@ class ModelCache:
         return sights
 
     async def _look(self) -> Sequence[SlotSight]:
-        backend = self._backend
-        return await backend.look_at_slots() if isinstance(backend, SlottedEngine) else ()
+        return () if self._slotted is None else await self._slotted.look_at_slots()
 
     async def _erase(self, book: CacheBook, erasures: Sequence[SlotState]) -> ErasedCache:
         if not erasures:

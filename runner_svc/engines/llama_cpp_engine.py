@@ -24,6 +24,9 @@ from runner_svc.engines.messages import (
     LoadProgress,
     PromptProgress,
     Token,
+    Tokenize,
+    Tokens,
+    TooLongError,
     ToRunner,
     Vector,
     Work,
@@ -98,7 +101,7 @@ class _Current:
 
 
 class LlamaCppEngine:
-    """A loaded model. All calls come from one thread, except `cancel`."""
+    """A loaded model. All calls come from one thread, except `cancel` and `tokenize`."""
 
     def __init__(self, library: Any, options: EngineOptions, send: Send) -> None:
         self._library = library
@@ -128,6 +131,25 @@ class LlamaCppEngine:
         """
         if request_id > self._last_id:
             self._cancelled.add(request_id)
+
+    def tokenize(self, request: Tokenize) -> None:
+        """Tell the tokens of a text, to Done or Failed. From another thread: the vocabulary is only ever read."""
+        try:
+            ids: list[int] = self._llama.tokenize(request.text.encode(), add_bos=request.add_special, special=True)
+            if request.has_template:
+                ids = self._one_beginning(ids)
+            pieces = [self._llama.detokenize([token]) for token in ids] if request.with_pieces else []
+            self._send(Tokens(id=request.id, ids=ids, pieces=pieces))
+            self._send(Done(id=request.id, prompt_tokens=0))
+        except BrokenPipeError:
+            raise
+        except TooLongError:
+            self._send(Failed(request.id, "INVALID_ARGUMENT", "the text has too many tokens to tell them all"))
+        except Exception as error:
+            self._send(Failed(request.id, "BACKEND_ERROR", f"the engine failed: {error}"))
+            raise
+        finally:
+            self._cancelled.discard(request.id)
 
     def work(self, request: Work) -> None:
         """Work on a request to its end, which is told: with Done or Failed, or not at all if it was cancelled."""
@@ -274,10 +296,12 @@ class LlamaCppEngine:
                 raise RefusedError("INVALID_ARGUMENT", f"prompt: token ids must be 0 to {vocabulary - 1}, at least one")
             return prompt
         tokens: list[int] = self._llama.tokenize(prompt.encode(), add_bos=True, special=True)
+        return (self._one_beginning(tokens) if has_template else tokens) or [self._llama.token_bos()]
+
+    def _one_beginning(self, tokens: list[int]) -> list[int]:
+        """Templates may have written the token of the beginning that the tokenizer adds, too."""
         beginning = self._llama.token_bos()
-        if has_template and tokens[:2] == [beginning, beginning]:
-            del tokens[0]
-        return tokens or [beginning]
+        return tokens[1:] if tokens[:2] == [beginning, beginning] else tokens
 
     def _sampling(self, request: Generate) -> dict[str, Any]:
         for name in request.sampling:

@@ -32,6 +32,7 @@ from runner_svc.engines.messages import (
     Pong,
     Ready,
     ToEngine,
+    Tokenize,
     TooLongError,
     ToRunner,
     Work,
@@ -41,6 +42,7 @@ from runner_svc.engines.messages import (
 
 MAX_WAITING = 16
 """Requests that wait for the one before them to end; the runner sends one at a time, and cancelled ones end soon."""
+MAX_WAITING_TEXTS = 64
 LIBRARY_MISSING = "LIBRARY_MISSING"
 """The reason of a load that failed because the library cannot be imported."""
 
@@ -93,7 +95,21 @@ class Connection:
         return data
 
 
-def listen(connection: Connection, engine: LlamaCppEngine, waiting: queue.Queue[Work]) -> None:
+def count_tokens(engine: LlamaCppEngine, waiting: queue.Queue[Tokenize]) -> None:
+    """Answer one question about tokens after the other; a thread of its own, so that none waits for an answer."""
+    while True:
+        request = waiting.get()
+        try:
+            engine.tokenize(request)
+        except BrokenPipeError:
+            os._exit(0)
+        except Exception:  # noqa: BLE001 - told to the runner already; the next question may do better
+            traceback.print_exc()
+
+
+def listen(
+    connection: Connection, engine: LlamaCppEngine, waiting: queue.Queue[Work], texts: queue.Queue[Tokenize]
+) -> None:
     """Hear the runner until it is gone, and then be gone as well, whatever the engine does."""
     try:
         while True:
@@ -104,7 +120,10 @@ def listen(connection: Connection, engine: LlamaCppEngine, waiting: queue.Queue[
                     engine.cancel(number)
                 case request:
                     try:
-                        waiting.put_nowait(request)
+                        if isinstance(request, Tokenize):
+                            texts.put_nowait(request)
+                        else:
+                            waiting.put_nowait(request)
                     except queue.Full:
                         connection.send(Failed(request.id, "BACKEND_NOT_READY", "the engine is busy"))
     except (EOFError, OSError):
@@ -148,7 +167,9 @@ def main() -> None:
     connection.send(Hello(os.environ.pop(TOKEN_VARIABLE, ""), os.getpid()))
     engine = load(options, connection)
     waiting: queue.Queue[Work] = queue.Queue(MAX_WAITING)
-    threading.Thread(target=partial(listen, connection, engine, waiting), daemon=True).start()
+    texts: queue.Queue[Tokenize] = queue.Queue(MAX_WAITING_TEXTS)
+    threading.Thread(target=partial(count_tokens, engine, texts), daemon=True).start()
+    threading.Thread(target=partial(listen, connection, engine, waiting, texts), daemon=True).start()
     print(f"model loaded, {engine.context_tokens} tokens of context", file=sys.stderr, flush=True)  # noqa: T201 - a log line
     connection.send(Ready(engine.context_tokens))
     while True:

@@ -49,6 +49,17 @@ class Embed(msgspec.Struct, tag="embed", kw_only=True):
     texts: list[str]
 
 
+class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
+    """Tell the tokens of a text; answered beside whatever else is worked on."""
+
+    id: int
+    text: str
+    add_special: bool = False
+    has_template: bool = False
+    """The text comes from a chat template, which may have written the token of the beginning itself."""
+    with_pieces: bool = False
+
+
 class Forget(msgspec.Struct, tag="forget"):
     """Forget the prompt of the last request; answered with Done, its `prompt_tokens` what was forgotten."""
 
@@ -124,6 +135,15 @@ class Vector(msgspec.Struct, tag="vector"):
     values: list[float]
 
 
+class Tokens(msgspec.Struct, tag="tokens", kw_only=True):
+    """The tokens of a text, in order."""
+
+    id: int
+    ids: list[int]
+    pieces: list[bytes] = []
+    """Their texts, where they were asked for."""
+
+
 class Failed(msgspec.Struct, tag="failed"):
     """A request failed, or the load did. `reason` is the name of one of weft's reasons."""
 
@@ -139,8 +159,10 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 Work = Generate | Embed | Forget
-ToEngine = Work | Cancel | Ping
-Answer = PromptProgress | Token | Vector | Done | Failed
+Asking = Work | Tokenize
+"""What is answered until Done or Failed."""
+ToEngine = Asking | Cancel | Ping
+Answer = PromptProgress | Token | Vector | Tokens | Done | Failed
 """What concerns one request."""
 ToRunner = Hello | LoadProgress | Ready | Pong | Answer
 

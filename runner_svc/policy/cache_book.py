@@ -113,10 +113,17 @@ class CacheBook:
 
     def is_alone(self, partition: Partition | None) -> bool:
         """Whether a turn of this partition may be left to the engine: there is nothing that it must not see."""
+        partition = self._known(partition)
         if partition is None or self._several or self._only not in (None, partition):
             return False
-        others = any(loose != partition for loose in self._loose.values())
-        return not others and all(slot.owner in (Leavings.NOTHING, partition) for slot in self._slots)
+        for loose in self._loose.values():
+            if loose is not partition and loose != partition:
+                return False
+        for slot in self._slots:
+            owner = slot.owner
+            if owner is not partition and owner is not Leavings.NOTHING and owner != partition:
+                return False
+        return True
 
     @property
     def wants_a_look(self) -> bool:
@@ -144,6 +151,7 @@ class CacheBook:
         `marks`: digests of ever longer beginnings of its prompt; empty: unknown. `spreads`: it takes more slots of the
         engine than one. `busy`: slots that the engine is seen to work in; they are not avoided at any price.
         """
+        partition = self._known(partition)
         if self.is_alone(partition):
             return self.begin_loose(partition)
         self._note(partition)
@@ -157,6 +165,7 @@ class CacheBook:
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
         """A turn begins that the engine runs where it likes, whatever it is told, such as an embedding."""
+        partition = self._known(partition)
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
 
@@ -206,6 +215,10 @@ class CacheBook:
     def looked(self) -> None:
         """The engine was looked at, and `emptied` was told."""
         self._unsure = False
+
+    def _known(self, partition: Partition | None) -> Partition | None:
+        """The partition as the slots have it: two that are one object are soon compared, and there are many slots."""
+        return self._only if partition == self._only else partition
 
     def _note(self, partition: Partition | None) -> None:
         if partition is not None:
@@ -264,8 +277,9 @@ class CacheBook:
                 continue
             if partition is None:
                 erasures.append(slot.erasure())
-            elif slot.owner in (Leavings.NOTHING, partition):
-                slot.give_to(partition, slot.marks)
+            elif slot.owner is partition or slot.owner in (Leavings.NOTHING, partition):
+                slot.owner = partition
+                slot.version += 1
             else:
                 slot.give_to(Leavings.FOR_NOBODY)
         return erasures

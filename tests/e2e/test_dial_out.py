@@ -22,7 +22,9 @@ from join_process import (
 )
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
+from weft.api.common.v1 import tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
+from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.cli.options import EXIT_CONFLICT
 from weft.kernel.address import metadata_of, relayed_address
@@ -270,6 +272,11 @@ async def test_a_link_carries_everything_that_a_runner_can_do(plain_mesh: MeshPr
             lines = [*(await tail.read()).lines, *(await plain_mesh.describe("laptop", log_lines=100)).log_lines]
             assert "listening on <local>" in "".join(lines)
             assert not [line for line in lines if "127.0.0.1" in line]
+            callers: Any = inference_service_pb2_grpc.InferenceServiceStub(channel)
+            words = inference_service_pb2.TokenizeRequest(
+                model="llama", payload=tokenize_pb2.TokenizePayload(text="one two")
+            )
+            assert (await callers.Tokenize(words, timeout=20.0)).result.count == 2
             async with attach(plain_mesh.grpc, "laptop") as permitted:
                 await permitted.unload()
                 assert (await plain_mesh.describe("laptop")).process_id == 0

@@ -49,6 +49,36 @@ def test_a_chat_answers_with_words_and_counts_its_tokens(client: openai.OpenAI) 
     assert answer.model == DEMO_MODEL
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"tools": [{"type": "function", "function": {"name": "look", "description": "Look outside."}}]},
+        {"messages": [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "Crème brûlée 🦊?"}]},
+    ],
+    ids=["a question", "with a tool", "with a system prompt and characters of several bytes"],
+)
+def test_tokens_are_as_many_as_the_model_counts_itself(client: openai.OpenAI, about: dict[str, object]) -> None:
+    asked = {"model": DEMO_MODEL, "messages": PROMPT, **about}
+    counted = client.post("/tokenize", cast_to=object, body=asked)
+    assert isinstance(counted, dict)
+    answer = client.post("/chat/completions", cast_to=object, body={**asked, "max_tokens": 1})
+    assert isinstance(answer, dict)
+    assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"] > 10
+
+
+def test_the_tokens_of_a_text_are_those_of_its_vectors_and_make_the_text_again(client: openai.OpenAI) -> None:
+    text = "The sea is wide, and naïve foxes 🦊 swim in it."
+    counted = client.post("/tokenize", cast_to=object, body={"model": DEMO_MODEL, "content": text, "with_pieces": True})
+    assert isinstance(counted, dict)
+    pieces = [
+        piece.encode() if isinstance(piece := token["piece"], str) else bytes(piece) for token in counted["tokens"]
+    ]
+    assert b"".join(pieces).decode() == text
+    vectors = client.embeddings.create(model=DEMO_MODEL, input=text)
+    assert counted["count"] == vectors.usage.prompt_tokens
+
+
 def test_a_stream_comes_in_pieces_that_make_the_answer(client: openai.OpenAI) -> None:
     with client.chat.completions.stream(
         model=DEMO_MODEL,

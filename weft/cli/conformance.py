@@ -1,6 +1,7 @@
 """`weft conformance`: what a running runner honours of the contract, and what it does not."""
 
 import asyncio
+import os
 import sys
 from contextlib import aclosing
 from dataclasses import asdict
@@ -12,6 +13,7 @@ import typer
 from weft.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note, reporting
 from weft.cli.output import Column, TextTable, print_resources, say
 from weft.client._address import mesh_address
+from weft.client._channel import security_from
 from weft.kernel.errors import invalid_field
 from weft.testing.conformance.runner.subject import attach
 from weft.testing.conformance.runner.suite import CHECKS, examine
@@ -66,7 +68,7 @@ async def _findings(
     """Every finding; with a table each is shown as soon as it is there."""
     table = TextTable(_COLUMNS)
     findings = []
-    async with attach(mesh_address(home, "registry"), runner, model) as subject:
+    async with attach(mesh_address(home, "registry"), runner, model, security_from(os.environ)) as subject:
         if output is OutputFormat.TABLE:
             say(table.text(()))
         async with aclosing(examine(subject, checks)) as examined:

@@ -49,7 +49,7 @@ def create(
 
         request = pb.CreateJoinTokenRequest(description=description)
         if expires is not None:
-            request.lifetime.FromSeconds(_seconds(expires))
+            request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
         with _tokens(home) as stub:
             created = stub.CreateJoinToken(request, timeout=CALL_TIMEOUT_SECONDS)
         command, hint = _join_command(home, created.token)
@@ -96,10 +96,11 @@ def _tokens(home: "Path") -> "Iterator[JoinTokenServiceStub]":
     import grpc  # noqa: PLC0415 - every command starts fast
 
     from weft.api.registry.v1 import join_token_service_pb2_grpc  # noqa: PLC0415
+    from weft.client._channel import open_mesh_channel  # noqa: PLC0415
     from weft.kernel.reasons import Reason  # noqa: PLC0415
-    from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call  # noqa: PLC0415
+    from weft.kernel.rpc import error_from_call  # noqa: PLC0415
 
-    with grpc.insecure_channel(mesh_address(home, "registry"), options=CHANNEL_OPTIONS) as channel:
+    with open_mesh_channel(mesh_address(home, "registry")) as channel:
         try:
             yield join_token_service_pb2_grpc.JoinTokenServiceStub(channel)
         except grpc.RpcError as error:
@@ -119,10 +120,11 @@ def _join_command(home: "Path", token: str) -> tuple[str, str]:
     return f"weft runner join {endpoint.url} --token {token}{pin}", ""
 
 
-def _seconds(text: str) -> int:
+def lifetime_seconds(text: str, option: str) -> int:
+    """A length of time such as 12h. Raises INVALID_ARGUMENT naming the option."""
     found = _LIFETIME.fullmatch(text)
     if found is None:
-        raise invalid_field("--expires", "must be a number and s, m, h or d, such as 12h or 30d")
+        raise invalid_field(option, "must be a number and s, m, h or d, such as 12h or 30d")
     return int(found[1]) * _UNIT_SECONDS[found[2]]
 
 

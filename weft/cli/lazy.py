@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "audit": "weft.cli.audit:app",
     "sign": "weft.cli.sign:app",
     "approve": "weft.cli.approve:approve",
+    "keys": "weft.cli.keys:app",
     "logs": "weft.cli.model_control:logs",
     "estimate": "weft.cli.estimate:estimate",
     "simulate": "weft.cli.simulate:simulate",

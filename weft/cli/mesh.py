@@ -43,15 +43,17 @@ async def _stop(host: UpHost, again: asyncio.Event) -> None:
 def print_ready(host: UpHost, home: WeftHome) -> None:
     """What somebody needs to start using the mesh."""
     model = host.models[0] if host.models else "<model>"
+    keys = "  keys      callers need one; make it: weft keys create\n" if host.asks_for_keys else ""
+    shown = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
     joins = f"  runners   join at {host.relay.url}; make a token: weft runner token create\n" if host.relay else ""
     say(
         f"\n  weft is up\n\n"
         f"  base URL  {host.url}/v1\n"
         f"  gRPC      {host.grpc_address}\n"
-        f"{joins}"
+        f"{keys}{joins}"
         f"  logs      {home.logs}\n\n"
         f"  try it:\n\n"
-        f"    curl {host.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    curl {host.url}/v1/chat/completions -H 'Content-Type: application/json'{shown} \\\n"
         f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
         f"  stop with Ctrl-C\n"
     )

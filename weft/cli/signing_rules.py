@@ -64,9 +64,10 @@ def _asked(target: str) -> SigningRules:
 
     from weft.api.operations.v1 import operation_service_pb2 as pb  # noqa: PLC0415
     from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceStub  # noqa: PLC0415
-    from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call  # noqa: PLC0415
+    from weft.client._channel import open_mesh_channel  # noqa: PLC0415
+    from weft.kernel.rpc import error_from_call  # noqa: PLC0415
 
-    with grpc.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    with open_mesh_channel(target) as channel:
         try:
             found = OperationServiceStub(channel).GetGovernance(pb.GetGovernanceRequest(), timeout=CALL_TIMEOUT_SECONDS)
         except grpc.RpcError as error:

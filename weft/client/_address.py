@@ -10,15 +10,20 @@ from weft.kernel.reasons import Reason
 
 HOME_VARIABLE = "WEFT_HOME"
 DEFAULT_HOME = Path("~/.weft")
+ADDRESS_VARIABLES = {"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"}
+"""Variables with the gRPC address of a service, for a mesh that runs elsewhere."""
 
 
 def mesh_address(home: Path | str | None = None, service: Literal["router", "registry"] = "router") -> str:
     """The gRPC target of a service of the mesh that runs on a home (default: WEFT_HOME, then ~/.weft).
 
-    It is the one that `weft up` wrote down, or the socket of a `weft serve` on the same home. Raises
-    SERVICE_UNAVAILABLE when there is neither.
+    It is the one that `weft up` wrote down, or the socket of a `weft serve` on the same home. Where nobody has chosen a
+    home, WEFT_ROUTER or WEFT_REGISTRY comes first. Raises SERVICE_UNAVAILABLE when there is none of these.
     """
     folder = Path(home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
+    elsewhere = os.environ.get(ADDRESS_VARIABLES[service])
+    if elsewhere and folder == DEFAULT_HOME.expanduser().absolute():
+        return elsewhere
     try:
         return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["grpc"])
     except (OSError, ValueError, KeyError):

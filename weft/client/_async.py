@@ -10,7 +10,9 @@ import grpc
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.client._address import mesh_address
+from weft.client._channel import named_by_variable, security_with
 from weft.client._messages import ChatOptions, Message, chat_request, embed_request
+from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 
@@ -18,16 +20,24 @@ if TYPE_CHECKING:
     from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub
 
 
-def connect_async(target: str | None = None, *, home: Path | str | None = None) -> "AsyncMesh":
-    """The mesh at a gRPC target, or the one that runs on `home`. Call it on the event loop that will use it."""
-    return AsyncMesh(target or mesh_address(home))
+def connect_async(
+    target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None
+) -> "AsyncMesh":
+    """The mesh at a gRPC target, or the one that runs on `home`. Call it on the event loop that will use it.
+
+    `api_key`: instead of WEFT_API_KEY.
+    """
+    return AsyncMesh(target or mesh_address(home), api_key)
 
 
 class AsyncMesh:
     """Calls on one mesh. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = open_channel(target)
+    def __init__(self, target: str, api_key: str | None = None) -> None:
+        try:
+            self._channel = open_channel(target, security_with(api_key))
+        except FieldError as error:
+            raise named_by_variable(error) from error
         self._stub = cast("InferenceServiceAsyncStub", inference_service_pb2_grpc.InferenceServiceStub(self._channel))
 
     async def __aenter__(self) -> Self:

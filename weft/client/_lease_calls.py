@@ -7,11 +7,12 @@ import grpc
 from google.protobuf import duration_pb2
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
+from weft.client._channel import open_mesh_channel
 from weft.gpu.messages import process_id_message, sighting_message
 from weft.gpu.sighting import HostSight, ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 10.0
 ANSWER_MARGIN_SECONDS = 30.0
@@ -28,7 +29,7 @@ class LeaseCalls:
     def __init__(self, target: str, holder: lease_pb2.LeaseHolder) -> None:
         self._target = target
         self._holder = holder
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = open_mesh_channel(target)
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
 
     def close(self) -> None:

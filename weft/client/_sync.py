@@ -10,21 +10,22 @@ import grpc
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.client._address import mesh_address
+from weft.client._channel import open_mesh_channel, security_with
 from weft.client._messages import ChatOptions, Message, chat_request, embed_request
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.kernel.rpc import error_from_call
 
 
-def connect(target: str | None = None, *, home: Path | str | None = None) -> "Mesh":
-    """The mesh at a gRPC target, or the one that runs on `home`."""
-    return Mesh(target or mesh_address(home))
+def connect(target: str | None = None, *, home: Path | str | None = None, api_key: str | None = None) -> "Mesh":
+    """The mesh at a gRPC target, or the one that runs on `home`. `api_key`: instead of WEFT_API_KEY."""
+    return Mesh(target or mesh_address(home), api_key)
 
 
 class Mesh:
     """Calls on one mesh. Every failure is a WeftError with a reason."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(self, target: str, api_key: str | None = None) -> None:
+        self._channel = open_mesh_channel(target, security_with(api_key))
         self._stub = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
 
     def __enter__(self) -> Self:

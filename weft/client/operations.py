@@ -22,9 +22,10 @@ import grpc
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
 from weft.client._address import mesh_address
+from weft.client._channel import open_mesh_channel
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.kernel.rpc import error_from_call
 from weft.resources.operation_documents import AuditEntryDocument, HostMemoryDocument, OperationDocument
 from weft.resources.operation_messages import audit_document, host_memory_document, operation_document
 
@@ -50,7 +51,7 @@ class Operations:
 
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = open_mesh_channel(target)
         self._stub = operation_service_pb2_grpc.OperationServiceStub(self._channel)
         self._leases = lease_service_pb2_grpc.LeaseServiceStub(self._channel)
 

@@ -16,8 +16,9 @@ import grpc
 
 from weft.api.router.v1 import request_service_pb2, request_service_pb2_grpc
 from weft.client._address import mesh_address
+from weft.client._channel import open_mesh_channel
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.kernel.rpc import error_from_call
 from weft.resources.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
 from weft.resources.request_messages import client_document, request_document
 
@@ -41,7 +42,7 @@ class Requests:
 
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = open_mesh_channel(target)
         self._stub = request_service_pb2_grpc.RequestServiceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -30,10 +30,11 @@ from weft.api.registry.v1 import (
 )
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._address import mesh_address
-from weft.kernel.address import metadata_of, target_of
+from weft.client._channel import open_mesh_channel
+from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.kernel.rpc import error_from_call
 from weft.resources.documents import Document, EventDocument, PoolDocument
 from weft.resources.kinds import ResourceKind
 from weft.resources.messages import (
@@ -101,7 +102,7 @@ class Registry:
     def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         self._target = target
-        self._channel = grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = open_mesh_channel(target)
         self._stub = registry_service_pb2_grpc.RegistryServiceStub(self._channel)
         self._declarations = declaration_service_pb2_grpc.DeclarationServiceStub(self._channel)
         self._settings = settings_service_pb2_grpc.SettingsServiceStub(self._channel)
@@ -255,7 +256,7 @@ class Registry:
 
 def describe_runner(address: str, log_line_count: int = 0) -> runner_service_pb2.DescribeResponse | None:
     """A runner as it describes itself; None when it cannot be reached."""
-    with grpc.insecure_channel(target_of(address), options=CHANNEL_OPTIONS) as channel:
+    with open_mesh_channel(address) as channel:
         stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
         request = runner_service_pb2.DescribeRequest(log_line_count=log_line_count)
         try:

@@ -8,11 +8,12 @@ from typing import Any, Self
 import grpc
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
+from weft.client._channel import open_mesh_channel
 from weft.client.resources import Registry
-from weft.kernel.address import metadata_of, target_of
+from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, error_from_call
+from weft.kernel.rpc import error_from_call
 from weft.resources.documents import ModelDocument, RunnerDocument
 from weft.resources.kinds import ResourceKind
 
@@ -37,7 +38,7 @@ class RunnerOfModel:
     def __init__(self, address: str, model: str) -> None:
         self._model = model
         self._metadata = metadata_of(address)
-        self._channel = grpc.insecure_channel(target_of(address), options=CHANNEL_OPTIONS)
+        self._channel = open_mesh_channel(address)
         self._stub = runner_service_pb2_grpc.RunnerServiceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ mesh, `agents` what a request for `agent/<name>` becomes. `tickets` is the permi
 router signs and a runner checks.
 """
 
-from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall
+from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall, SpeechCall, UnaryCall
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.port import (
     Decision,
@@ -29,5 +29,7 @@ __all__ = [
     "PlacementPort",
     "PlacementRequest",
     "RequestContext",
+    "SpeechCall",
+    "UnaryCall",
     "WaitingInQueue",
 ]

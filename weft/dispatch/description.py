@@ -7,7 +7,16 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2
+from weft.api.common.v1 import (
+    agent_behaviour_pb2,
+    audio_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    image_pb2,
+    rerank_pb2,
+    tokenize_pb2,
+)
 from weft.kernel.request import Skill
 
 CHARS_PER_TOKEN = 4.0
@@ -22,7 +31,17 @@ MAX_PREFIX_CHUNKS = 32
 _DIGEST_BYTES = 8
 _KEY_BYTES = 16
 
-Payload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload | embedding_pb2.EmbeddingPayload
+GeneratingPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
+WholePayload = (
+    embedding_pb2.EmbeddingPayload
+    | rerank_pb2.RerankPayload
+    | tokenize_pb2.TokenizePayload
+    | image_pb2.ImagePayload
+    | audio_pb2.TranscriptionPayload
+    | audio_pb2.SpeechPayload
+)
+"""What is answered without a token that the model writes."""
+Payload = GeneratingPayload | WholePayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +79,8 @@ def affinity_key(session: str, salt: str) -> bytes:
 def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
     """Digests of ever longer beginnings, one per PREFIX_CHUNK_CHARS; a rest that fills no chunk counts for nothing."""
     text = _beginning(pieces)
+    if len(text) < PREFIX_CHUNK_CHARS:
+        return ()
     digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
     found = []
     for start in range(0, len(text) - PREFIX_CHUNK_CHARS + 1, PREFIX_CHUNK_CHARS):
@@ -94,20 +115,32 @@ def _pieces(payload: Payload) -> Iterator[str]:
             yield from (prompt.text for prompt in payload.prompts)
         case embedding_pb2.EmbeddingPayload():
             yield from (item.text for item in payload.inputs)
+        case rerank_pb2.RerankPayload():
+            # The query is read with each document by itself: the longest must fit into the context, not all of them.
+            yield payload.query
+            yield max(payload.documents, key=len, default="")
+        case _:
+            # To count tokens works on none; images and recordings are measured in other things.
+            return
 
 
 def _prompt_tokens(payload: Payload, pieces: Iterable[str]) -> int:
-    tokens = sum(map(len, pieces)) / CHARS_PER_TOKEN
     match payload:
-        case chat_pb2.ChatPayload():
-            tokens += TOKENS_PER_MESSAGE * len(payload.messages)
-            media = sum(not part.text for message in payload.messages for part in message.content)
-            tokens += TOKENS_PER_MEDIUM * media
+        # Each is read by itself: the longest must fit into the context, not all of them.
         case completion_pb2.CompletionPayload():
-            tokens += sum(len(prompt.tokens.ids) for prompt in payload.prompts)
+            return max(map(_input_tokens, payload.prompts), default=0)
         case embedding_pb2.EmbeddingPayload():
-            tokens += sum(len(item.tokens.ids) for item in payload.inputs)
+            return max(map(_input_tokens, payload.inputs), default=0)
+    tokens = sum(map(len, pieces)) / CHARS_PER_TOKEN
+    if isinstance(payload, chat_pb2.ChatPayload):
+        tokens += TOKENS_PER_MESSAGE * len(payload.messages)
+        media = sum(not part.text for message in payload.messages for part in message.content)
+        tokens += TOKENS_PER_MEDIUM * media
     return int(tokens)
+
+
+def _input_tokens(given: completion_pb2.PromptInput) -> int:
+    return len(given.tokens.ids) or int(len(given.text) / CHARS_PER_TOKEN)
 
 
 def _max_output_tokens(payload: Payload) -> int | None:
@@ -117,7 +150,7 @@ def _max_output_tokens(payload: Payload) -> int | None:
             choices = max(1, payload.choice_count)
         case completion_pb2.CompletionPayload():
             choices = max(1, payload.choice_count) * max(1, len(payload.prompts))
-        case embedding_pb2.EmbeddingPayload():
+        case _:
             return 0
     if not payload.sampling.HasField("max_tokens"):
         return None

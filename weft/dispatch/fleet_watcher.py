@@ -68,7 +68,11 @@ class FleetWatcher:
             try:
                 await self._follow_once()
             except grpc.aio.AioRpcError as error:
-                log.warning("registry watch lost, serving from the last known state", code=error.code().name)
+                log.warning(
+                    "registry watch lost, serving from the last known state",
+                    code=error.code().name,
+                    why=error.details(),
+                )
             except Exception:
                 # A watcher that ended would leave its service with an ever older view, and nobody would know.
                 log.exception("registry watch failed unexpectedly, watching again")

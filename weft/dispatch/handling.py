@@ -12,15 +12,17 @@ from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION
 from weft.kernel.request import CALLER_BANDS, CacheMode, Handling, Priority
 
 _NANOSECONDS = 1e9
+_CACHE_MODES = {0: CacheMode.AUTO, **{mode.value: mode for mode in CacheMode}}
 Options = inference_service_pb2.RequestOptions | serve_options_pb2.ServeOptions
 
 
-def serve_options(handling: Handling, priority: Priority) -> serve_options_pb2.ServeOptions:
-    """What a runner is told."""
+def serve_options(handling: Handling, priority: Priority, *, whole: bool = False) -> serve_options_pb2.ServeOptions:
+    """What a runner is told. `whole`: nobody reads the answer before it is complete."""
     options = serve_options_pb2.ServeOptions(
         cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
         cache_tag=handling.cache_tag,
         priority=priority.wire,  # type: ignore[arg-type]  # same numbers
+        whole=whole,
     )
     if handling.keep_alive_seconds is not None:
         options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))
@@ -29,11 +31,12 @@ def serve_options(handling: Handling, priority: Priority) -> serve_options_pb2.S
 
 def handling_of(options: Options) -> Handling:
     """What a message says. Raises INVALID_ARGUMENT naming the field that is out of range."""
-    if options.cache_mode not in {0, *(mode.value for mode in CacheMode)}:
+    mode = _CACHE_MODES.get(options.cache_mode)
+    if mode is None:
         raise invalid_field("options.cache_mode", "must be auto, prefix or none")
     keep_alive = _seconds(options.keep_alive) if options.HasField("keep_alive") else None
     return Handling(
-        cache_mode=CacheMode(options.cache_mode or CacheMode.AUTO),
+        cache_mode=mode,
         cache_tag=cache_tag(options.cache_tag, "options.cache_tag") if options.cache_tag else "",
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "options.keep_alive"),
     )

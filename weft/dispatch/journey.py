@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import structlog
+from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.frames import Frame
@@ -37,8 +38,12 @@ class RequestContext:
     """What it says about how its runner handles it."""
     client_id: str = ""
     """Who the caller says it is, for profiles and figures; empty: nobody in particular."""
+    caller: str = "local"
+    """Who sends it, for the log: `key:<id>`, `service:<name>` or `local`."""
     session: str = ""
     """Requests of one session go to the same runner where they can; empty: none."""
+    whole: bool = False
+    """Whether nobody reads the answer before it is complete: it may come in few, large frames."""
 
 
 _NOTHING_SENT = frozenset(
@@ -158,30 +163,35 @@ class Journey:
 
 def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_seconds: float) -> None:
     """The one log line of a request. Tenant and ids are here, and never on a metric."""
+    usage, attempts = receipt.usage, receipt.attempts
     log.info(
         "request",
         request_id=context.request_id,
         trace_id=trace_id_of(context.traceparent),
         tenant=context.tenant,
+        caller=context.caller,
         model=receipt.model,
         agent=context.agent or None,
         operation=context.operation.name.lower(),
-        outcome=receipt_pb2.Outcome.Name(receipt.outcome).removeprefix("OUTCOME_").lower(),
+        outcome=_OUTCOMES[receipt.outcome],
         reason=Reason(receipt.reason).name.lower() if receipt.reason else None,
-        runner=receipt.attempts[-1].runner if receipt.attempts else None,
-        attempts=len(receipt.attempts),
-        queue_wait_ms=_millis(receipt.queue_wait.ToNanoseconds()),
-        load_wait_ms=_millis(receipt.load_wait.ToNanoseconds()),
-        first_token_ms=_millis(receipt.time_to_first_token.ToNanoseconds()),
+        runner=attempts[-1].runner if attempts else None,
+        attempts=len(attempts),
+        queue_wait_ms=_millis(receipt.queue_wait),
+        load_wait_ms=_millis(receipt.load_wait),
+        first_token_ms=_millis(receipt.time_to_first_token),
         duration_ms=round(duration_seconds * 1e3, 1),
-        prompt_tokens=receipt.usage.prompt_tokens,
-        cached_tokens=receipt.usage.cached_prompt_tokens,
-        completion_tokens=receipt.usage.completion_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_prompt_tokens,
+        completion_tokens=usage.completion_tokens,
         tool_runs=receipt.tool_run_count,
         signals=[signal.name for signal in receipt.signals] or None,
         left_premises=receipt.left_premises,
     )
 
 
-def _millis(nanoseconds: int) -> float:
-    return round(nanoseconds / 1e6, 1)
+_OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}
+
+
+def _millis(duration: Duration) -> float:
+    return round(duration.seconds * 1e3 + duration.nanos / 1e6, 1)

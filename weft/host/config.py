@@ -9,12 +9,17 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from weft.host.auth_section import AuthSection
 from weft.host.caller_sections import ClientName, ClientSection, RouterRatesSection, TenantName, TenantSection
 from weft.host.config_section import Name, Port, RateText, Seconds, Section
-from weft.host.registry_sections import GovernanceSection, LedgerSection, OperationsSection
+from weft.host.gateway_sections import ConnectionsSection, LimitsSection
+from weft.host.media_section import MediaSection
+from weft.host.registry_sections import GovernanceSection, KeysSection, LedgerSection, OperationsSection
 from weft.host.replicas import replica_names
+from weft.host.response_section import ResponsesSection
 from weft.host.router_sections import PoolSection, SchedulingSection
 from weft.host.runner_sections import RunnerSection
+from weft.host.tls_section import EdgeTlsSection, TlsSection
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
 
@@ -36,7 +41,9 @@ class GatewaySection(Section):
     """The HTTP edge."""
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=1_073_741_824)] = 10 * 1024 * 1024
-    """Largest request body."""
+    """Largest request body, uploads of audio and images aside."""
+    body_timeout_seconds: Seconds = 60.0
+    """From the end of a request's headers to the end of its body."""
     request_timeout_seconds: Seconds = 600.0
     """Deadline of every request, and the most a caller may ask for."""
     sse_keepalive_seconds: Seconds = 10.0
@@ -51,8 +58,32 @@ class GatewaySection(Section):
     """How long one question of `/api/v1` to the registry may take."""
     max_event_watches: Annotated[int, Field(ge=1, le=10_000)] = 64
     """Streams of `/api/v1/events` at once."""
+    max_running_responses: Annotated[int, Field(ge=1, le=100_000)] = 2048
+    """Streams of `/v1/responses` at once, to be found by their ids meanwhile."""
+    keep_responses: Literal["by_default", "on_request", "never"] = "by_default"
+    """Which responses of `/v1/responses` are kept with their input: all unless a request says `"store": false`, those
+    whose request says `"store": true`, or none. What has been kept before stays until it is deleted or its time is
+    over (`router.responses.keep_seconds`)."""
+    response_store_timeout_seconds: Seconds = 5.0
+    """How long whoever keeps responses may take to answer."""
+    allowed_hosts: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = Field(
+        default=(), max_length=1000, strict=False
+    )
+    """Names and addresses, without port, by which callers may reach it, besides `host` and those of loopback: what a
+    Host or Origin header may say. A page elsewhere that points its own name here says its own name."""
+    tls: EdgeTlsSection = EdgeTlsSection()
+    """HTTPS."""
+    tls_terminated_elsewhere: bool = False
+    """Whether a proxy in front speaks TLS with the callers, so that `host` may be any address without `tls`. What is
+    between that proxy and the gateway is plain: keep it where nobody listens."""
     rate_limits: RateLimitsSection | None = None
     """Requests per tenant. Default: as many as they like."""
+    limits: LimitsSection = LimitsSection()
+    """What one request may hold."""
+    connections: ConnectionsSection = ConnectionsSection()
+    """What one connection may do."""
+    media: MediaSection = MediaSection()
+    """Images and recordings in requests."""
 
 
 class RouterSection(Section):
@@ -92,6 +123,10 @@ class RouterSection(Section):
     """Profiles, by client."""
     multi_tenant: bool = False
     """Whether tenants are limited to 50req/min where `rate_limits` says nothing else."""
+    database_url: str | None = Field(default=None, repr=False)
+    """What outlives the router. Default: an SQLite file under the home. PostgreSQL: see `registry.database_url`."""
+    responses: ResponsesSection = ResponsesSection()
+    """Answers that are kept for callers who come back."""
     rate_limits: RouterRatesSection | None = None
     """How much tenants may ask for. Default: what TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT say where
     ENABLE_MULTI_TENANT=true, else as `multi_tenant` says."""
@@ -144,6 +179,8 @@ class RegistrySection(Section):
     """Loads, unloads and flushes."""
     governance: GovernanceSection = GovernanceSection()
     """Who may have them done."""
+    keys: KeysSection = KeysSection()
+    """API keys."""
 
 
 class DeclaredDevice(Section):
@@ -171,7 +208,8 @@ class AddressSection(Section):
     """Where services find each other when they run apart, as gRPC targets. `weft up` needs none of it."""
 
     registry: str | None = None
-    """Default: a socket under the home."""
+    """Such as `mesh.example:7070`. A Unix socket and loopback are plaintext, everything else is TLS, and so is loopback
+    with `tls:` in front. Default: a socket under the home."""
     router: str | None = None
     """Default: a socket under the home."""
 
@@ -189,7 +227,7 @@ class WeftConfig(Section):
     """The whole file."""
 
     host: str = "127.0.0.1"
-    """Where the HTTP surface listens; loopback only, until keys and TLS exist."""
+    """Where the HTTP surface listens. Anything but loopback asks for keys, and needs `gateway.tls`."""
     port: Port = DEFAULT_PORT
     """HTTP port; 0 takes a free one."""
     grpc_port: Port | None = None
@@ -198,6 +236,8 @@ class WeftConfig(Section):
     """How long a stop waits for running requests."""
     runners: tuple[RunnerSection, ...] | None = Field(default=None, max_length=64, strict=False)
     """Default: one runner with the demo model."""
+    auth: AuthSection = AuthSection()
+    """Whether callers need keys."""
     gateway: GatewaySection = GatewaySection()
     """The HTTP edge."""
     router: RouterSection = RouterSection()
@@ -210,6 +250,8 @@ class WeftConfig(Section):
     """The devices of this host whose memory is booked."""
     addresses: AddressSection = AddressSection()
     """Where services find each other when they run apart."""
+    tls: TlsSection = TlsSection()
+    """TLS between services."""
     log: LogSection = LogSection()
     """Log files under the home."""
 

@@ -8,21 +8,30 @@ import gateway.service
 from gateway.admin.operations_client import OperationsClient
 from gateway.admin.ports import AdminPorts
 from gateway.admin.runner_client import RunnerDescriptions
-from gateway.config import GatewayConfig, RateLimitConfig
+from gateway.config import ConnectionLimits, GatewayConfig, RateLimitConfig, RequestLimits, SchemaLimits
+from gateway.edge_tls import EdgeTls
+from gateway.keys.client import KeysClient
+from gateway.media import MediaConfig
 from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient
+from gateway.responses.config import KeepResponses
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.dispatch.port import QueueSource
 from weft.dispatch.remote import RemotePlacement
+from weft.dispatch.remote_responses import RemoteResponses
 from weft.dispatch.requests import RemoteRequests, RequestSource
 from weft.dispatch.steady import SteadyConfig
+from weft.dispatch.stored_responses import ResponseStore
+from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.config import RateLimitsSection, WeftConfig
 from weft.host.garbage import settle_garbage_collector
+from weft.host.gateway_sections import LimitsSection
 from weft.host.home import WeftHome
 from weft.host.serving import Announce, registry_address, router_address
 from weft.host.signals import stop_requested
+from weft.host.tls import channel_security, edge_files
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.rates import parse_rate
 from weft.kernel.rpc import ChannelPool, open_channel
@@ -30,18 +39,38 @@ from weft.kernel.rpc import ChannelPool, open_channel
 
 def gateway_config(config: WeftConfig) -> GatewayConfig:
     """The HTTP edge."""
-    section = config.gateway
+    section, files = config.gateway, edge_files(config)
     return GatewayConfig(
         host=config.host,
         port=config.port,
         max_body_bytes=section.max_body_bytes,
+        body_timeout_seconds=section.body_timeout_seconds,
         request_timeout_seconds=section.request_timeout_seconds,
         sse_keepalive_seconds=section.sse_keepalive_seconds,
         headers_within_seconds=section.headers_within_seconds,
         write_timeout_seconds=section.write_timeout_seconds,
         registry_timeout_seconds=section.registry_timeout_seconds,
         max_event_watches=section.max_event_watches,
+        max_running_responses=section.max_running_responses,
+        keep_responses=KeepResponses(section.keep_responses),
+        response_store_timeout_seconds=section.response_store_timeout_seconds,
+        tls=None
+        if files is None
+        else EdgeTls(files=files, handshake_timeout_seconds=section.tls.handshake_timeout_seconds),
+        tls_terminated_elsewhere=section.tls_terminated_elsewhere,
+        allowed_hosts=frozenset(name.lower() for name in section.allowed_hosts),
+        auth_required=keys_required(config),
         rate_limits=_rate_limits(section.rate_limits),
+        limits=request_limits(section.limits),
+        connections=ConnectionLimits(**section.connections.model_dump()),
+        media=MediaConfig(**section.media.model_dump()),
+    )
+
+
+def request_limits(section: LimitsSection) -> RequestLimits:
+    """Every bound of a request; tests/unit/host/test_gateway_limits.py sees to it that none is without a name."""
+    return RequestLimits(
+        **section.model_dump(exclude={"schemas"}), schemas=SchemaLimits(**section.schemas.model_dump())
     )
 
 
@@ -55,6 +84,9 @@ class MeshClients:
     channels: ChannelPool
     queues: QueueSource
     requests: RequestSource
+    responses: ResponseStore
+    keys: KeyCheck | None
+    """None: nobody needs one."""
     clock: Clock
 
 
@@ -81,7 +113,10 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         fleet=mesh.fleet,
         registry=RegistryClient(mesh.registry, mesh.fleet, timeout_seconds=timeout),
         admin=admin,
+        keys=mesh.keys,
         requests=mesh.requests,
+        responses=mesh.responses,
+        api_keys=KeysClient(mesh.registry, mesh.clock, timeout_seconds=timeout),
     )
     return gateway.service.build(edge, ports)
 
@@ -90,8 +125,10 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     """A gateway over a registry and a router elsewhere, until a signal comes."""
     stop = stop_requested()
     clock = SystemClock()
-    registry, router = open_channel(registry_address(config, home)), open_channel(router_address(config, home))
-    channels = ChannelPool()
+    security, keys = channel_security(config), key_check(config, clock)
+    registry = open_channel(registry_address(config, home), security)
+    router = open_channel(router_address(config, home), security)
+    channels = ChannelPool(security=security)
     fleet = FleetWatcher(registry, clock)
     steady = SteadyConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
     placement = RemotePlacement(router)
@@ -103,11 +140,15 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         channels=channels,
         queues=placement,
         requests=RemoteRequests(router),
+        responses=RemoteResponses(router, timeout_seconds=config.gateway.response_store_timeout_seconds),
+        keys=keys,
         clock=clock,
     )
     service = build_gateway(config, mesh)
     try:
         await fleet.start()
+        if keys is not None:
+            await keys.follow(registry)
         await service.start()
         settle_garbage_collector()
         announce(service.url)
@@ -115,6 +156,8 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     finally:
         await service.stop(config.drain_seconds)
         await fleet.stop()
+        if keys is not None:
+            await keys.stop()
         await channels.close()
         await registry.close()
         await router.close()

@@ -1,64 +1,92 @@
 """A gRPC server with services and health on it, and reflection unless strangers reach it."""
 
+import socket
 from collections.abc import Sequence
-from ipaddress import ip_address
 
 import grpc
 
+from weft.kernel.address import TLS_PREFIX, is_local, is_loopback, needs_tls, without_tls
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
+from weft.kernel.rpc_guard import RpcGuard
 from weft.kernel.service import Health, Service
+from weft.kernel.tls import ServerTls
+from weft.kernel.tls_peers import allowing_clients
+
+__all__ = ["GrpcHost", "is_local", "is_loopback"]
 
 CLOSE_SECONDS = 1.0
 """What is left of calls after the services have drained."""
 
 
-def is_local(address: str) -> bool:
-    """Whether only this machine can connect to a gRPC address."""
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return address.startswith("unix:") or is_loopback(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and nothing else."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+_ANY_HOSTS = ("0.0.0.0", "[::]", "*")  # noqa: S104 - compared with, not bound to
 
 
 class GrpcHost:
     """Binds first, so that a service may know its own address before it is built; then carries services."""
 
-    def __init__(self, server: grpc.aio.Server | None = None, *, is_public: bool = False) -> None:
-        """`server` has options of its own; None: those of the mesh. A public one tells strangers its health alone."""
-        self._server = server or new_server()
+    def __init__(
+        self,
+        server: grpc.aio.Server | None = None,
+        *,
+        is_public: bool = False,
+        tls: ServerTls | None = None,
+        has_keys: bool = False,
+        guard: RpcGuard | None = None,
+    ) -> None:
+        """`server` has options of its own; None: those of the mesh. A public one tells strangers its health alone.
+
+        `tls`: for addresses with TLS. `has_keys`: every call is let in by a key, whoever's the certificate is.
+        """
+        guards = () if guard is None else (guard,)
+        self._server = server or new_server((*allowing_clients(() if tls is None else tls.allowed_clients), *guards))
         self._is_public = is_public
+        self._tls = tls
+        self._has_keys = has_keys or guard is not None
         self._health = Health()
         self._services: Sequence[Service] = ()
         self._serving = False
 
     def bind(self, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
-        """Listen at a gRPC address and return the target others use. Without TLS loopback and Unix sockets only.
+        """Listen at an address, with or without `tls:`, and return the one that others use.
 
-        Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when it is not loopback and needs TLS.
+        `credentials`: instead of those of `tls`. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT when
+        it needs TLS, or to know its callers, and the configuration does not provide for that.
         """
-        if credentials is None and not is_local(address):
-            raise invalid_field(
-                "address",
-                f"{address} is not on this machine; binding elsewhere needs keys and TLS, which are not there yet",
-            )
+        if credentials is None and needs_tls(address):
+            credentials = self._credentials(address)
+        bare = without_tls(address)
         try:
             if credentials is None:
-                port = self._server.add_insecure_port(address)
+                port = self._server.add_insecure_port(bare)
             else:
-                port = self._server.add_secure_port(address, credentials)
+                port = self._server.add_secure_port(bare, credentials)
         except RuntimeError as error:
             raise WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use") from error
-        return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+        return address if bare.startswith("unix:") else f"{self._announced(address)}:{port}"
+
+    def _credentials(self, address: str) -> grpc.ServerCredentials:
+        missing = []
+        if self._tls is None:
+            missing.append("a certificate (tls.certificate_file and tls.key_file)")
+        if not self._has_keys and not (self._tls is not None and self._tls.requires_clients):
+            missing.append("callers that are known: by certificates (tls.ca_file) or by keys (auth.required)")
+        if missing and not (self._tls is not None and is_local(address)):
+            where = "asks for TLS" if is_local(address) else "is not on this machine"
+            raise invalid_field("address", f"{address} {where}, which needs {' and '.join(missing)}")
+        assert self._tls is not None, "said to be missing"
+        return self._tls.credentials()
+
+    def _announced(self, address: str) -> str:
+        """The address without its port. Who listens everywhere is reached by a name: the one that is configured."""
+        host = without_tls(address).rpartition(":")[0]
+        if host in _ANY_HOSTS and self._tls is not None:
+            host = self._tls.announced_host or socket.gethostname()
+            host = f"[{host}]" if ":" in host else host
+        # A name that looks like this machine's own must say that TLS is meant.
+        is_told = address.startswith(TLS_PREFIX) or (needs_tls(address) and not needs_tls(f"{host}:0"))
+        return f"{TLS_PREFIX}{host}" if is_told else host
 
     async def start(self, services: Sequence[Service]) -> None:
         """Start the services, then take calls for them."""

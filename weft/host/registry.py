@@ -4,15 +4,18 @@ import os
 
 import registry_svc.service
 from registry_svc.config import RegistryConfig
+from registry_svc.keys.config import KeysConfig
 from registry_svc.ledger.config import LedgerConfig
 from registry_svc.operations.settings import OperationSettings
+from weft.host.auth import key_check
 from weft.host.config import WeftConfig
 from weft.host.governance import governance_config
-from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.registry_environment import allow_cloud_fallback
-from weft.host.registry_sections import LedgerSection, OperationsSection
+from weft.host.registry_sections import KeysSection, LedgerSection, OperationsSection
 from weft.host.serving import Announce, serve_until_stopped
+from weft.host.tls import channel_security, new_host
+from weft.kernel.clock import SystemClock
 
 MEBIBYTE = 1024 * 1024
 
@@ -33,6 +36,8 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         ledger=_ledger_config(section.ledger, section.restart_grace_seconds),
         operations=_operation_settings(section.operations),
         governance=governance_config(section.governance, home),
+        keys=_keys_config(section.keys, home),
+        security=channel_security(config),
     )
 
 
@@ -62,10 +67,23 @@ def _operation_settings(section: OperationsSection) -> OperationSettings:
     )
 
 
+def _keys_config(section: KeysSection, home: WeftHome) -> KeysConfig:
+    return KeysConfig(
+        pepper_file=section.pepper_file or home.state / "key-pepper",
+        max_keys=section.max_keys,
+        default_grace_seconds=section.default_grace_seconds,
+        max_grace_seconds=section.max_grace_seconds,
+        keep_seconds=section.keep_seconds,
+        revoke_all_if_pepper_lost=section.revoke_all_if_pepper_lost,
+    )
+
+
 async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """The registry until a signal comes."""
-    host = GrpcHost()
+    keys = key_check(config, SystemClock())
+    host = new_host(config, "registry", keys)
     address = host.bind(listen or home.address("registry"))
-    await serve_until_stopped(
-        host, registry_svc.service.build(registry_config(config, home)), config, lambda: announce(address)
-    )
+    service = registry_svc.service.build(registry_config(config, home))
+    if keys is not None:
+        keys.use(lambda: service.key_ring)
+    await serve_until_stopped(host, service, config, lambda: announce(address))

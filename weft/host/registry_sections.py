@@ -93,3 +93,27 @@ class GovernanceSection(Section):
         if self.mode != "off" and sum(not signer.revoked for signer in self.signers) < self.required_signers:
             raise ValueError("required_signers is more than there are signers")
         return self
+
+
+class KeysSection(Section):
+    """API keys, see docs/keys.md."""
+
+    pepper_file: Annotated[Path, Field(strict=False)] | None = None
+    """What the digests of all keys are made with: 32 bytes that only their owner may read, made on the first start.
+    Back it up with the database: without it no key works. Default: `state/key-pepper` under the home."""
+    max_keys: Annotated[int, Field(ge=1, le=40_000)] = 10_000
+    """Keys that may exist at once. Revoked and expired ones make room for new ones."""
+    default_grace_seconds: Seconds = 3_600.0
+    """How long the old secret of a rotated key stays good where the caller does not say."""
+    max_grace_seconds: Annotated[float, Field(gt=0, le=2_592_000)] = 2_592_000.0
+    """Longest that it may."""
+    keep_seconds: Seconds = 2_592_000.0
+    """How long a key stays listed once it was revoked or has expired."""
+    revoke_all_if_pepper_lost: bool = False
+    """Whether a start with another pepper revokes all keys, which are useless then. Otherwise it is refused."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "KeysSection":
+        if self.default_grace_seconds > self.max_grace_seconds:
+            raise ValueError("default_grace_seconds must not be longer than max_grace_seconds")
+        return self

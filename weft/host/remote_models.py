@@ -13,9 +13,9 @@ from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.host.runner_sections import ModelSection, RunnerSection
+from weft.host.served_operations import provider_operations
 from weft.host.server_settings import base_url, engine_timeouts, said_context
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.request import Operation
 
 
 def remote_model(
@@ -46,14 +46,12 @@ def remote_model(
 def _provider_config(
     section: RunnerSection, model: ModelSection, where: str, environment: Mapping[str, str]
 ) -> OpenAiRemoteConfig:
-    chat = frozenset({Operation.CHAT})
-    gives_embeddings = model.embeddings and "embeddings" in model.model_fields_set
     return OpenAiRemoteConfig(
         base_url=_provider_url(model.url, f"{where}.url"),
         upstream_model=model.upstream_model or model.name,
         api_key_env=model.api_key_env,
         environment=environment,
-        operations=chat | {Operation.EMBEDDING} if gives_embeddings else chat,
+        operations=provider_operations(model),
         context_tokens=said_context(model),
         timeout_seconds=model.timeout_seconds,
         max_retries=model.max_retries,

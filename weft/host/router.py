@@ -2,19 +2,25 @@
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import router_svc.service
 from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from weft.host.auth import followers, key_check
 from weft.host.callers import clients_config, rate_limits, tenant_settings
 from weft.host.config import RouterSection, WeftConfig
-from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.relay import relay_doors
 from weft.host.router_sections import PoolSection
 from weft.host.runner_environment import RunnerEnvironment, read_environment
 from weft.host.serving import Announce, registry_address, serve_until_stopped
+from weft.host.tls import channel_security, new_host
+from weft.kernel.clock import SystemClock
+
+if TYPE_CHECKING:
+    from weft.kernel.service import Service
 
 
 def router_config(
@@ -27,6 +33,7 @@ def router_config(
     section = config.router
     return RouterConfig(
         registry_address=registry_address,
+        security=channel_security(config),
         ticket_lifetime_seconds=section.ticket_lifetime_seconds,
         default_timeout_seconds=config.gateway.request_timeout_seconds,
         wake_recipes=frozenset(section.wake_recipes),
@@ -86,10 +93,16 @@ def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """A router until a signal comes."""
-    host = GrpcHost()
+    # A runner's own router keeps nothing, and its host has no database: see weft.host.runner_http.
+    from weft.host.responses import response_service  # noqa: PLC0415
+
+    keys, registry = key_check(config, SystemClock()), registry_address(config, home)
+    host = new_host(config, "router", keys)
     address = host.bind(listen or home.address("router"))
-    service = router_svc.service.build(
-        router_config(config, registry_address(config, home), address, read_environment(os.environ))
-    )
-    doors = relay_doors(config.relay, home, service.relay)
-    await serve_until_stopped(host, service, config, lambda: announce(address), beside=doors)
+    service = router_svc.service.build(router_config(config, registry, address, read_environment(os.environ)))
+    beside: list[Service] = [
+        response_service(config, home),
+        *followers(keys, registry, channel_security(config)),
+        *relay_doors(config.relay, home, service.relay),
+    ]
+    await serve_until_stopped(host, service, config, lambda: announce(address), beside=beside)

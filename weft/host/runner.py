@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import runner_svc.service
@@ -14,16 +15,18 @@ from runner_svc.policy.restart import RestartLimits
 from runner_svc.service import RunnerService
 from runner_svc.supervise.leftovers import Leftovers
 from weft.host.accelerators import host_observer
+from weft.host.auth import followers, key_check
 from weft.host.config import AcceleratorSection, WeftConfig
 from weft.host.demo import configured_runners
-from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.published_agents import published_agents
 from weft.host.replicas import with_replicas
 from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.host.served_models import SharedParts, served_model
 from weft.host.serving import Announce, registry_address, serve_until_stopped
+from weft.host.tls import channel_security, new_host
 from weft.host.tool_sources import tool_sources
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
 from weft.kernel.service import Service
 
@@ -106,19 +109,22 @@ async def serve_runner(
 ) -> None:
     """A runner until a signal comes; with its backends gone when this returns. `surface` is served beside it."""
     section = pick_runner(configured_runners(config), name)
-    host = GrpcHost()
+    keys, registry = key_check(config, SystemClock()), registry_address(config, home)
+    host = new_host(config, "runner", keys)
     address = host.bind(listen or home.address(f"runner-{section.name}"))
     built = runner_config(
         section,
         home,
         address=address,
-        registry_address=registry_address(config, home),
+        registry_address=registry,
         drain_seconds=config.drain_seconds,
         accelerators=config.accelerators,
     )
+    built = replace(built, security=channel_security(config))
     service = runner_svc.service.build(built)
+    beside = followers(keys, registry, built.security)
     if surface is None:
-        await serve_until_stopped(host, service, config, lambda: announce(address))
+        await serve_until_stopped(host, service, config, lambda: announce(address), beside=beside)
     else:
         made = surface(service, built)
 
@@ -127,7 +133,7 @@ async def serve_runner(
             announce(made.url)
 
         # The surface first: it outlives the runner on both ends, and says so.
-        await serve_until_stopped(host, made, config, started, beside=[service])
+        await serve_until_stopped(host, made, config, started, beside=[service, *beside])
 
 
 def _ports(section: RunnerSection) -> EnginePorts:

@@ -15,18 +15,21 @@ from gateway.config import RateLimitConfig
 from gateway.runner_api.facts import DeviceFacts, RunnerFacts, RunnerStage
 from gateway.runner_api.operations_client import OperationsClient
 from gateway.runner_api.parts import RunnerApiConfig
+from gateway.runner_api.ports import RunnerApiPorts
 from router_svc.service import RouterService
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.lease_keeper import Observer
 from runner_svc.service import RunnerService
 from weft.dispatch import Dispatcher
 from weft.host.accelerators import host_observer
+from weft.host.auth import key_check
 from weft.host.config import WeftConfig
 from weft.host.gateway import gateway_config
 from weft.host.router import router_config
 from weft.host.runner_environment import RunnerEnvironment
 from weft.host.runner_facts import device_facts, runner_facts
 from weft.host.runner_sections import RunnerSection
+from weft.host.tls import channel_security
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
@@ -101,10 +104,12 @@ class RunnerHttp:
         """`settings` are those that the runner was built with."""
         clock = SystemClock()
         api = runner_api_config(plan)
-        self._channels = ChannelPool()
-        self._registry = open_channel(plan.registry_address)
+        security = channel_security(plan.config)
+        self._channels = ChannelPool(security=security)
+        self._registry = open_channel(plan.registry_address, security)
         router = replace(router_config(plan.config, plan.registry_address), only_runner=plan.section.name, relay=None)
         self._router = router_svc.service.build(router)
+        self._keys = key_check(plan.config, clock)
         local = LocalRunner(
             runner,
             self._router,
@@ -114,11 +119,14 @@ class RunnerHttp:
         )
         self._api = gateway.runner_api.service.build(
             api,
-            runner=local,
-            dispatcher=Dispatcher(self._router.placement, self._channels, clock=clock, fleet=self._router),
-            fleet=self._router,
-            queue=self._router,
-            operations=OperationsClient(self._registry, timeout_seconds=api.edge.registry_timeout_seconds),
+            RunnerApiPorts(
+                runner=local,
+                dispatcher=Dispatcher(self._router.placement, self._channels, clock=clock, fleet=self._router),
+                fleet=self._router,
+                queue=self._router,
+                operations=OperationsClient(self._registry, timeout_seconds=api.edge.registry_timeout_seconds),
+                keys=self._keys,
+            ),
             clock=clock,
         )
 
@@ -132,6 +140,8 @@ class RunnerHttp:
 
     async def start(self) -> None:
         """See Service.start."""
+        if self._keys is not None:
+            await self._keys.follow(self._registry)
         await self._router.start()
         await self._api.start()
 
@@ -139,6 +149,8 @@ class RunnerHttp:
         """See Service.stop."""
         await self._api.stop(grace_seconds)
         await self._router.stop(grace_seconds)
+        if self._keys is not None:
+            await self._keys.stop()
         await self._channels.close()
         await self._registry.close(grace=None)
 

@@ -104,6 +104,9 @@ class AgentSection(Section):
         return self
 
 
+ServedOperation = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
+
+
 class ModelSection(Section):
     """One model of a runner."""
 
@@ -175,6 +178,10 @@ class ModelSection(Section):
     """Default: cores minus one."""
     embeddings: bool = True
     """Whether it also gives embeddings. For openai_remote only where it is said here."""
+    operations: tuple[ServedOperation, ...] = Field(default=(), max_length=8, strict=False)
+    """For openai_http and openai_remote: what the server offers, such as `[chat, tokenize]`. Default: `[chat,
+    completion, embedding]` for openai_http, `[chat]` for openai_remote. Engines that weft starts say it themselves:
+    llama_server offers `rerank` alone, with `--reranking` among its `extra_arguments`."""
     extra_arguments: tuple[str, ...] = Field(default=(), strict=False)
     """Further flags for the server program; on llama_cpp_python for its host program, such as `--gpu-layers 0`."""
     passthrough: Literal["none", "all"] = "none"

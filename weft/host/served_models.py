@@ -32,10 +32,10 @@ from weft.host.demo import default_threads, llama_command
 from weft.host.model_skills import skills_of
 from weft.host.remote_models import remote_model
 from weft.host.runner_sections import ModelSection, RunnerSection, SleepSection, WakeSection
+from weft.host.served_operations import attached_operations, require_operations_fit
 from weft.host.server_settings import base_url, engine_timeouts, is_http_url, is_remote_server, said_context
 from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
-from weft.kernel.request import Operation
 from weft.wake.magic_packet import is_mac_address
 from weft.wake.recipes import (
     DEFAULT_MAX_WAIT_SECONDS,
@@ -71,6 +71,7 @@ def served_model(
     Raises INVALID_ARGUMENT naming the field for what can only be seen with its neighbours.
     """
     where = f"runners.{section.name}.models.{model.name}"
+    require_operations_fit(section, model, where)
     hibernation = _hibernation(section, model, drain_seconds, where)
     by_mesh = model.wake is not None and model.wake.by == "mesh"
     recipe = None if model.wake is None else _recipe(model.wake, f"{where}.wake")
@@ -181,8 +182,7 @@ def _attached(
 ) -> ServedModel:
     if model.chat_template_path is not None:
         raise invalid_field(f"{where}.chat_template_path", "this server renders its own; set the template there")
-    generation = {Operation.CHAT, Operation.COMPLETION}
-    operations = frozenset(generation | {Operation.EMBEDDING} if model.embeddings else generation)
+    operations = attached_operations(model)
     server = AttachedServerConfig(
         url=base_url(model.url, f"{where}.url"),
         upstream_model=model.upstream_model or model.name,

@@ -9,9 +9,12 @@ from typing import Any
 
 import registry_svc.service
 import router_svc.service
+from router_svc.service import RouterService
 from weft.dispatch import Dispatcher
 from weft.dispatch.fleet import FleetView, Phase
 from weft.dispatch.fleet_watcher import FleetWatcher
+from weft.dispatch.stored_responses import ResponseStore
+from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
@@ -21,10 +24,12 @@ from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.registry import registry_config
 from weft.host.relay import RelayEndpoint, relay_doors
+from weft.host.responses import response_service
 from weft.host.router import router_config
 from weft.host.runner_environment import read_environment
 from weft.host.runner_sections import published_models
 from weft.host.stage import ShowProgress, Stage
+from weft.host.tls import channel_security
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -47,8 +52,15 @@ class UpHost:
         self.url = ""
         """Base URL of the HTTP edge, once it is started."""
         self.grpc_address = ""
+        self.grpc_port_address = ""
+        """Where gRPC is offered on a port besides, once it is started; empty: nowhere."""
         self.relay: RelayEndpoint | None = None
         """Where runners join, once it is started and if they can."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether callers over HTTP need a key."""
+        return keys_required(self._config)
 
     @property
     def models(self) -> list[str]:
@@ -83,21 +95,29 @@ class UpHost:
         for child in self._children:
             child.kill()
 
-    async def _start_services(self) -> FleetWatcher:
-        host = GrpcHost()
+    async def _start_grpc(self, keys: KeyCheck | None) -> tuple[RouterService, ResponseStore]:
+        """Registry, router and relay on one gRPC server."""
+        host = GrpcHost(guard=None if keys is None else keys.interceptor())
         self.grpc_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
-            host.bind(f"127.0.0.1:{self._config.grpc_port}")
+            self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
         router = router_svc.service.build(
             router_config(self._config, self.grpc_address, self.grpc_address, read_environment(os.environ))
         )
         registry = registry_svc.service.build(registry_config(self._config, self._home))
+        if keys is not None:
+            keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
+        responses = response_service(self._config, self._home)
         doors = relay_doors(self._config.relay, self._home, router.relay)
-        await host.start([registry, router, *doors])
+        await host.start([registry, router, responses, *doors])
         self.relay = doors[0].endpoint if doors else None
+        return router, responses.store
 
-        channel, channels = open_channel(self.grpc_address), ChannelPool()
+    async def _start_services(self) -> FleetWatcher:
+        keys = key_check(self._config, self._clock)
+        router, responses = await self._start_grpc(keys)
+        channel, channels = open_channel(self.grpc_address), ChannelPool(security=channel_security(self._config))
         fleet = FleetWatcher(channel, self._clock)
         self._stack.push_async_callback(channel.close)
         self._stack.push_async_callback(channels.close)
@@ -113,6 +133,8 @@ class UpHost:
             channels=channels,
             queues=router.placement,
             requests=router.requests,
+            responses=responses,
+            keys=keys,
             clock=self._clock,
         )
         edge = build_gateway(self._config, mesh)
@@ -177,6 +199,7 @@ class UpHost:
         return {
             "url": self.url,
             "grpc": self.grpc_address,
+            "grpcPort": self.grpc_port_address,
             "models": self.models,
             "pids": {"host": os.getpid(), "runners": {child.name: child.pid for child in self._children}},
             "startTime": datetime.now(UTC).isoformat(timespec="seconds"),

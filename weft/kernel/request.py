@@ -45,6 +45,15 @@ class Operation(IntEnum):
     CHAT = 1
     COMPLETION = 2
     EMBEDDING = 3
+    RERANK = 4
+    TOKENIZE = 5
+    IMAGE = 6
+    TRANSCRIPTION = 7
+    SPEECH = 8
+
+
+TEXT_OPERATIONS = frozenset({Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING})
+"""What servers of language models offer as a rule."""
 
 
 class CacheMode(IntEnum):

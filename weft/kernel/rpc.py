@@ -1,6 +1,8 @@
 """gRPC plumbing: channel and server options, and one function each way between WeftError and status."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, cast
 
@@ -10,9 +12,11 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from weft.kernel.address import target_of
+from weft.kernel.address import needs_tls, target_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.tls_channel import ChannelOpener, ChannelSecurity, open_sync_channel
+from weft.kernel.tls_check import TlsFiles
 
 ERROR_DOMAIN = "weft"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -50,24 +54,35 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel to an address; loopback and Unix sockets only, until TLS is configured.
+def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
+    """A channel to an address: plaintext to this machine, TLS elsewhere (see `weft.kernel.address`).
 
-    Calls to a runner's address also carry `weft.kernel.address.metadata_of` it.
+    Without `security` the usual roots vouch for who is there. Calls to a runner's address also carry
+    `weft.kernel.address.metadata_of` it. Raises INVALID_ARGUMENT naming a file of `security` that is wrong.
     """
-    return grpc.aio.insecure_channel(target_of(address), options=CHANNEL_OPTIONS)
+    target, chosen = target_of(address), security or ChannelSecurity()
+    # Files that are wrong are no matter to a call on this machine.
+    needed = chosen if needs_tls(target) else replace(chosen, files=TlsFiles())
+    return ChannelOpener(needed).open(target, CHANNEL_OPTIONS)
 
 
-def new_server() -> grpc.aio.Server:
+def open_blocking_channel(address: str, security: ChannelSecurity | None = None) -> grpc.Channel:
+    """As `open_channel`, for programs without an event loop."""
+    return open_sync_channel(target_of(address), CHANNEL_OPTIONS, security)
+
+
+def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
     """A gRPC server with the mesh's limits and keepalive."""
-    return grpc.aio.server(options=SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
 
 
 class ChannelPool:
     """Channels by address, at most MAX_CHANNELS, the least recently used one closed first."""
 
-    def __init__(self, max_channels: int = MAX_CHANNELS) -> None:
+    def __init__(self, max_channels: int = MAX_CHANNELS, *, security: ChannelSecurity | None = None) -> None:
+        """Raises INVALID_ARGUMENT naming a file of `security` that is wrong."""
         self._max_channels = max_channels
+        self._opener = ChannelOpener(security)
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
 
     async def get(self, address: str) -> grpc.aio.Channel:
@@ -75,7 +90,7 @@ class ChannelPool:
         target = target_of(address)
         channel = self._channels.get(target)
         if channel is None:
-            channel = self._channels[target] = open_channel(target)
+            channel = self._channels[target] = self._opener.open(target, CHANNEL_OPTIONS)
             if len(self._channels) > self._max_channels:
                 _, oldest = self._channels.popitem(last=False)
                 await oldest.close(grace=None)
@@ -138,8 +153,25 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason) -> WeftError:
             return found
     code, details = call.code(), call.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE or (code == grpc.StatusCode.INTERNAL and "RST_STREAM" in details):
-        return WeftError(peer_lost, "the connection was lost")
+        return WeftError(peer_lost, _lost_words(details))
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
+
+
+_CLOSED_AT_ONCE = "the peer closed the connection at once; it may ask for TLS, or for another certificate"
+_HANDSHAKE_WORDS: tuple[tuple[str, str], ...] = (
+    ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "the peer's certificate has expired"),
+    ("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", "the peer's certificate is not valid yet"),
+    ("CERTIFICATE_VERIFY_FAILED", "the peer's certificate is not from a trusted authority"),
+    ("Hostname Verification Check failed", "the peer's certificate is for another name"),
+    ("WRONG_VERSION_NUMBER", "the peer does not speak TLS"),
+    # What a caller sees of a server that does not take its certificate, or its plaintext, is a closed connection.
+    ("failed to connect to all addresses; last error: UNAVAILABLE", _CLOSED_AT_ONCE),
+)
+"""What gRPC says of a connection that did not come about (grpcio 1.85), and what it means."""
+
+
+def _lost_words(details: str) -> str:
+    return next((words for said, words in _HANDSHAKE_WORDS if said in details), "the connection was lost")
 
 
 def _error_from_details(status: status_pb2.Status) -> WeftError | None:

@@ -5,13 +5,16 @@ Logs go to stderr, pretty on a terminal and JSON lines otherwise, or to a bounde
 a request has the same trace id on every hop.
 """
 
+import json
 import logging
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
+import msgspec
 import structlog
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import SpanContext, TraceFlags, format_span_id, format_trace_id, get_current_span
@@ -20,6 +23,7 @@ from structlog.tracebacks import ExceptionDictTransformer
 
 TRACEPARENT = "traceparent"
 
+_USUAL_TRACEPARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[01]")
 _propagator = TraceContextTextMapPropagator()
 _new_ids = RandomIdGenerator()
 
@@ -101,7 +105,7 @@ def configure_logging(
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=structlog.dev.plain_traceback)
         if pretty
-        else structlog.processors.JSONRenderer()
+        else structlog.processors.JSONRenderer(serializer=_json_line)
     )
     tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
     exceptions = [] if pretty else [tracebacks]
@@ -121,10 +125,28 @@ def configure_logging(
     logging.basicConfig(stream=sys.stderr, level=max(threshold, logging.WARNING), format="%(message)s")
 
 
+def _json_line(event: Mapping[str, Any], default: Callable[[Any], Any]) -> str:
+    """One event as JSON; `default` is asked for what JSON does not know.
+
+    The faster encoder gets plain values only: of a dataclass it would write every field, also those that hold secrets
+    and that its `repr` leaves out.
+    """
+    if _PLAIN.issuperset(map(type, event.values())):
+        with suppress(UnicodeEncodeError, OverflowError):
+            return msgspec.json.encode(event).decode()
+    return json.dumps(event, default=default)
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def valid_traceparent(header: str | None) -> str | None:
     """`header` if it is a well-formed traceparent, otherwise None: a broken one from outside is not passed on."""
     if header is None:
         return None
+    # What services of the mesh send each other; the propagator knows the rest, and takes some 5 us.
+    if _USUAL_TRACEPARENT.fullmatch(header):
+        return header
     context = _propagator.extract({TRACEPARENT: header})
     span = get_current_span(context).get_span_context()
     return header if span.is_valid else None

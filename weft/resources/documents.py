@@ -19,7 +19,7 @@ MAX_POOL_MEMBERS = 10_000
 MAX_OPERATIONS = 8
 MAX_SKILLS = 8
 
-OperationName = Literal["chat", "completion", "embedding"]
+OperationName = Literal["chat", "completion", "embedding", "rerank", "tokenize", "image", "transcription", "speech"]
 SkillName = Literal["text", "image", "audio", "tools"]
 MESH: Final = "mesh"
 """Stands for the kind of resource where an event is about the mesh itself."""

@@ -5,11 +5,12 @@ Deliberately does not touch logging: that belongs to the process, not to a libra
 
 from alembic import context
 
-from registry_svc.store import lease_tables, operation_tables
+from registry_svc.store import key_tables, lease_tables, operation_tables
 from registry_svc.store.tables import metadata
 
 # Tables are known to `metadata` once their modules have been read.
 assert lease_tables.leases.metadata is operation_tables.operations.metadata is metadata
+assert key_tables.api_keys.metadata is metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

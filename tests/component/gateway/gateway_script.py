@@ -15,12 +15,28 @@ from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig, GatewayService, build
 from gateway.admin.ports import AdminPorts
-from gateway.ports import GatewayPorts, RegistryPort, RequestDispatcher
-from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
+from gateway.authentication import KeyRingSource
+from gateway.keys.ports import KeysPort
+from gateway.media import MediaSource
+from gateway.ports import GatewayPorts, RegistryPort, RequestDispatcher, Whole
+from weft.api.common.v1 import (
+    audio_pb2,
+    embedding_pb2,
+    event_pb2,
+    image_pb2,
+    receipt_pb2,
+    rerank_pb2,
+    sampling_pb2,
+    tokenize_pb2,
+    usage_pb2,
+)
+from weft.dispatch.description import Payload
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.requests import RequestSource
+from weft.dispatch.speech_call import SpeechPiece
+from weft.dispatch.stored_responses import ResponseStore
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -118,15 +134,58 @@ class ScriptedEmbedding:
 
 
 @dataclass
+class ScriptedWhole:
+    answer: Any
+    was_closed: asyncio.Event
+    receipt: receipt_pb2.Receipt | None = None
+
+    async def result(self) -> Any:
+        try:
+            if isinstance(self.answer, asyncio.Event):
+                await self.answer.wait()
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            self.receipt = sample_receipt()
+            return self.answer
+        finally:
+            self.was_closed.set()
+
+
+@dataclass
+class ScriptedSpeech:
+    answer: list[SpeechPiece | Exception | asyncio.Event]
+    was_closed: asyncio.Event
+    receipt: receipt_pb2.Receipt | None = None
+
+    async def pieces(self) -> AsyncGenerator[SpeechPiece]:
+        try:
+            for piece in self.answer:
+                if isinstance(piece, asyncio.Event):
+                    await piece.wait()
+                elif isinstance(piece, Exception):
+                    raise piece
+                else:
+                    yield piece
+            self.receipt = sample_receipt()
+        finally:
+            self.was_closed.set()
+
+
+@dataclass
 class ScriptedDispatcher:
-    """Answers every generation with `steps` and every embedding with `vectors`; remembers what was asked."""
+    """Answers every generation with `steps` and every embedding with `vectors`; remembers what was asked.
+
+    What is answered in one piece besides is `whole`, and a recording `spoken`.
+    """
 
     steps: list[Step] = field(default_factory=hello)
     vectors: list[list[float]] | Exception | asyncio.Event = field(default_factory=list)
     contexts: list[RequestContext] = field(default_factory=list)
-    payloads: list[GenerationPayload | embedding_pb2.EmbeddingPayload] = field(default_factory=list)
+    payloads: list[Payload] = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
     was_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    whole: Any = None
+    spoken: list[SpeechPiece | Exception | asyncio.Event] = field(default_factory=list)
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
         self._note(context, payload)
@@ -136,7 +195,33 @@ class ScriptedDispatcher:
         self._note(context, payload)
         return ScriptedEmbedding(self.vectors, self.was_closed)
 
-    def _note(self, context: RequestContext, payload: GenerationPayload | embedding_pb2.EmbeddingPayload) -> None:
+    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:
+        return self._whole(context, payload)
+
+    def tokenize(
+        self, context: RequestContext, payload: tokenize_pb2.TokenizePayload
+    ) -> Whole[tokenize_pb2.TokenizeResult]:
+        return self._whole(context, payload)
+
+    def generate_images(
+        self, context: RequestContext, payload: image_pb2.ImagePayload
+    ) -> Whole[list[image_pb2.GeneratedImage]]:
+        return self._whole(context, payload)
+
+    def transcribe(
+        self, context: RequestContext, payload: audio_pb2.TranscriptionPayload
+    ) -> Whole[audio_pb2.Transcription]:
+        return self._whole(context, payload)
+
+    def speak(self, context: RequestContext, payload: audio_pb2.SpeechPayload) -> ScriptedSpeech:
+        self._note(context, payload)
+        return ScriptedSpeech(self.spoken, self.was_closed)
+
+    def _whole(self, context: RequestContext, payload: Payload) -> ScriptedWhole:
+        self._note(context, payload)
+        return ScriptedWhole(self.whole, self.was_closed)
+
+    def _note(self, context: RequestContext, payload: Payload) -> None:
         self.contexts.append(context)
         self.payloads.append(payload)
         self.was_asked.set()
@@ -268,6 +353,10 @@ async def serving(
     registry: RegistryPort | None = None,
     admin: AdminPorts | None = None,
     requests: RequestSource | None = None,
+    keys: KeyRingSource | None = None,
+    api_keys: KeysPort | None = None,
+    media: MediaSource | None = None,
+    responses: ResponseStore | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -277,8 +366,12 @@ async def serving(
         registry=registry or ScriptedRegistry(),
         admin=admin,
         requests=requests,
+        keys=keys,
+        api_keys=api_keys,
+        media=media,
+        responses=responses,
     )
-    with patch("gateway.openapi.models_json_schema", _schemas_once):
+    with patch("gateway.openapi.models_json_schema", schemas_once):
         service = build(config or GatewayConfig(port=0), ports)
     await service.start()
     try:
@@ -290,7 +383,7 @@ async def serving(
         await service.stop(grace_seconds=0.0)
 
 
-def _schemas_once(published: Sequence[Any], *, ref_template: str) -> Any:
+def schemas_once(published: Sequence[Any], *, ref_template: str) -> Any:
     """They are the same for every gateway, and take longer to make than most tests."""
     return _made_schemas(tuple(published), ref_template)
 

@@ -10,11 +10,13 @@ from typing import Any
 import aiohttp
 from gateway_script import FixedFleet, ScriptedDispatcher, model
 
+from gateway.authentication import KeyRingSource
 from gateway.config import GatewayConfig
 from gateway.ports import RequestDispatcher
 from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.operations_client import ENDED
 from gateway.runner_api.parts import RunnerApiConfig
+from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.clock import Clock
@@ -74,6 +76,7 @@ class ScriptedOperations:
     known: dict[str, Operation] = field(default_factory=dict)
     asked: list[operation_service_pb2.CreateOperationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    cancelled_by: list[str] = field(default_factory=list)
 
     async def create(self, request: operation_service_pb2.CreateOperationRequest) -> Operation:
         self.asked.append(request)
@@ -101,6 +104,7 @@ class ScriptedOperations:
 
     async def cancel(self, name: str, requested_by: str) -> Operation:
         self.cancelled.append(name)
+        self.cancelled_by.append(requested_by)
         operation = self.known[name]
         if operation.state not in ENDED:
             operation.state = Operation.STATE_CANCELLED
@@ -157,17 +161,21 @@ async def runner_api(
     runner: ScriptedRunner | None = None,
     operations: ScriptedOperations | None = None,
     clock: Clock | None = None,
+    keys: KeyRingSource | None = None,
 ) -> AsyncIterator[RunnerApiStage]:
     """The surface, running on a free port."""
     runner, queue, operations = runner or ScriptedRunner(), ScriptedQueue(), operations or ScriptedOperations()
     given = config or RunnerApiConfig()
     service = build(
         replace(given, edge=replace(given.edge, port=0)),
-        runner=runner,
-        dispatcher=dispatcher or ScriptedDispatcher(),
-        fleet=FixedFleet.of(model("tiny"), model("small")),
-        queue=queue,
-        operations=operations,
+        RunnerApiPorts(
+            runner=runner,
+            dispatcher=dispatcher or ScriptedDispatcher(),
+            fleet=FixedFleet.of(model("tiny"), model("small")),
+            queue=queue,
+            operations=operations,
+            keys=keys,
+        ),
         clock=clock,
     )
     await service.start()

@@ -178,9 +178,26 @@ async def test_two_hosts_are_refused() -> None:
     require_envelope(response, 400, "malformed_request")
 
 
+@pytest.mark.parametrize("name", ["X-Tenant-ID", "Origin"])
+async def test_what_says_where_a_request_is_from_is_there_once_or_not_at_all(name: str) -> None:
+    value = "http://localhost" if name == "Origin" else "a"
+    twice = f"{name}: {value}\r\n{name.lower()}: {value}\r\n"
+    async with serving() as gateway:
+        response = await gateway.exchange(
+            f"GET /health HTTP/1.1\r\nHost: localhost\r\n{twice}Connection: close\r\n\r\n".encode()
+        )
+    assert name.lower() in require_envelope(response, 400, "malformed_request")
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
+        ({"Host": "evil@localhost"}, 403),
+        ({"Host": "localhost/evil"}, 403),
+        ({"Host": "localhost?evil"}, 403),
+        ({"Host": "localhost#evil"}, 403),
+        ({"Host": "localhost:evil"}, 403),
+        ({"Host": "localhost:80:80"}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "127.0.0.1.evil.example:8080"}, 403),
         ({"Host": "[::1"}, 403),

@@ -10,6 +10,7 @@ from runner_api_stage import ScriptedOperations, ScriptedQueue, ScriptedRunner, 
 
 from gateway.config import GatewayConfig
 from gateway.runner_api.parts import RunnerApiConfig
+from gateway.runner_api.ports import RunnerApiPorts
 from gateway.runner_api.service import build
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -48,11 +49,13 @@ async def test_a_port_that_is_taken_is_named_with_what_sets_it(
         port = taken.getsockname()[1]
         service = build(
             make(port),
-            runner=ScriptedRunner(),
-            dispatcher=ScriptedDispatcher(),
-            fleet=FixedFleet.of(),
-            queue=ScriptedQueue(),
-            operations=ScriptedOperations(),
+            RunnerApiPorts(
+                runner=ScriptedRunner(),
+                dispatcher=ScriptedDispatcher(),
+                fleet=FixedFleet.of(),
+                queue=ScriptedQueue(),
+                operations=ScriptedOperations(),
+            ),
         )
         with pytest.raises(
             WeftError, match=f"port {port} on 127.0.0.1 is taken by another program.*{option}"

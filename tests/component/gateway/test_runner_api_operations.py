@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 from runner_api_stage import Operation, RunnerApiStage, ScriptedOperations, edge, runner_api
+from test_gateway_keys import Keys, bearer, ring_of, verifier
 
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
@@ -90,6 +91,16 @@ async def test_a_token_is_passed_on_as_it_is(token: object) -> None:
     expected = token if isinstance(token, str) else '{"opToken":{"nonce":"1"},"signature":"00"}'
     assert sent.authorization == expected
     assert sent.requested_by == "HTTP API of runner gpu-0"
+
+
+async def test_where_callers_need_keys_the_audit_names_the_key_that_asked() -> None:
+    keys = Keys(ring_of(verifier("abcdefghijk1", "operations:*")))
+    async with runner_api(keys=keys) as stage:
+        assert (await stage.post("/v1/models/load", {"modelId": "small"}, **bearer())).status < 300
+        task = next(iter(stage.operations.known)).removeprefix("operations/")
+        assert (await stage.ask("DELETE", f"/v1/models/load/{task}", headers=bearer())).status < 300
+    assert stage.operations.asked[0].requested_by == "key:abcdefghijk1"
+    assert stage.operations.cancelled_by == ["key:abcdefghijk1"]
 
 
 @pytest.mark.parametrize(

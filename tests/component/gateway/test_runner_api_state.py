@@ -7,6 +7,7 @@ from gateway_script import ScriptedDispatcher
 from prometheus_client.parser import text_string_to_metric_families
 from runner_api_stage import GIB, ScriptedRunner, facts, runner_api
 
+from gateway.access import OPEN_PATHS, access_of
 from gateway.runner_api.capability_cache import STALE_SECONDS, TTL_SECONDS
 from gateway.runner_api.facts import DeviceFacts, ModelFacts, ModelStage, RunnerStage
 from gateway.runner_api.metrics import MAX_TENANT_LABELS
@@ -212,3 +213,12 @@ async def test_the_description_of_the_surface_names_every_route() -> None:
     assert not any(path.startswith(("/api/", "/v1/admin")) for path in paths)
     schemas = document["components"]["schemas"]
     assert "gpuMemoryBudgetMB" in schemas["LoadBody"]["properties"]
+
+
+async def test_no_route_of_a_runner_is_without_a_rule() -> None:
+    async with runner_api() as stage:
+        document = (await stage.get("/openapi.json")).json
+    routes = [(method.upper(), path) for path, item in document["paths"].items() for method in item]
+    assert ("POST", "/v1/models/load") in routes
+    missing = [(method, path) for method, path in routes if path not in OPEN_PATHS and access_of(method, path) is None]
+    assert missing == []

@@ -207,6 +207,14 @@ async def test_metadata_reaches_the_runner_without_what_is_the_relays(mesh: Mesh
     assert "weft-runner" not in seen
 
 
+async def test_the_key_of_a_caller_does_not_reach_a_laptop(mesh: Mesh, laptop: Laptop) -> None:
+    keys = (("authorization", "Bearer weft_of_a_gateway"), ("x-api-key", "weft_of_a_gateway"))
+    await soon(_text(mesh.generation.Generate(prompt(), metadata=(*mesh.metadata, *keys, ("traceparent", "00-ab")))))
+    seen = laptop.script.metadata
+    assert seen["traceparent"] == "00-ab"
+    assert [name for name, value in seen.items() if "weft_of_a_gateway" in str(value)] == []
+
+
 @pytest.mark.usefixtures("laptop")
 async def test_a_call_without_a_runners_name_is_refused(mesh: Mesh) -> None:
     error = await _refused(mesh.generation.Generate(prompt()).read())

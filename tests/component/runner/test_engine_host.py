@@ -19,11 +19,11 @@ from runner_svc.backends.port import BackendFacts, CallInfo
 from runner_svc.engines.messages import Hello, encode
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.supervise.process import StopGraces
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.kernel.telemetry import new_traceparent
 from weft.testing.conformance.backend import BackendConformance, Engine
 from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES
@@ -129,7 +129,21 @@ async def test_the_prompt_is_the_rendered_template_with_one_beginning(model: Pat
         assert "[think]" in await _text(backend, _chat(thinking=True))
         usage = (await _events(backend, _chat("hello")))[-1].finished.receipt.usage
         assert usage.prompt_tokens == len("[user]hello[assistant]") + 1, "the beginning counts once"
-    assert facts.operations == frozenset(Operation)
+    assert facts.operations == TEXT_OPERATIONS | {Operation.TOKENIZE}
+
+
+async def test_tokens_are_counted_while_the_engine_works_on_an_answer(model: Path) -> None:
+    payload = tokenize_pb2.TokenizePayload(text="<s>ab", add_special=True, with_pieces=True)
+    async with (
+        _running(model, {"endless": True, "seconds_per_token": 0.05}) as (backend, _),
+        aclosing(backend.generate(_chat("hello"), CALL)) as frames,
+    ):
+        await anext(frames)
+        async with asyncio.timeout(10):
+            counted = await backend.tokenize(payload, CALL)
+    # One beginning that the tokenizer adds, and one that the text itself names.
+    assert (counted.count, list(counted.ids)[:2]) == (4, [1, 1])
+    assert list(counted.pieces) == [b"", b"", b"a", b"b"]
 
 
 async def test_the_override_and_the_template_for_tools_are_used(tmp_path: Path) -> None:
@@ -147,7 +161,7 @@ async def test_the_override_and_the_template_for_tools_are_used(tmp_path: Path) 
 async def test_a_model_without_a_template_completes_and_does_not_chat(tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", None)
     async with _running(model, embeddings=False) as (backend, facts):
-        assert facts.operations == {Operation.COMPLETION}
+        assert facts.operations == {Operation.COMPLETION, Operation.TOKENIZE}
         assert (await _failure(backend, _chat())).reason is Reason.UNSUPPORTED_OPERATION
         with pytest.raises(WeftError) as refused:
             await backend.embed(embedding_pb2.EmbeddingPayload(), CALL)

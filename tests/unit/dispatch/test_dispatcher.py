@@ -308,6 +308,16 @@ async def test_a_routes_keep_alive_holds_where_the_request_says_nothing(
     assert runner.requests[0].options.keep_alive.seconds == served
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_runner_hears_whether_anybody_reads_the_answer_before_it_is_complete(
+    tmp_path: Path, whole: bool
+) -> None:
+    runner = ScriptedRunner([FINISHED])
+    async with _listening(tmp_path, runner) as address:
+        await _generate(ScriptedScheduler(address), whole=whole)
+    assert runner.requests[0].options.whole is whole
+
+
 @pytest.mark.parametrize(("granted", "served"), [(None, Priority.NORMAL), (Priority.LOW, Priority.LOW)])
 async def test_a_runner_hears_the_band_that_a_profile_chose_and_not_the_one_that_nobody_named(
     tmp_path: Path, granted: Priority | None, served: Priority

@@ -1,4 +1,6 @@
+import base64
 import json
+from collections.abc import Mapping
 
 import pytest
 from _pytest.mark.structures import ParameterSet
@@ -7,10 +9,13 @@ from google.protobuf.json_format import MessageToDict
 from gateway.config import RequestLimits
 from gateway.json_guard import parse
 from gateway.schemas import ChatRequest
-from gateway.translate.chat import to_payload
+from gateway.translate.chat import to_payload, warnings_of
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.reasons import Reason
+from weft.testing.media_files import png, wav
 
 LIMITS = RequestLimits()
 USER = {"role": "user", "content": "hi"}
@@ -19,7 +24,9 @@ CALLING = {
     "content": None,
     "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
 }
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
+PNG = base64.b64encode(png(1, 1)).decode()
+PIXEL = f"data:image/png;base64,{PNG}"
+SOUND = base64.b64encode(wav(seconds=1)).decode()
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 
@@ -65,6 +72,20 @@ def test_a_plain_request_sets_nothing_but_its_message() -> None:
         "enable_thinking",
         "chat_template_kwargs",
         "unheard_of",
+        "functions",
+        "function_call",
+        "modalities",
+        "audio",
+        "verbosity",
+        "prediction",
+        "web_search_options",
+        "store",
+        "moderation",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
     ],
 )
 def test_null_means_absent_for_every_optional_field(field: str) -> None:
@@ -112,12 +133,12 @@ def test_sampling_is_copied_as_it_was_given(fields: dict[str, object], sampling:
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}]},
             {
                 "role": "ROLE_USER",
-                "content": [{"image": {"data": "iVBORw0KGgo=", "media_type": "image/png", "detail": "low"}}],
+                "content": [{"image": {"data": PNG, "media_type": "image/png", "detail": "low"}}],
             },
         ),
         (
-            {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]},
-            {"role": "ROLE_USER", "content": [{"audio": {"data": "AAAA", "media_type": "audio/wav"}}]},
+            {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}}]},
+            {"role": "ROLE_USER", "content": [{"audio": {"data": SOUND, "media_type": "audio/wav"}}]},
         ),
         (
             {"role": "assistant", "content": "a", "reasoning_content": "r", "refusal": None},
@@ -193,6 +214,17 @@ def test_every_response_format_is_understood(wanted: dict[str, object], kind: st
     assert payload_of(response_format=wanted).response_format.WhichOneof("kind") == kind
 
 
+@pytest.mark.parametrize("name", ["schema", "value"])
+def test_a_schema_beside_json_object_is_followed_and_not_lost(name: str) -> None:
+    """huggingface-hub and clients of llama.cpp's server write it so; it was ignored without a word."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    wanted = payload_of(response_format={"type": "json_object", name: schema}).response_format
+    assert plain_object(wanted.json_schema.schema) == schema
+    with pytest.raises(FieldError) as refused:
+        payload_of(response_format={"type": "json_object", name: {"$ref": "file:///etc/passwd"}})
+    assert refused.value.field == "response_format.schema.$ref"
+
+
 def test_log_probabilities_choices_and_effort_are_passed_on() -> None:
     payload = payload_of(logprobs=True, top_logprobs=3, n=2, reasoning_effort="xhigh")
     assert (payload.logprobs, payload.top_logprobs, payload.choice_count) == (True, 3, 2)
@@ -218,6 +250,19 @@ def test_the_deepest_accepted_schema_survives_the_wire(schema: dict[str, object]
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     request = generation_service_pb2.GenerateRequest(chat=payload_of(tools=[tool]))
     assert generation_service_pb2.GenerateRequest.FromString(request.SerializeToString()) == request
+
+
+def image(url: str, **fields: str) -> dict[str, object]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url, **fields}}]}
+
+
+def calling(*calls: Mapping[str, object]) -> dict[str, object]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def allowing(*names: str, mode: str = "auto") -> dict[str, object]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 def bad(field: str, **fields: object) -> ParameterSet:
@@ -277,6 +322,38 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("stream", stream="yes"),
         bad("stream_options", stream_options={"include_usage": True}),
         bad("user", user="x" * 513),
+        bad("service_tier", service_tier="gold"),
+        bad("store", store="yes"),
+        bad("safety_identifier", safety_identifier="x" * 513),
+        bad("prompt_cache_options", prompt_cache_options="explicit"),
+        bad("prompt_cache_retention", prompt_cache_retention="for ever"),
+        bad("moderation", moderation="block"),
+        bad("verbosity", verbosity="chatty"),
+        bad("modalities[1]", modalities=["text", "video"]),
+        bad("modalities", modalities="text"),
+        bad("modalities", modalities=["text", "audio"]),
+        bad("modalities", modalities=["text"] * 3),
+        bad("audio", audio="loud"),
+        bad("web_search_options", web_search_options=True),
+        bad("prediction.type", prediction={"type": "text", "content": "a"}),
+        bad("prediction.content", prediction={"type": "content"}),
+        bad("prediction.content", prediction={"type": "content", "content": 5}),
+        bad("metadata", metadata={"k" * 65: "v"}),
+        bad("metadata", metadata={str(number): "v" for number in range(17)}),
+        bad("metadata.a", metadata={"a": "v" * 513}),
+        bad("functions", functions={}),
+        bad("functions[0].name", functions=[{"name": "a b"}]),
+        bad("functions", functions=[{"name": "f"}] * 1025),
+        bad("functions", functions=[{"name": "f"}], tools=[FUNCTION]),
+        bad("functions", function_call="auto", tool_choice="auto"),
+        bad("function_call", function_call="required"),
+        bad("function_call.name", function_call={"name": "g"}, functions=[{"name": "f"}]),
+        bad("messages[0].content[0].image_url.detail", messages=[image(PIXEL, detail="blurred")]),
+        bad("messages[0].function_call", messages=[{**USER, "function_call": {"name": "f", "arguments": ""}}]),
+        bad("messages[0].name", messages=[{"role": "function", "name": "f", "content": "x"}]),
+        bad("messages[0].tool_calls[0].function", messages=[calling({"id": "c", "type": "function"})]),
+        bad("messages[0].tool_calls[0].custom", messages=[calling({"id": "c", "type": "custom"})]),
+        bad("messages[0].tool_calls[0].type", messages=[calling({"id": "c", "type": "web_search"})]),
         bad("metadata.a", metadata={"a": 1}),
         bad("tools", tools={}),
         bad("tools", tools=[FUNCTION] * 1025),
@@ -299,6 +376,17 @@ def bad(field: str, **fields: object) -> ParameterSet:
         bad("tool_choice", tool_choice=7),
         bad("tool_choice", tool_choice="required"),
         bad("tool_choice.type", tools=[FUNCTION], tool_choice={"type": "custom"}),
+        bad("tool_choice.type", tools=[FUNCTION], tool_choice={"type": "web_search"}),
+        bad("tool_choice.function", tools=[FUNCTION], tool_choice={"type": "function"}),
+        bad("tool_choice.allowed_tools", tools=[FUNCTION], tool_choice={"type": "allowed_tools"}),
+        bad("tool_choice.allowed_tools.mode", tools=[FUNCTION], tool_choice=allowing("f", mode="none")),
+        bad("tool_choice.allowed_tools.tools", tools=[FUNCTION], tool_choice=allowing()),
+        bad("tool_choice.allowed_tools.tools[1].function.name", tools=[FUNCTION], tool_choice=allowing("f", "g")),
+        bad(
+            "tool_choice.allowed_tools.tools",
+            tools=[FUNCTION],
+            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "custom"}]}},
+        ),
         bad("tool_choice.function.name", tools=[FUNCTION], tool_choice={"type": "function", "function": {"name": "g"}}),
         bad("response_format.type", response_format={"type": "xml"}),
         bad("response_format.json_schema", response_format={"type": "json_schema"}),
@@ -341,3 +429,89 @@ def test_images_that_are_not_base64_data_urls_are_refused(url: str) -> None:
         payload_of(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
     assert caught.value.field == "messages[0].content[0].image_url.url"
     assert "169.254" not in caught.value.message
+
+
+def test_allowed_tools_are_all_that_the_model_hears_of() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "h")]
+    payload = payload_of(tools=tools, tool_choice=allowing("h", "f", mode="required"))
+    assert [tool.function.name for tool in payload.tools] == ["f", "h"]
+    assert payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
+
+
+def test_functions_are_tools_of_which_one_is_called_at_a_time() -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    older = payload_of(functions=[function], function_call={"name": "f"})
+    newer = payload_of(
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        parallel_tool_calls=False,
+    )
+    assert older == newer
+    assert payload_of(functions=[function], function_call="none").tool_choice.mode == chat_pb2.ToolChoice.MODE_NONE
+
+
+def test_results_of_the_older_form_answer_the_last_call_of_their_function() -> None:
+    def call(arguments: str) -> dict[str, object]:
+        return {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": arguments}}
+
+    result = {"role": "function", "name": "f", "content": None}
+    payload = payload_of(messages=[USER, call("1"), result, call("2"), {**result, "content": "two"}])
+    calls = [message.tool_calls[0] for message in payload.messages if message.tool_calls]
+    results = [message for message in payload.messages if message.role == chat_pb2.ROLE_TOOL]
+    assert [call.arguments_text for call in calls] == ["1", "2"]
+    assert [message.tool_call_id for message in results] == [call.id for call in calls]
+    assert calls[0].id != calls[1].id
+    assert [part.text for part in results[1].content] == ["two"]
+
+
+def test_a_custom_call_of_another_server_stays_in_the_conversation() -> None:
+    made = {"id": "c1", "type": "custom", "custom": {"name": "shell", "input": 'echo "hi"'}}
+    payload = payload_of(messages=[calling(made), {"role": "tool", "tool_call_id": "c1", "content": "hi"}])
+    record = payload.messages[0].tool_calls[0]
+    assert (record.name, json.loads(record.arguments_text)) == ("shell", {"input": 'echo "hi"'})
+
+
+def test_the_original_size_of_an_image_is_the_highest_detail_there_is() -> None:
+    assert payload_of(messages=[image(PIXEL, detail="original")]).messages[0].content[0].image.detail == "high"
+
+
+def test_what_only_the_engine_can_use_is_handed_on_in_its_form() -> None:
+    given = {
+        "verbosity": "low",
+        "prediction": {"type": "content", "content": [{"type": "text", "text": "a"}]},
+        "web_search_options": {"search_context_size": "low"},
+    }
+    assert plain_object(payload_of(**given).extra_parameters) == given
+
+
+def test_text_as_the_only_modality_changes_nothing() -> None:
+    assert payload_of(modalities=["text"]) == payload_of()
+
+
+@pytest.mark.parametrize("modalities", [["audio"], ["text", "audio"]])
+def test_sound_as_an_answer_is_refused_as_something_that_is_not_offered(modalities: list[str]) -> None:
+    with pytest.raises(FieldError) as caught:
+        payload_of(modalities=modalities, audio={"voice": "alloy", "format": "wav"})
+    assert (caught.value.reason, caught.value.traits.http_status) == (Reason.UNSUPPORTED_OPERATION, 501)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"store": False, "tools": [FUNCTION], "service_tier": "flex", "prompt_cache_retention": "24h"}, []),
+        ({"metadata": {"a": "b"}, "safety_identifier": "u", "prompt_cache_options": {"mode": "explicit"}}, []),
+        ({"tools": [{"type": "custom", "custom": {"name": "c"}}, FUNCTION, {"type": "x"}]}, ["tools[0]", "tools[2]"]),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, ["audio"]),
+        ({"store": True}, ["store"]),
+        ({"moderation": {"model": "m"}}, ["moderation"]),
+        ({"x_unheard": 1}, ["x_unheard"]),
+    ],
+)
+def test_what_is_understood_and_not_done_is_told(fields: dict[str, object], told: list[str]) -> None:
+    raw = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+    assert [warning.field for warning in warnings_of(parse(ChatRequest, raw, max_depth=64))] == told
+
+
+def test_no_more_warnings_are_told_than_an_answer_holds() -> None:
+    raw = json.dumps({"model": "m", "messages": [USER], "tools": [{"type": "custom"}] * 1000}).encode()
+    assert len(warnings_of(parse(ChatRequest, raw, max_depth=64))) == 64

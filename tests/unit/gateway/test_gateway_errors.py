@@ -3,7 +3,16 @@ import math
 
 import pytest
 
-from gateway.errors import EdgeError, envelope, error_headers, http_status, retry_after_seconds, retry_headers
+from gateway.dialect import Dialect, dialect_of
+from gateway.errors import (
+    DetailedError,
+    EdgeError,
+    envelope,
+    error_headers,
+    http_status,
+    retry_after_seconds,
+    retry_headers,
+)
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import TRAITS, Reason
 
@@ -71,3 +80,74 @@ def test_the_edge_may_be_finer_than_the_reason_and_add_headers() -> None:
     assert http_status(error) == 408
     assert (b"allow", b"GET") in headers
     assert (b"content-length", b"5") in headers
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_an_envelope_in_anthropics_words(reason: Reason) -> None:
+    document = json.loads(envelope(WeftError(reason, "what happened"), "req-1", Dialect.ANTHROPIC))
+    assert set(document) == {"type", "error", "request_id"}
+    assert (document["type"], document["request_id"]) == ("error", "req-1")
+    assert set(document["error"]) == {"type", "message", "code"}
+    assert document["error"]["code"] == reason.name.lower()
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (Reason.INVALID_ARGUMENT, "invalid_request_error"),
+        (Reason.ALREADY_EXISTS, "invalid_request_error"),
+        (Reason.UNAUTHENTICATED, "authentication_error"),
+        (Reason.PERMISSION_DENIED, "permission_error"),
+        (Reason.MODEL_NOT_FOUND, "not_found_error"),
+        (Reason.REQUEST_TOO_LARGE, "request_too_large"),
+        (Reason.RATE_LIMIT_EXCEEDED, "rate_limit_error"),
+        (Reason.QUEUE_FULL, "overloaded_error"),
+        (Reason.DEADLINE_EXCEEDED, "timeout_error"),
+        (Reason.UNSUPPORTED_OPERATION, "api_error"),
+        (Reason.WORKER_LOST, "api_error"),
+        (Reason.INTERNAL, "api_error"),
+    ],
+)
+def test_anthropics_type_follows_the_status(reason: Reason, kind: str) -> None:
+    assert json.loads(envelope(WeftError(reason, "x"), dialect=Dialect.ANTHROPIC))["error"]["type"] == kind
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for() -> None:
+    error = WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, "the prompt has 9 tokens; the context of this model has 8")
+    told = json.loads(envelope(error, dialect=Dialect.ANTHROPIC))["error"]["message"]
+    assert told == "prompt is too long: the prompt has 9 tokens; the context of this model has 8"
+    assert json.loads(envelope(error))["error"]["message"] == error.message
+
+
+def test_figures_fields_and_codes_are_there_in_both_words() -> None:
+    field = json.loads(envelope(invalid_field("max_tokens", "is missing"), dialect=Dialect.ANTHROPIC))["error"]
+    assert field["param"] == "max_tokens"
+    full = WeftError(Reason.QUEUE_FULL, "full", metadata={"queueDepth": "3"})
+    detailed = DetailedError(Reason.NOT_FOUND, "gone", details={"taskId": "t1"}, code="task_gone")
+    for dialect in Dialect:
+        assert json.loads(envelope(full, dialect=dialect))["error"]["queueDepth"] == 3
+        told = json.loads(envelope(detailed, dialect=dialect))["error"]
+        assert (told["taskId"], told["code"]) == ("t1", "task_gone")
+
+
+@pytest.mark.parametrize("reason", [Reason.INTERNAL, Reason.UNSPECIFIED])
+def test_an_internal_error_keeps_its_words_to_itself_for_everybody(reason: Reason) -> None:
+    assert b"/etc" not in envelope(WeftError(reason, "cannot open /etc/weft/key"), dialect=Dialect.ANTHROPIC)
+
+
+@pytest.mark.parametrize(
+    ("path", "names_a_version", "dialect"),
+    [
+        ("/v1/messages", False, Dialect.ANTHROPIC),
+        ("/v1/messages/", False, Dialect.ANTHROPIC),
+        ("/v1/messages/count_tokens", True, Dialect.ANTHROPIC),
+        ("/v1/messagesx", True, Dialect.OPENAI),
+        ("/v1/models", True, Dialect.ANTHROPIC),
+        ("/v1/models", False, Dialect.OPENAI),
+        ("/v1/models/x/y", True, Dialect.ANTHROPIC),
+        ("/v1/chat/completions", True, Dialect.OPENAI),
+        ("/", True, Dialect.OPENAI),
+    ],
+)
+def test_the_path_says_in_whose_words_to_answer(path: str, names_a_version: bool, dialect: Dialect) -> None:
+    assert dialect_of(path, {b"anthropic-version": b"x"} if names_a_version else {}) is dialect

@@ -43,6 +43,23 @@ def test_unknown_fields_are_handed_on_as_they_came(payload_of: Any) -> None:
     assert [member.name for member in payload.extra_parameters.fields] == list(given)
 
 
+ABOUT_ANOTHER_SERVICE: dict[str, object] = {
+    "metadata": {"a": "b"},
+    "moderation": {"model": "m"},
+    "prompt_cache_key": "x",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "x",
+    "service_tier": "auto",
+    "store": True,
+    "user": "x",
+}
+
+
+def test_every_field_about_another_service_is_tried_below() -> None:
+    assert set(ABOUT_ANOTHER_SERVICE) == NOT_USED
+
+
 @pytest.mark.parametrize("payload_of", [chat_of, completion_of])
 @pytest.mark.parametrize(
     "fields",
@@ -50,8 +67,7 @@ def test_unknown_fields_are_handed_on_as_they_came(payload_of: Any) -> None:
         {"mirostat": None},
         {"repeat_penalty": 1.0, "repetition_penalty": 1.5},
         {"stream_options": None, "logit_bias": None},
-        *({name: "x"} for name in sorted(NOT_USED - {"metadata"})),
-        {"metadata": {"a": "b"}},
+        *({name: value} for name, value in ABOUT_ANOTHER_SERVICE.items()),
     ],
     ids=str,
 )

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gateway.json_guard import field_path, parse, parse_governed, require_strict_json
+from gateway.json_guard import field_path, parse, parse_json, require_few_members, require_strict_json
 from gateway.schemas import ChatRequest
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -95,13 +95,68 @@ def test_a_path_reads_as_a_caller_writes_it_and_leaves_union_tags_out() -> None:
     ],
 )
 def test_a_body_that_two_readers_could_read_differently_is_refused(raw: bytes) -> None:
-    parse(Governed, raw, max_depth=8)  # the negative control: elsewhere the last one counts, as in most readers
-    with pytest.raises(WeftError) as refused:
-        parse_governed(Governed, raw, max_depth=8)
-    assert refused.value.reason is Reason.MALFORMED_REQUEST
-    assert "twice" in refused.value.message
+    Governed.model_validate_json(raw)  # the negative control: the parser takes it, as most readers do
+    for read in (lambda: parse(Governed, raw, max_depth=8), lambda: parse_json(raw, max_depth=8)):
+        with pytest.raises(WeftError) as refused:
+            read()
+        assert refused.value.reason is Reason.MALFORMED_REQUEST
+        assert "twice" in refused.value.message
 
 
 def test_the_same_name_in_two_objects_is_no_second_reading() -> None:
     raw = b'{"model": "a", "token": {"model": "a", "list": [{"model": 1}, {"model": 1}]}}'
-    assert parse_governed(Governed, raw, max_depth=8).model == "a"
+    assert parse(Governed, raw, max_depth=8).model == "a"
+
+
+@pytest.mark.parametrize(
+    ("number", "field"),
+    [
+        (b"1e999", "unread"),
+        (b"-1e999", "unread"),
+        (b"[1, 2e308]", "unread[1]"),
+        (b'{"deep": 1.8e308}', "unread.deep"),
+        (b"9" * 309 + b".5", "unread"),
+    ],
+)
+def test_a_number_that_no_double_holds_is_refused_wherever_it_stands_and_named(number: bytes, field: str) -> None:
+    raw = b'{"model": "a", "unread": ' + number + b"}"
+    Governed.model_validate_json(raw)  # the negative control: it would be infinity, and no JSON when written again
+    with pytest.raises(FieldError, match="beyond the range of a double") as refused:
+        parse(Governed, raw, max_depth=8)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800"', b'"\\udc00\\ud800"', b'"a\\ud83d"', b'{"\\ud800": 1}'])
+def test_text_that_could_not_be_encoded_again_is_refused_wherever_it_stands(text: bytes) -> None:
+    raw = b'{"model": "a", "nobody reads this": ' + text + b"}"
+    json.loads(raw)  # the negative control
+    with pytest.raises(WeftError) as refused:
+        parse(Governed, raw, max_depth=8)
+    assert refused.value.reason is Reason.MALFORMED_REQUEST
+
+
+@settings(deadline=None)
+@given(JSON_VALUES)
+def test_what_is_accepted_comes_out_as_it_went_in_and_can_be_encoded_again(value: Json) -> None:
+    raw = json.dumps({"model": "a", "token": value}).encode()
+    found = parse(Governed, raw, max_depth=64)
+    assert found.token == value
+    assert json.loads(json.dumps(found.token, ensure_ascii=False).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b'{"a": 1} x', b"\xef\xbb\xbf{}", b"{'a': 1}", b'{"a": 01}', b'{"a": "\n"}']
+)
+def test_what_is_no_json_is_left_to_the_parser_which_must_refuse_it(raw: bytes) -> None:
+    assert require_strict_json(raw, 8)
+    with pytest.raises(WeftError) as refused:
+        parse_json(raw, max_depth=8)
+    assert refused.value.reason is Reason.MALFORMED_REQUEST
+
+
+def test_names_are_counted_and_colons_in_text_are_not() -> None:
+    require_few_members(b'{"a": 1, "b": {"c": 2}}', 3)
+    require_few_members(b'{"a": "::::::"}', 3)
+    with pytest.raises(WeftError, match="more than 2 names") as refused:
+        require_few_members(b'{"a": 1, "b": {"c": 2}}', 2)
+    assert refused.value.reason is Reason.REQUEST_TOO_LARGE

@@ -11,7 +11,7 @@ from runner_svc.config import ServedModel
 from weft.host.runner_sections import RunnerSection
 from weft.host.served_models import served_model
 from weft.kernel.errors import FieldError
-from weft.kernel.request import Operation
+from weft.kernel.request import TEXT_OPERATIONS, Operation
 
 WHERE = "runners.r.models.m"
 
@@ -26,9 +26,9 @@ def _served(runtime: str, **model: Any) -> ServedModel:
 def test_a_model_on_llama_cpp_python_has_one_slot_and_a_backend_that_says_what_it_can_do() -> None:
     served = _served("llama_cpp_python", path="model.gguf", embeddings=False)
     assert served.slots == 1
-    assert served.operations == {Operation.CHAT, Operation.COMPLETION}
+    assert served.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
     assert isinstance(served.make_backend(), LlamaCppPythonBackend)
-    assert _served("llama_cpp_python", path="model.gguf", slots=1).operations == frozenset(Operation)
+    assert _served("llama_cpp_python", path="model.gguf", slots=1).operations == TEXT_OPERATIONS | {Operation.TOKENIZE}
 
 
 def test_more_slots_than_one_are_refused_on_llama_cpp_python() -> None:

@@ -129,3 +129,11 @@ def test_thinking_that_is_no_truth_value_is_refused() -> None:
     with pytest.raises(FieldError) as caught:
         chat_body(_chat({"chat_template_kwargs": 1}), "", ParameterProfile(passthrough=True))
     assert caught.value.field == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(("media_type", "name"), [("audio/wav", "wav"), ("audio/mpeg", "mp3"), ("audio/ogg", "ogg")])
+def test_a_recording_has_the_name_that_the_api_has_for_its_format(media_type: str, name: str) -> None:
+    audio = chat_pb2.MediaPart(data=b"abc", media_type=media_type)
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(audio=audio)])
+    (part,) = chat_body(chat_pb2.ChatPayload(messages=[message])).body["messages"][0]["content"]
+    assert part == {"type": "input_audio", "input_audio": {"data": "YWJj", "format": name}}

@@ -41,6 +41,35 @@ def test_the_first_content_is_alone_in_its_frame_and_the_rest_is_one_frame() -> 
     assert [[event.delta.text for event in frame] for frame in frames] == [["a"], ["b", "c", ""]]
 
 
+def test_of_a_whole_answer_what_arrives_together_is_one_frame_and_its_text_one_piece() -> None:
+    progress = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 60})
+    reader = StreamReader(1, 1, whole=True)
+    (first,) = reader.read([progress, _text("a"), _text("b"), _text("c")])
+    assert [event.WhichOneof("event") for event in first] == ["progress", "delta"]
+    assert first[1].delta.text == "abc"
+    (second,) = reader.read([_text("d"), _text("e")])
+    assert [event.delta.text for event in second] == ["de"]
+    assert reader.took_token
+    (last,) = reader.read([_text("f"), _end(), _usage(100, 6), DONE])
+    assert [event.WhichOneof("event") for event in last] == ["delta", "delta", "usage", "finished"]
+    assert last[-1].finished.receipt.usage.completion_tokens == 6
+
+
+def test_pieces_of_a_whole_answer_that_are_more_than_text_are_not_put_together() -> None:
+    thought = _chunk(choices=[{"index": 0, "delta": {"reasoning_content": "r"}}])
+    likely = _chunk(
+        choices=[
+            {"index": 0, "delta": {"content": "l"}, "logprobs": {"content": [{"token": "l", "logprob": -1.0}]}},
+        ]
+    )
+    (frame,) = StreamReader(2, 2, whole=True).read(
+        [_text("a"), _text("b", 1), _text("c", 1), _text("d"), thought, likely, _text("e"), _end(), _text("f")]
+    )
+    told = [(event.delta.index, event.delta.text or event.delta.reasoning) for event in frame]
+    assert told == [(0, "a"), (1, "bc"), (0, "d"), (0, "r"), (0, "l"), (0, "e"), (0, ""), (0, "f")]
+    assert [len(event.delta.logprobs) for event in frame] == [0, 0, 0, 0, 1, 0, 0, 0]
+
+
 def test_prefill_progress_before_the_content_comes_first_in_a_frame_of_its_own() -> None:
     progress = _chunk(choices=[], prompt_progress={"total": 100, "cache": 10, "processed": 60})
     frames = StreamReader(1, 1).read([progress, _text("a")])

@@ -18,7 +18,7 @@ import signal
 
 import psutil
 
-from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2
+from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2, tokenize_pb2
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.testing.conformance.backend_loads import LoadOrderChecks
@@ -28,6 +28,7 @@ from weft.testing.conformance.backend_port import (
     Backend,
     Call,
     Engine,
+    Tokenizes,
 )
 from weft.testing.conformance.backend_steps import (
     POLL_SECONDS,
@@ -178,6 +179,22 @@ class BackendConformance(LoadOrderChecks):
         assert len(cat) == len(stocks) > 0
         assert distance(cat, same_cat) < 0.01 < distance(cat, stocks)
         assert result.usage.prompt_tokens > 0
+
+    async def test_tokens_of_a_chat_are_as_many_as_the_engine_counts_when_it_answers(self) -> None:
+        async with self._running(Engine.NORMAL) as (backend, facts):
+            asked = tokenize_pb2.TokenizePayload(chat=chat())
+            if Operation.TOKENIZE not in facts.operations:
+                assert not isinstance(backend, Tokenizes) or (
+                    await failure(backend.tokenize(asked, Call())) is Reason.UNSUPPORTED_OPERATION
+                )
+                return
+            assert isinstance(backend, Tokenizes)
+            found = await backend.tokenize(asked, Call())
+            answer = flat(await collect(backend.generate(chat(), Call())))
+            text = await backend.tokenize(tokenize_pb2.TokenizePayload(text="One two.", with_pieces=True), Call())
+        assert found.count == len(found.ids) == answer[-1].finished.receipt.usage.prompt_tokens > 0
+        assert text.count == len(text.ids) > 0
+        assert b"".join(text.pieces) == b"One two."
 
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, usage_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, tokenize_pb2, usage_pb2
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -214,3 +214,13 @@ class Call:
     on_prefill: Callable[[], None] = _nothing
     cache: CacheUse = field(default_factory=CacheUse)
     answer_by: float | None = None
+    whole: bool = False
+
+
+@runtime_checkable
+class Tokenizes(Protocol):
+    """A backend that counts tokens as it would read them."""
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: Any) -> tokenize_pb2.TokenizeResult:
+        """The tokens of a text or of a conversation."""
+        ...

@@ -33,6 +33,11 @@ class ServerSettings:
     """Shared by all slots."""
     model_path: str = "fake.gguf"
     embeddings: bool = False
+    reranking: bool = False
+    offers: frozenset[str] = frozenset()
+    """Of `image`, `transcription` and `speech`."""
+    speaks_vllm: bool = False
+    """Whether /tokenize takes and gives what vLLM's does."""
     slot_save_path: str = ""
     """Empty: slots cannot be erased."""
     die_with_parent: bool = False
@@ -72,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
     parser.add_argument("--threads", "-t", type=int, default=1, help="not used")
     parser.add_argument("--embeddings", "--embedding", action="store_true")
+    parser.add_argument("--reranking", "--rerank", action="store_true")
+    parser.add_argument("--offers", type=_words, default=frozenset(), help="image,transcription,speech")
+    parser.add_argument("--speaks-vllm", action="store_true", help="/tokenize as vLLM has it")
     parser.add_argument("--slot-save-path", default="", help="not used, but without it slots cannot be erased")
     parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
     parser.add_argument("--take-device-memory", type=int, default=0, help="bytes of weft.testing.fake_nvml's cards")
@@ -95,6 +103,9 @@ def _settings(values: argparse.Namespace) -> ServerSettings:
         context_tokens=values.ctx_size or DEFAULT_CONTEXT_TOKENS,
         model_path=values.model,
         embeddings=values.embeddings,
+        reranking=values.reranking,
+        offers=values.offers,
+        speaks_vllm=values.speaks_vllm,
         slot_save_path=values.slot_save_path,
         die_with_parent=values.die_with_parent,
         take_device_memory=values.take_device_memory,
@@ -108,6 +119,10 @@ def _switches(values: argparse.Namespace) -> dict[str, Any]:
         if switches[name] is not None:
             switches[name] = msgspec.json.decode(switches[name])
     return {name: value for name, value in switches.items() if value is not None}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
 
 
 def _proportions(text: str) -> tuple[float, ...]:

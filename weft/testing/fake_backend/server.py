@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from weft.testing.fake_backend import model_calls, status_pages
 from weft.testing.fake_backend import openai_shapes as shapes
-from weft.testing.fake_backend import status_pages
 from weft.testing.fake_backend.arguments import ServerSettings
 from weft.testing.fake_backend.behaviour import Behaviour, Control
 from weft.testing.fake_backend.embeddings import embeddings_body, too_long
 from weft.testing.fake_backend.generation import Generation
+from weft.testing.fake_backend.media_routes import MediaRoutes
 from weft.testing.fake_backend.process_faults import ProcessFaults
 from weft.testing.fake_backend.requests import (
     MAX_CHOICES,
@@ -23,7 +24,6 @@ from weft.testing.fake_backend.requests import (
     parse_chat,
     parse_completion,
     prompt_list,
-    words,
 )
 from weft.testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
 from weft.testing.fake_backend.slots import SlotPool
@@ -73,6 +73,10 @@ class FakeServer:
         app.router.add_post("/v1/chat/completions", self._guarded(self._counted(self._chat)))
         app.router.add_post("/v1/completions", self._guarded(self._counted(self._completion)))
         app.router.add_post("/v1/embeddings", self._guarded(self._counted(self._embed)))
+        app.router.add_post("/apply-template", self._guarded(self._apply_template))
+        for path in ("/rerank", "/v1/rerank"):
+            app.router.add_post(path, self._guarded(self._counted(self._rerank)))
+        MediaRoutes(self._settings, self._control).add(app, self._guarded)
         # Open even with an API key: a runner starts the fake with a random one that tests do not know.
         app.router.add_get("/fake/behaviour", self._get_behaviour)
         app.router.add_post("/fake/behaviour", self._set_behaviour)
@@ -205,14 +209,17 @@ class FakeServer:
         raise RequestError(404, "not_found_error", "File Not Found")
 
     async def _tokenize(self, http: web.Request) -> web.StreamResponse:
-        body = _decoded(await http.read())
-        if not isinstance(body, dict):
-            raise bad_request("the body must be a JSON object")
-        pieces = words(str(body.get("content", "")))
-        tokens: list[Any] = [shapes.token_id(piece) for piece in pieces]
-        if body.get("with_pieces") is True:
-            tokens = [{"id": number, "piece": piece} for number, piece in zip(tokens, pieces, strict=True)]
-        return json_response(shapes.encode({"tokens": tokens}))
+        return json_response(model_calls.tokens_body(_decoded(await http.read()), self._settings))
+
+    async def _apply_template(self, http: web.Request) -> web.StreamResponse:
+        return json_response(model_calls.template_body(_decoded(await http.read()), self._settings.alias))
+
+    async def _rerank(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        del http, behaviour, outcome
+        answer, tokens = model_calls.rerank_body(body, self._settings)
+        async with self._pool.hold(1, [], use_cache=False):
+            self._ledger.state.prompt_tokens += tokens
+        return json_response(answer)
 
     async def _get_behaviour(self, http: web.Request) -> web.StreamResponse:
         del http

@@ -66,7 +66,8 @@ class InferenceEvent(google.protobuf.message.Message):
     one end: `finished` and an OK status, or a non-OK status with one ErrorInfo. A stream that just ends is a fault.
 
     Events travel in frames (`repeated InferenceEvent`): whatever has arrived since the last write is one frame, and the
-    first content is always alone in its frame and sent at once.
+    first content is always alone in its frame and sent at once. Only where nobody reads the answer before it is complete
+    (ServeOptions.whole), what arrived with the first content is in its frame, too.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

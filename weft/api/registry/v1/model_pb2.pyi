@@ -35,6 +35,16 @@ class _ModelOperationEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     """Text completions."""
     MODEL_OPERATION_EMBEDDING: _ModelOperation.ValueType  # 3
     """Embeddings."""
+    MODEL_OPERATION_RERANK: _ModelOperation.ValueType  # 4
+    """Scores of documents for a query."""
+    MODEL_OPERATION_TOKENIZE: _ModelOperation.ValueType  # 5
+    """Tokens of a text or of a conversation."""
+    MODEL_OPERATION_IMAGE: _ModelOperation.ValueType  # 6
+    """Images."""
+    MODEL_OPERATION_TRANSCRIPTION: _ModelOperation.ValueType  # 7
+    """Words of a recording."""
+    MODEL_OPERATION_SPEECH: _ModelOperation.ValueType  # 8
+    """Spoken words."""
 
 class ModelOperation(_ModelOperation, metaclass=_ModelOperationEnumTypeWrapper):
     """Operation kinds a model can be asked for."""
@@ -47,6 +57,16 @@ MODEL_OPERATION_COMPLETION: ModelOperation.ValueType  # 2
 """Text completions."""
 MODEL_OPERATION_EMBEDDING: ModelOperation.ValueType  # 3
 """Embeddings."""
+MODEL_OPERATION_RERANK: ModelOperation.ValueType  # 4
+"""Scores of documents for a query."""
+MODEL_OPERATION_TOKENIZE: ModelOperation.ValueType  # 5
+"""Tokens of a text or of a conversation."""
+MODEL_OPERATION_IMAGE: ModelOperation.ValueType  # 6
+"""Images."""
+MODEL_OPERATION_TRANSCRIPTION: ModelOperation.ValueType  # 7
+"""Words of a recording."""
+MODEL_OPERATION_SPEECH: ModelOperation.ValueType  # 8
+"""Spoken words."""
 global___ModelOperation = ModelOperation
 
 class _ModelSkill:

@@ -10,13 +10,17 @@ import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
+import weft.api.common.v1.audio_pb2
 import weft.api.common.v1.cache_mode_pb2
 import weft.api.common.v1.chat_pb2
 import weft.api.common.v1.completion_pb2
 import weft.api.common.v1.embedding_pb2
 import weft.api.common.v1.event_pb2
+import weft.api.common.v1.image_pb2
 import weft.api.common.v1.priority_pb2
 import weft.api.common.v1.receipt_pb2
+import weft.api.common.v1.rerank_pb2
+import weft.api.common.v1.tokenize_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -228,3 +232,295 @@ class EmbedResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["embeddings", b"embeddings", "receipt", b"receipt"]) -> None: ...
 
 global___EmbedResponse = EmbedResponse
+
+@typing.final
+class RerankRequest(google.protobuf.message.Message):
+    """RerankRequest is a reranking to run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.rerank_pb2.RerankPayload:
+        """What to compare."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.rerank_pb2.RerankPayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___RerankRequest = RerankRequest
+
+@typing.final
+class RerankResponse(google.protobuf.message.Message):
+    """RerankResponse is the scores."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    @property
+    def scores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.rerank_pb2.RerankScore]:
+        """The scores, the best first."""
+
+    @property
+    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
+        """What happened."""
+
+    def __init__(
+        self,
+        *,
+        scores: collections.abc.Iterable[weft.api.common.v1.rerank_pb2.RerankScore] | None = ...,
+        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["receipt", b"receipt", "scores", b"scores"]) -> None: ...
+
+global___RerankResponse = RerankResponse
+
+@typing.final
+class TokenizeRequest(google.protobuf.message.Message):
+    """TokenizeRequest is a tokenization to run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.tokenize_pb2.TokenizePayload:
+        """What to tokenize."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.tokenize_pb2.TokenizePayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___TokenizeRequest = TokenizeRequest
+
+@typing.final
+class TokenizeResponse(google.protobuf.message.Message):
+    """TokenizeResponse is the tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    @property
+    def result(self) -> weft.api.common.v1.tokenize_pb2.TokenizeResult:
+        """The tokens."""
+
+    @property
+    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
+        """What happened."""
+
+    def __init__(
+        self,
+        *,
+        result: weft.api.common.v1.tokenize_pb2.TokenizeResult | None = ...,
+        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["receipt", b"receipt", "result", b"result"]) -> None: ...
+
+global___TokenizeResponse = TokenizeResponse
+
+@typing.final
+class GenerateImagesRequest(google.protobuf.message.Message):
+    """GenerateImagesRequest is a making of images to run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.image_pb2.ImagePayload:
+        """What to show."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.image_pb2.ImagePayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___GenerateImagesRequest = GenerateImagesRequest
+
+@typing.final
+class GenerateImagesResponse(google.protobuf.message.Message):
+    """GenerateImagesResponse is the images."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IMAGES_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    @property
+    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.image_pb2.GeneratedImage]:
+        """The images."""
+
+    @property
+    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
+        """What happened."""
+
+    def __init__(
+        self,
+        *,
+        images: collections.abc.Iterable[weft.api.common.v1.image_pb2.GeneratedImage] | None = ...,
+        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["images", b"images", "receipt", b"receipt"]) -> None: ...
+
+global___GenerateImagesResponse = GenerateImagesResponse
+
+@typing.final
+class TranscribeRequest(google.protobuf.message.Message):
+    """TranscribeRequest is a transcription to run."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.audio_pb2.TranscriptionPayload:
+        """The recording."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.audio_pb2.TranscriptionPayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___TranscribeRequest = TranscribeRequest
+
+@typing.final
+class TranscribeResponse(google.protobuf.message.Message):
+    """TranscribeResponse is the words."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSCRIPTION_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    @property
+    def transcription(self) -> weft.api.common.v1.audio_pb2.Transcription:
+        """The words."""
+
+    @property
+    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
+        """What happened."""
+
+    def __init__(
+        self,
+        *,
+        transcription: weft.api.common.v1.audio_pb2.Transcription | None = ...,
+        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt", "transcription", b"transcription"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["receipt", b"receipt", "transcription", b"transcription"]) -> None: ...
+
+global___TranscribeResponse = TranscribeResponse
+
+@typing.final
+class SpeakRequest(google.protobuf.message.Message):
+    """SpeakRequest is a recording to make."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    model: builtins.str
+    """A model or a pool, by name, or "route/" and the name of a route."""
+    @property
+    def payload(self) -> weft.api.common.v1.audio_pb2.SpeechPayload:
+        """What to say."""
+
+    @property
+    def options(self) -> global___RequestOptions:
+        """How to handle it."""
+
+    def __init__(
+        self,
+        *,
+        model: builtins.str = ...,
+        payload: weft.api.common.v1.audio_pb2.SpeechPayload | None = ...,
+        options: global___RequestOptions | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options", "payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "options", b"options", "payload", b"payload"]) -> None: ...
+
+global___SpeakRequest = SpeakRequest
+
+@typing.final
+class SpeakResponse(google.protobuf.message.Message):
+    """SpeakResponse is a piece of the recording."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: builtins.int
+    RECEIPT_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """Bytes that continue it."""
+    media_type: builtins.str
+    """Its media type, in the first message."""
+    @property
+    def receipt(self) -> weft.api.common.v1.receipt_pb2.Receipt:
+        """What happened, in the last message."""
+
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        media_type: builtins.str = ...,
+        receipt: weft.api.common.v1.receipt_pb2.Receipt | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["receipt", b"receipt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "media_type", b"media_type", "receipt", b"receipt"]) -> None: ...
+
+global___SpeakResponse = SpeakResponse

@@ -54,6 +54,31 @@ class InferenceServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Rerank = channel.unary_unary(
+                '/weft.api.router.v1.InferenceService/Rerank',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.RerankRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.RerankResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/weft.api.router.v1.InferenceService/Tokenize',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.GenerateImages = channel.unary_unary(
+                '/weft.api.router.v1.InferenceService/GenerateImages',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.GenerateImagesRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.GenerateImagesResponse.FromString,
+                _registered_method=True)
+        self.Transcribe = channel.unary_unary(
+                '/weft.api.router.v1.InferenceService/Transcribe',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeResponse.FromString,
+                _registered_method=True)
+        self.Speak = channel.unary_stream(
+                '/weft.api.router.v1.InferenceService/Speak',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -85,6 +110,41 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rerank(self, request, context):
+        """Rerank says how well documents answer a query, the best first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateImages(self, request, context):
+        """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transcribe(self, request, context):
+        """Transcribe returns the words of a recording.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Speak(self, request, context):
+        """Speak streams spoken words.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -102,6 +162,31 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.EmbedRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Rerank': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rerank,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.RerankRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.RerankResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TokenizeRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'GenerateImages': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateImages,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.GenerateImagesRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.GenerateImagesResponse.SerializeToString,
+            ),
+            'Transcribe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transcribe,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeResponse.SerializeToString,
+            ),
+            'Speak': grpc.unary_stream_rpc_method_handler(
+                    servicer.Speak,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,6 +275,141 @@ class InferenceService(object):
             '/weft.api.router.v1.InferenceService/Embed',
             weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.EmbedRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rerank(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/Rerank',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.RerankRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.RerankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/Tokenize',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TokenizeRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateImages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/GenerateImages',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.GenerateImagesRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.GenerateImagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transcribe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/Transcribe',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.TranscribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Speak(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.api.router.v1.InferenceService/Speak',
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_inference__service__pb2.SpeakResponse.FromString,
             options,
             channel_credentials,
             insecure,

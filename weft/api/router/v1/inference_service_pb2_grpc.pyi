@@ -44,6 +44,36 @@ class InferenceServiceStub:
     ]
     """Embed returns vectors."""
 
+    Rerank: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.RerankRequest,
+        weft.api.router.v1.inference_service_pb2.RerankResponse,
+    ]
+    """Rerank says how well documents answer a query, the best first."""
+
+    Tokenize: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.TokenizeRequest,
+        weft.api.router.v1.inference_service_pb2.TokenizeResponse,
+    ]
+    """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them."""
+
+    GenerateImages: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.GenerateImagesRequest,
+        weft.api.router.v1.inference_service_pb2.GenerateImagesResponse,
+    ]
+    """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two."""
+
+    Transcribe: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.TranscribeRequest,
+        weft.api.router.v1.inference_service_pb2.TranscribeResponse,
+    ]
+    """Transcribe returns the words of a recording."""
+
+    Speak: grpc.UnaryStreamMultiCallable[
+        weft.api.router.v1.inference_service_pb2.SpeakRequest,
+        weft.api.router.v1.inference_service_pb2.SpeakResponse,
+    ]
+    """Speak streams spoken words."""
+
 class InferenceServiceAsyncStub:
     """InferenceService is the public gRPC surface: one address over every model of the mesh.
 
@@ -69,6 +99,36 @@ class InferenceServiceAsyncStub:
         weft.api.router.v1.inference_service_pb2.EmbedResponse,
     ]
     """Embed returns vectors."""
+
+    Rerank: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.RerankRequest,
+        weft.api.router.v1.inference_service_pb2.RerankResponse,
+    ]
+    """Rerank says how well documents answer a query, the best first."""
+
+    Tokenize: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.TokenizeRequest,
+        weft.api.router.v1.inference_service_pb2.TokenizeResponse,
+    ]
+    """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them."""
+
+    GenerateImages: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.GenerateImagesRequest,
+        weft.api.router.v1.inference_service_pb2.GenerateImagesResponse,
+    ]
+    """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two."""
+
+    Transcribe: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.inference_service_pb2.TranscribeRequest,
+        weft.api.router.v1.inference_service_pb2.TranscribeResponse,
+    ]
+    """Transcribe returns the words of a recording."""
+
+    Speak: grpc.aio.UnaryStreamMultiCallable[
+        weft.api.router.v1.inference_service_pb2.SpeakRequest,
+        weft.api.router.v1.inference_service_pb2.SpeakResponse,
+    ]
+    """Speak streams spoken words."""
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
     """InferenceService is the public gRPC surface: one address over every model of the mesh.
@@ -101,5 +161,45 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.inference_service_pb2.EmbedResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.EmbedResponse]]:
         """Embed returns vectors."""
+
+    @abc.abstractmethod
+    def Rerank(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.RerankRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.inference_service_pb2.RerankResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.RerankResponse]]:
+        """Rerank says how well documents answer a query, the best first."""
+
+    @abc.abstractmethod
+    def Tokenize(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.inference_service_pb2.TokenizeResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.TokenizeResponse]]:
+        """Tokenize returns the tokens of a text or of a conversation, as the model that would answer counts them."""
+
+    @abc.abstractmethod
+    def GenerateImages(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.GenerateImagesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.inference_service_pb2.GenerateImagesResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.GenerateImagesResponse]]:
+        """GenerateImages makes images. UNIMPLEMENTED / UNSUPPORTED_OPERATION where no runner offers it; so with the next two."""
+
+    @abc.abstractmethod
+    def Transcribe(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.TranscribeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.inference_service_pb2.TranscribeResponse, collections.abc.Awaitable[weft.api.router.v1.inference_service_pb2.TranscribeResponse]]:
+        """Transcribe returns the words of a recording."""
+
+    @abc.abstractmethod
+    def Speak(
+        self,
+        request: weft.api.router.v1.inference_service_pb2.SpeakRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[weft.api.router.v1.inference_service_pb2.SpeakResponse], collections.abc.AsyncIterator[weft.api.router.v1.inference_service_pb2.SpeakResponse]]:
+        """Speak streams spoken words."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

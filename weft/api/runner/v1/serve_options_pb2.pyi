@@ -23,12 +23,17 @@ class ServeOptions(google.protobuf.message.Message):
     CACHE_TAG_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    WHOLE_FIELD_NUMBER: builtins.int
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
     """Cached prefixes are shared only among requests of one tenant with the same tag; at most 64 characters."""
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The band it waited in: an idle model gives its memory up to no request of a lower one."""
+    whole: builtins.bool
+    """Whether nobody reads the answer before it is complete. What follows its first content may then come in few, large
+    frames; effects, warnings, progress and the first content are told as they happen.
+    """
     @property
     def keep_alive(self) -> google.protobuf.duration_pb2.Duration:
         """How long the model stays loaded after this request. Negative: until it is unloaded. Zero: it is unloaded when nobody
@@ -42,8 +47,9 @@ class ServeOptions(google.protobuf.message.Message):
         cache_tag: builtins.str = ...,
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
+        whole: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "keep_alive", b"keep_alive", "priority", b"priority"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "keep_alive", b"keep_alive", "priority", b"priority", "whole", b"whole"]) -> None: ...
 
 global___ServeOptions = ServeOptions

@@ -33,6 +33,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.tls_channel import ChannelSecurity
 
 if TYPE_CHECKING:
     from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
@@ -229,12 +230,14 @@ def _errors_of_the_runner() -> Any:
 
 
 @asynccontextmanager
-async def attach(registry_target: str, runner: str, model: str | None = None) -> AsyncIterator[RunnerUnderTest]:
+async def attach(
+    registry_target: str, runner: str, model: str | None = None, security: ChannelSecurity | None = None
+) -> AsyncIterator[RunnerUnderTest]:
     """The runner of this name or address in the mesh of a registry, which knows the key that its tickets need.
 
-    Raises NOT_FOUND for a runner or model that the mesh does not know.
+    `security` is for a mesh on other machines. Raises NOT_FOUND for a runner or model that the mesh does not know.
     """
-    async with open_channel(registry_target) as registry:
+    async with open_channel(registry_target, security) as registry:
         watcher = FleetWatcher(registry, SystemClock(), include_ticket_keys=True)
         await watcher.start()
         try:
@@ -245,7 +248,7 @@ async def attach(registry_target: str, runner: str, model: str | None = None) ->
             await watcher.stop()
         found = _find(watcher.view, runner)
         chosen = _choose_model(watcher.view, found, model)
-        async with open_channel(found.address) as channel:
+        async with open_channel(found.address, security) as channel:
             operations = frozenset(operation.value for operation in watcher.view.models[chosen].operations)
             yield RunnerUnderTest(found, chosen, operations, channel)
 

@@ -1,0 +1,73 @@
+"""How many connections are open, all in all and per address, and how many there may be."""
+
+import ipaddress
+import resource
+from collections import Counter
+from dataclasses import replace
+
+import structlog
+
+from gateway.config import ConnectionLimits
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+_NETWORK_BITS = 64
+"""Of an IPv6 address: what a household or a host is given, so one of them is no more than one."""
+
+log = structlog.get_logger("weft.gateway")
+
+
+class ConnectionCounts:
+    """Of one server. Whoever admits an address releases it."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._by_origin: Counter[str] = Counter()
+        self._total = 0
+
+    def admit(self, address: str) -> WeftError | None:
+        """Count a connection; why it has to end at once, or None. `address`: the peer's, empty for a Unix socket."""
+        self._total += 1
+        origin = _origin(address)
+        if origin:
+            self._by_origin[origin] += 1
+        if self._total > self._limits.max_connections:
+            return WeftError(Reason.QUEUE_FULL, "too many connections")
+        if self._by_origin[origin] > self._limits.max_connections_per_address:
+            return WeftError(Reason.TOO_MANY_RESOURCES, "too many connections from this address")
+        return None
+
+    def release(self, address: str) -> None:
+        """Forget a connection that was counted."""
+        self._total -= 1
+        origin = _origin(address)
+        if origin:
+            self._by_origin[origin] -= 1
+            if not self._by_origin[origin]:
+                del self._by_origin[origin]
+
+
+def _origin(address: str) -> str:
+    """Who an address counts as; empty for those that are not counted one by one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return "" if found.is_loopback else str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
+        found = found.ipv4_mapped
+    return "" if found.is_loopback else str(found)
+
+
+def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """The limits, with no more connections than half of the files that this process may have open.
+
+    The other half is for its own: channels, logs, databases. Without it, accepting fails for everybody.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or limits.max_connections <= soft // 2:
+        return limits
+    room = max(1, soft // 2)
+    log.warning("fewer connections than configured", configured=limits.max_connections, most=room, open_files=soft)
+    return replace(limits, max_connections=room)

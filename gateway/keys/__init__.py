@@ -1,0 +1,1 @@
+"""`/api/v1/keys`: API keys, for callers who show one that may manage them."""

@@ -1,0 +1,253 @@
+"""Fetches the media that requests name, from hosts the operator allows, and from nowhere else.
+
+The name is looked up once, every address it has must be a public one, and the connection is made to those: the socket
+is opened here, after one more look at the very address it will connect to. No redirects, no proxies, no cookies, no
+credentials, no compression; the certificate must be that of the name.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
+from gateway.media.config import MediaConfig
+from gateway.media.content import fetched_image
+from gateway.media.port import MediaAddress, MediaFile, MediaSource, NoMediaSource
+from gateway.media.request_media import too_large
+from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from aiohttp.typedefs import LooseHeaders
+
+AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
+"""As `socket.getaddrinfo` has them; the last entry begins with the address."""
+
+MAX_RESOLVED = 16
+"""Addresses of one name."""
+_CHUNK_BYTES = 64 * 1024
+_MAX_LINE_BYTES = 8 * 1024
+_MAX_HEADERS = 64
+_HEADERS: "LooseHeaders" = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "weft"}
+
+
+class ForbiddenAddressError(Exception):
+    """A name leads to an address that is not public. No OSError: the client would take it for one of the network."""
+
+
+async def look_up(host: str, port: int) -> list[AddressInfo]:
+    """The addresses of a name, from the system's resolver. Raises OSError."""
+    return list(await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+
+def open_socket(info: AddressInfo) -> socket.socket:
+    """A socket that can be connected to this address."""
+    return socket.socket(info[0], info[1], info[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The way out; tests put their own in its place. Everything is checked on this side of it."""
+
+    look_up: Callable[[str, int], Awaitable[list[AddressInfo]]] = look_up
+    open_socket: Callable[[AddressInfo], socket.socket] = open_socket
+    tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
+
+
+def media_source(config: MediaConfig, clock: Clock) -> MediaSource:
+    """A fetcher, where the operator allows any host; else one that refuses."""
+    return MediaFetcher(config, clock=clock) if config.allowed_hosts else NoMediaSource()
+
+
+class MediaFetcher:
+    """Satisfies `gateway.media.port.MediaSource`. Holds no connection between two requests."""
+
+    def __init__(self, config: MediaConfig, *, clock: Clock | None = None, network: Network | None = None) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._network = network or Network()
+        self._turns = asyncio.Semaphore(config.max_concurrent_fetches)
+
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+        """See MediaSource.fetch."""
+        # One after the other: the sum of their bytes is bounded, and no request takes all the turns.
+        files: dict[str, MediaFile] = {}
+        left = self._config.max_total_bytes
+        under_way = addresses[0] if addresses else None
+        try:
+            async with asyncio.timeout(self._config.total_timeout_seconds):
+                for address in addresses:
+                    under_way = address
+                    files[address.url] = await self._file(address, left)
+                    left -= len(files[address.url].data)
+        except TimeoutError:
+            assert under_way is not None
+            raise self._too_slow(under_way.field) from None
+        return files
+
+    async def _file(self, address: MediaAddress, left: int) -> MediaFile:
+        url = require_allowed(address.url, address.field, self._config)
+        async with self._turn():
+            try:
+                data, content_type = await self._download(url, address.field, left)
+            except ForbiddenAddressError:
+                raise invalid_field(address.field, "names a host whose address is not public") from None
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                raise invalid_field(address.field, f"could not be fetched: {_told(error)}") from None
+        return fetched_image(data, content_type, address.field, self._config)
+
+    @asynccontextmanager
+    async def _turn(self) -> "AsyncGenerator[None]":
+        try:
+            async with asyncio.timeout(self._config.total_timeout_seconds / 2):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                "too many files are being fetched (gateway.media.max_concurrent_fetches)",
+                retry_after_seconds=1,
+            ) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _download(self, url: MediaUrl, field_name: str, left: int) -> tuple[bytes, str]:
+        config = self._config
+        timeout = aiohttp.ClientTimeout(total=None, connect=config.connect_timeout_seconds)
+        connector = aiohttp.TCPConnector(
+            resolver=_CheckingResolver(self._network),
+            socket_factory=self._checked_socket,
+            use_dns_cache=False,
+            force_close=True,
+            ssl=self._network.tls,
+        )
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+                timeout=timeout,
+                max_line_size=_MAX_LINE_BYTES,
+                max_field_size=_MAX_LINE_BYTES,
+                max_headers=_MAX_HEADERS,
+                read_bufsize=_CHUNK_BYTES,
+            ) as session,
+            session.get(_built(url), headers=_HEADERS, allow_redirects=False) as response,
+        ):
+            _require_plain(response, field_name)
+            return await self._body(response, field_name, left), response.headers.get("Content-Type", "")
+
+    async def _body(self, response: aiohttp.ClientResponse, field_name: str, left: int) -> bytes:
+        length = response.content_length
+        if length is not None:
+            self._require_fits(length, field_name, left)
+        pieces: list[bytes] = []
+        size, began = 0, self._clock.monotonic()
+        async for piece in response.content.iter_any():
+            size += len(piece)
+            self._require_fits(size, field_name, left)
+            pieces.append(piece)
+            seconds = self._clock.monotonic() - began
+            if seconds > self._config.slow_start_seconds and size < seconds * self._config.min_bytes_per_second:
+                raise self._too_slow(field_name)
+        if length is not None and size != length:
+            raise invalid_field(field_name, "could not be fetched: its host sent less than it announced")
+        return b"".join(pieces)
+
+    def _require_fits(self, size: int, field_name: str, left: int) -> None:
+        if size > self._config.max_bytes:
+            raise too_large(field_name, self._config.max_bytes)
+        if size > left:
+            raise FieldError(
+                field_name,
+                f"makes the files of this request larger than {self._config.max_total_bytes} bytes "
+                "(gateway.media.max_total_bytes)",
+                Reason.REQUEST_TOO_LARGE,
+            )
+
+    def _checked_socket(self, info: AddressInfo) -> socket.socket:
+        _require_public(str(info[4][0]))
+        return self._network.open_socket(info)
+
+    def _too_slow(self, field_name: str) -> FieldError:
+        return invalid_field(
+            field_name,
+            f"could not be fetched within {self._config.total_timeout_seconds:g} seconds at "
+            f"{self._config.min_bytes_per_second} bytes per second (gateway.media)",
+        )
+
+
+class _CheckingResolver(AbstractResolver):
+    """Looks a name up once and hands on nothing but public addresses; one that is not spoils the name."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The addresses as text, so that nobody looks them up again."""
+        found: list[ResolveResult] = []
+        for kind, _, protocol, _, where in (await self._network.look_up(host, port))[:MAX_RESOLVED]:
+            if family not in {socket.AF_UNSPEC, kind}:
+                continue
+            address = str(where[0])
+            _require_public(address)
+            result = ResolveResult(
+                hostname=host, host=address, port=port, family=int(kind), proto=protocol, flags=socket.AI_NUMERICHOST
+            )
+            if result not in found:
+                found.append(result)
+        if not found:
+            raise OSError("no address")
+        return found
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _require_public(address: str) -> None:
+    if address_refusal(address) is not None:
+        raise ForbiddenAddressError
+
+
+def _built(url: MediaUrl) -> URL:
+    """For the client, which must not read the text again: every part as it was checked."""
+    return URL(f"{url.scheme}://{url.host}:{url.port}{url.target}", encoded=True)
+
+
+def _require_plain(response: aiohttp.ClientResponse, field_name: str) -> None:
+    if 300 <= response.status < 400:
+        raise invalid_field(field_name, "could not be fetched: it redirects elsewhere, which is not followed")
+    if response.status != 200:
+        raise invalid_field(field_name, f"could not be fetched: its host answered {response.status}")
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise invalid_field(field_name, "could not be fetched: its host sent it compressed, unasked")
+
+
+def _told(error: Exception) -> str:
+    """Why, without what the mesh's own network or resolver says of itself."""
+    match error:
+        case aiohttp.ConnectionTimeoutError():
+            return "its host was not reached in time"
+        case aiohttp.ClientConnectorCertificateError():
+            return "the certificate of its host is not valid"
+        case aiohttp.ClientConnectorError() | aiohttp.ClientSSLError():
+            return "its host was not reached"
+        case aiohttp.ClientPayloadError():
+            return "its host sent less than it announced"
+        case _:
+            return "its host did not answer as a web server does"

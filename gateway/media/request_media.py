@@ -1,0 +1,104 @@
+"""The media of one request: bytes in it are checked at once, addresses noted and fetched before it is dispatched.
+
+Translation is synchronous: `RequestMedia.image` gives a part that stands for the address, and `supply` puts the bytes
+in its place. It is awaited where the answer is produced (`gateway.generation.Work`), so that a caller who hangs up ends
+the fetch, and a stream has its status line and its keepalive comments meanwhile.
+"""
+
+import base64
+import binascii
+import re
+
+from gateway.media.addresses import require_allowed
+from gateway.media.config import MediaConfig
+from gateway.media.content import checked_audio, checked_image
+from gateway.media.port import MediaAddress, MediaSource
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.reasons import Reason
+
+_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
+# Stands in a payload for bytes that are not fetched yet, which hold the address. No engine knows such a type.
+_ADDRESS_TYPE = "x-weft/address"
+
+
+class RequestMedia:
+    """Collects the addresses of one request. One request, one of these."""
+
+    def __init__(self, config: MediaConfig, *, allow_remote: bool | None = None) -> None:
+        """`allow_remote`: as the request says; False refuses addresses, which would tell another host of it."""
+        self._config = config
+        self._allow_remote = allow_remote
+        self._addresses: dict[str, MediaAddress] = {}
+
+    @property
+    def addresses(self) -> tuple[MediaAddress, ...]:
+        """What is to be fetched, each address once."""
+        return tuple(self._addresses.values())
+
+    def image(self, url: str, field: str, *, detail: str = "") -> chat_pb2.MediaPart:
+        """The image of a data: URL, or a part that `supply` fills. Raises INVALID_ARGUMENT naming `field`."""
+        prefix = _DATA_URL.match(url)
+        if prefix is not None:
+            part = self.encoded_image(url[prefix.end() :], prefix.group(1), field)
+            part.detail = detail
+            return part
+        if url[:5].lower() == "data:":
+            raise invalid_field(field, "must be a data: URL such as data:image/png;base64,...")
+        self._note(url, field)
+        return chat_pb2.MediaPart(data=url.encode(), media_type=_ADDRESS_TYPE, detail=detail)
+
+    def encoded_image(self, data: str, media_type: str, field: str) -> chat_pb2.MediaPart:
+        """An image in base64. Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field`."""
+        file = checked_image(self._decoded(data, field), media_type, field, self._config)
+        return chat_pb2.MediaPart(data=file.data, media_type=file.media_type)
+
+    def encoded_audio(self, data: str, audio_format: str, field: str) -> chat_pb2.MediaPart:
+        """A recording in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
+        file = checked_audio(self._decoded(data, field), audio_format, field, self._config)
+        return chat_pb2.MediaPart(data=file.data, media_type=file.media_type)
+
+    def _note(self, url: str, field: str) -> None:
+        require_allowed(url, field, self._config)
+        if self._allow_remote is False:
+            raise invalid_field(field, "is an address off the premises, which 'allow_remote': false forbids")
+        if url in self._addresses:
+            return
+        if len(self._addresses) == self._config.max_files:
+            raise invalid_field(field, f"is one address too many: at most {self._config.max_files} in one request")
+        self._addresses[url] = MediaAddress(url=url, field=field)
+
+    def _decoded(self, text: str, field: str) -> bytes:
+        limit = self._config.max_bytes
+        if len(text) > limit // 3 * 4 + 4:
+            raise too_large(field, limit)
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise invalid_field(field, "must be base64 without white space") from None
+        if not data:
+            raise invalid_field(field, "must not be empty")
+        if len(data) > limit:
+            raise too_large(field, limit)
+        return data
+
+
+def too_large(field: str, max_bytes: int) -> FieldError:
+    """The refusal of a file above `max_bytes`."""
+    return FieldError(field, f"is larger than {max_bytes} bytes (gateway.media.max_bytes)", Reason.REQUEST_TOO_LARGE)
+
+
+async def supply(payload: chat_pb2.ChatPayload, media: RequestMedia, source: MediaSource) -> None:
+    """Fetch every address that `media` has noted and put the bytes where they belong in `payload`.
+
+    Raises as `MediaSource.fetch`; `payload` is then as it was.
+    """
+    if not media.addresses:
+        return
+    files = await source.fetch(media.addresses)
+    for message in payload.messages:
+        for part in message.content:
+            if part.WhichOneof("kind") == "image" and part.image.media_type == _ADDRESS_TYPE:
+                file = files[part.image.data.decode()]
+                part.image.data = file.data
+                part.image.media_type = file.media_type

@@ -1,0 +1,195 @@
+"""What came before a response: the chain it continues, and items that its input names by their ids."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.errors import DetailedError
+from gateway.json_guard import member_count
+from gateway.schemas.responses_items import MAX_ID_CHARS, InputItem, Items
+from gateway.translate.responses import Conversation
+from gateway.translate.responses_ids import input_item_id, response_of
+from gateway.translate.responses_input import MAX_CALL_NAME_CHARS
+from weft.dispatch.stored_responses import ResponseStore, StoredResponse
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import is_token
+from weft.kernel.reasons import Reason
+
+MAX_REFERENCED_RESPONSES = 256
+"""Responses whose items one input may name."""
+MAX_REFERENCED_BYTES = 48 * 1024 * 1024
+"""Of those responses, with their input: as much as a conversation has by default (`router.responses`)."""
+
+MAX_MEMBERS = 200_000
+"""As `max_json_members` of a body, by default."""
+
+_items = TypeAdapter(Items)
+_READABLE = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_REFERENCE = "item_reference"
+
+
+async def conversation_of(
+    store: ResponseStore | None,
+    tenant: str,
+    items: Sequence[InputItem],
+    previous_id: str | None,
+    *,
+    max_members: int = MAX_MEMBERS,
+) -> Conversation:
+    """The whole conversation that a request continues.
+
+    `max_members`: names in the JSON of all that is read for it: a short request must not hold the gateway up for longer
+    than a long one can. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to what is
+    not kept, or what has too many names, and SERVICE_UNAVAILABLE.
+    """
+    reader = _Reader(max_members)
+    chain = await _chain(store, tenant, previous_id) if previous_id else []
+    exchanges = {response.id: await reader.read(response, "previous_response_id") for response in chain}
+    earlier = [item for exchange in exchanges.values() for item in exchange]
+    if not any(item.kind == _REFERENCE for item in items):
+        return Conversation(items, earlier)
+    known = {response_id: _by_id(exchange) for response_id, exchange in exchanges.items()}
+    return Conversation(await _resolved(store, tenant, items, known, reader), earlier)
+
+
+class _Reader:
+    """Reads kept responses for one request, as many as it may."""
+
+    def __init__(self, max_members: int) -> None:
+        self._max_members = max_members
+        self._members = 0
+
+    async def read(self, response: StoredResponse, field: str) -> list[InputItem]:
+        """Its items. Raises INVALID_ARGUMENT naming `field` where they are too many to read."""
+        self._members += sum(map(member_count, _raw_items(response)))
+        if self._members > self._max_members:
+            raise invalid_field(
+                field, f"names responses with more than {self._max_members} names in their JSON (max_json_members)"
+            )
+        # Others have their turn between two of them.
+        await asyncio.sleep(0)
+        return exchange_of(response)
+
+
+async def _chain(store: ResponseStore | None, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+    if store is None:
+        raise _not_found("this gateway keeps no responses")
+    if not is_token(response_id, MAX_ID_CHARS):
+        # None of ours; databases and services refuse such names each in its own way.
+        raise _not_found("no response of this name is kept")
+    try:
+        return await store.chain(tenant, response_id)
+    except WeftError as error:
+        if error.reason is Reason.NOT_FOUND:
+            raise _not_found(error.message) from None
+        raise
+
+
+def _not_found(why: str) -> WeftError:
+    told = DetailedError(Reason.NOT_FOUND, f"previous_response_id: {why}", code="previous_response_not_found")
+    told.metadata["field"] = "previous_response_id"
+    return told
+
+
+async def _resolved(
+    store: ResponseStore | None,
+    tenant: str,
+    items: Sequence[InputItem],
+    known: dict[str, dict[str, InputItem]],
+    reader: _Reader,
+) -> list[InputItem]:
+    """The items, each reference replaced by what it names."""
+    left = MAX_REFERENCED_BYTES
+    named_already: set[str] = set()
+    resolved = []
+    for index, item in enumerate(items):
+        field = f"input[{index}].id"
+        if item.kind != _REFERENCE:
+            resolved.append(item)
+            continue
+        home = response_of(item.id or "")
+        if home is None or store is None:
+            raise invalid_field(field, "names no item that is kept here")
+        if home not in known:
+            if len(known) >= MAX_REFERENCED_RESPONSES:
+                raise invalid_field(field, f"is of one response too many: at most {MAX_REFERENCED_RESPONSES}")
+            found = await _found(store, tenant, home)
+            left -= 0 if found is None else len(found.body) + len(found.items)
+            if left < 0:
+                raise invalid_field(field, f"is of a response beyond {MAX_REFERENCED_BYTES} bytes of them together")
+            known[home] = {} if found is None else _by_id(await reader.read(found, field))
+        named = known[home].get(item.id or "")
+        if named is None:
+            raise invalid_field(field, "names no item that is kept here")
+        if item.id in named_already:
+            # A few bytes each, they would make a conversation of any length of one long item.
+            raise invalid_field(field, "names an item that the input has named already")
+        named_already.add(item.id or "")
+        resolved.append(named)
+    return resolved
+
+
+async def _found(store: ResponseStore, tenant: str, response_id: str) -> StoredResponse | None:
+    try:
+        return await store.get(tenant, response_id)
+    except WeftError as error:
+        if error.reason is Reason.NOT_FOUND:
+            return None
+        raise
+
+
+def _by_id(exchange: Sequence[InputItem]) -> dict[str, InputItem]:
+    return {item.id: item for item in exchange if item.id is not None}
+
+
+def exchange_of(response: StoredResponse) -> list[InputItem]:
+    """Input and output of a kept response, as far as a model can be told of them again."""
+    said = [item for raw in _raw_items(response) for item in _read(raw, response.id)]
+    return [item for item in said if item.kind in _READABLE and not _is_cut_call(item)]
+
+
+class _Body(msgspec.Struct):
+    """What is read of a kept response."""
+
+    output: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+def _raw_items(response: StoredResponse) -> tuple[bytes, bytes]:
+    """Its input and its output, JSON lists."""
+    return response.items, bytes(msgspec.json.decode(response.body, type=_Body).output)
+
+
+def _is_cut_call(item: InputItem) -> bool:
+    """A call that stopped in the middle, or names no function, was never answered and cannot be."""
+    is_named = 0 < len(item.name or "") <= MAX_CALL_NAME_CHARS
+    return item.kind == "function_call" and (item.status not in {None, "completed"} or not is_named)
+
+
+def _read(raw: bytes, response_id: str) -> list[InputItem]:
+    try:
+        return _items.validate_json(raw)
+    except ValidationError:
+        raise WeftError(Reason.INTERNAL, f"the kept response {response_id} cannot be read") from None
+
+
+def items_to_keep(items: Sequence[InputItem], response_id: str) -> bytes:
+    """The input of a response as it is kept: each item with its type and an id, content always as a list."""
+    kept, seen = [], set[str]()
+    for index, item in enumerate(items):
+        # Two of one id: a client that asks for the items after the first would never come past the second.
+        given = item.id if item.id not in seen else None
+        item_id = given or input_item_id(response_id, item.kind, index)
+        seen.add(item_id)
+        kept.append(_to_keep(item, item_id))
+    return msgspec.json.encode(kept)
+
+
+def _to_keep(item: InputItem, item_id: str) -> dict[str, object]:
+    kept: dict[str, object] = {"id": item_id, "type": item.kind}
+    kept |= item.model_dump(mode="json", exclude_none=True, exclude={"id", "type"})
+    if item.kind == "message" and isinstance(item.content, str):
+        part_type = "output_text" if item.role == "assistant" else "input_text"
+        kept["content"] = [{"type": part_type, "text": item.content}]
+    return kept

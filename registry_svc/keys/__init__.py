@@ -1,0 +1,1 @@
+"""API keys: made, listed, rotated and revoked here; whoever checks them watches."""

@@ -1,0 +1,94 @@
+"""The nouns of API keys."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from weft.kernel.principal import KeyVerifier, kept_access
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyWish:
+    """What is asked of a new key; checked."""
+
+    description: str = ""
+    tenant: str
+    scopes: tuple[str, ...]
+    lifetime: timedelta | None = None
+    """None: for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """An API key. The secret itself is never kept."""
+
+    id: str
+    description: str
+    tenant: str
+    scopes: tuple[str, ...]
+    digest: bytes = field(repr=False)
+    """Of the secret; see `weft.kernel.principal.key_digest`."""
+    created_at: datetime
+    expires_at: datetime | None = None
+    """None: never."""
+    revoked_at: datetime | None = None
+    """None: it was not."""
+    rotated_at: datetime | None = None
+    """When it last got a new secret. None: never."""
+    previous_digest: bytes = field(default=b"", repr=False)
+    """Of the secret before the last rotation. Empty: none is good."""
+    previous_expires_at: datetime | None = None
+
+    def is_good(self, now: datetime) -> bool:
+        """Whether a caller may come with it."""
+        over = self.over_at()
+        return over is None or now < over
+
+    def over_at(self) -> datetime | None:
+        """When it ended, or will; None: it will not by itself."""
+        return min((at for at in (self.revoked_at, self.expires_at) if at is not None), default=None)
+
+    def revoked(self, now: datetime) -> "ApiKey":
+        """The same, good for nothing from now on."""
+        return replace(self, revoked_at=now, previous_digest=b"", previous_expires_at=None)
+
+    def rotated(self, digest: bytes, now: datetime, grace: timedelta) -> "ApiKey":
+        """The same with a new secret; the one until now stays good for `grace`, an older one no longer."""
+        is_graced = grace > timedelta()
+        until = now + grace if self.expires_at is None else min(now + grace, self.expires_at)
+        return replace(
+            self,
+            digest=digest,
+            rotated_at=now,
+            previous_digest=self.digest if is_graced else b"",
+            previous_expires_at=until if is_graced else None,
+        )
+
+
+def verifier_of(key: ApiKey) -> KeyVerifier:
+    """What is needed to check a key."""
+    return KeyVerifier(
+        key_id=key.id,
+        tenant=key.tenant,
+        access=kept_access(key.scopes),
+        digest=key.digest,
+        expires_at=key.expires_at,
+        previous_digest=key.previous_digest,
+        previous_expires_at=key.previous_expires_at,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanged:
+    """A key is new, or different now."""
+
+    key: ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRemoved:
+    """The key of this id is good no more."""
+
+    id: str
+
+
+KeyChange = KeyChanged | KeyRemoved

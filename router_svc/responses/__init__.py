@@ -1,0 +1,1 @@
+"""Answers that callers may come back to, kept in the router's database."""

@@ -1,0 +1,160 @@
+"""A router's database: SQLite beside it, or PostgreSQL, which several routers may share."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, make_url, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.sql.sqlite import WRITES, file_of, make_private, tame
+
+log = structlog.get_logger("weft.router.store")
+
+MAX_POSTGRES_CONNECTIONS = 8
+CONNECTION_WAIT_SECONDS = 10.0
+CONNECT_TIMEOUT_SECONDS = 10.0
+STATEMENT_TIMEOUT_SECONDS = 30.0
+# Drawn from a name nobody else has: migrations of two routers that start together take turns.
+MIGRATION_LOCK = 0x7765_6674_726F_7574
+_SCRIPTS = Path(__file__).parent / "migrations"
+_SQLITE, _POSTGRES = "sqlite+aiosqlite", "postgresql+asyncpg"
+
+
+class RouterDatabase:
+    """Life cycle: open, close. Raises INVALID_ARGUMENT for a URL of no kind that is supported."""
+
+    def __init__(self, database_url: str) -> None:
+        self._url = _parsed(database_url)
+        self._is_sqlite = self._url.drivername == _SQLITE
+        self._engine: AsyncEngine | None = None
+        # Of those who write to SQLite; one at a time may, and whoever waits here can be cancelled.
+        self._turn = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date. Raises SERVICE_UNAVAILABLE."""
+        try:
+            with _explained():
+                self._engine = self._connect()
+                # Where there is nothing to bring up to date this only reads: a backup under way does not stop a start.
+                await self._bring_up_to_date()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Safe to call twice, or when never opened."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await engine.dispose()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction, on disk when its block has been left. Raises SERVICE_UNAVAILABLE when the database fails."""
+        engine = self._opened()
+        with _explained():
+            if self._is_sqlite:
+                async with self._turn, engine.execution_options(**{WRITES: True}).begin() as connection:
+                    yield connection
+            else:
+                async with engine.begin() as connection:
+                    yield connection
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction that only reads: it waits for no writer. Raises as `writing`."""
+        engine = self._opened()
+        # All users of a database in memory share one connection.
+        turn = self._turn if self._is_sqlite and file_of(self._url) is None else nullcontext()
+        with _explained():
+            async with turn, engine.begin() as connection:
+                yield connection
+
+    async def _bring_up_to_date(self) -> None:
+        async with self._turn, self._opened().begin() as connection:
+            if not self._is_sqlite:
+                await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            await connection.run_sync(_upgrade)
+
+    def _opened(self) -> AsyncEngine:
+        if self._engine is None:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router's database is not open")
+        return self._engine
+
+    def _connect(self) -> AsyncEngine:
+        if self._is_sqlite:
+            path = file_of(self._url)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                make_private(path)
+            engine = create_async_engine(self._url, hide_parameters=True)
+            tame(engine)
+            return engine
+        if find_spec("asyncpg") is None:
+            raise invalid_field("database_url", "PostgreSQL needs the package asyncpg; pip install 'weft[postgres]'")
+        return create_async_engine(
+            self._url,
+            hide_parameters=True,
+            pool_size=MAX_POSTGRES_CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=CONNECTION_WAIT_SECONDS,
+            pool_pre_ping=True,
+            connect_args={
+                "timeout": CONNECT_TIMEOUT_SECONDS,
+                "command_timeout": STATEMENT_TIMEOUT_SECONDS,
+                "server_settings": {"application_name": "weft-router", "synchronous_commit": "on"},
+            },
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as error:
+        # The driver's own text may quote what was written; its code does not.
+        log.error("the database failed", kind=type(error).__name__, code=_code_of(error))  # noqa: TRY400
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE, "the router's database failed; its log says how", retry_after_seconds=1
+        ) from error
+
+
+def _code_of(error: Exception) -> str | int | None:
+    """What the database calls the failure: SQLITE_FULL, or an SQLSTATE of PostgreSQL, or the system's number."""
+    cause = getattr(error, "orig", None) or error
+    names = (getattr(cause, name, None) for name in ("sqlite_errorname", "sqlstate", "errno"))
+    return next((name for name in names if name), None)
+
+
+def _parsed(database_url: str) -> URL:
+    # Not chained: the causes quote the URL or parts of it, and in it may be a password.
+    try:
+        url = make_url(database_url)
+    except (ArgumentError, ValueError):
+        raise invalid_field("database_url", "must be a URL such as postgresql+asyncpg://user@host/weft") from None
+    if url.drivername not in (_SQLITE, _POSTGRES):
+        raise invalid_field("database_url", f"must begin with {_SQLITE}:// or {_POSTGRES}://")
+    return url
+
+
+def _upgrade(connection: Connection) -> None:
+    config = Config(attributes={"connection": connection})
+    # Config interpolates '%', which may well be part of an installation path.
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            "the router's database has a schema this release does not know; run the release that wrote it, or newer",
+        ) from error

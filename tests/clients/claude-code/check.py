@@ -1,0 +1,44 @@
+"""Claude Code, as it is run without a terminal."""
+
+import json
+
+from program import AGENT_TEXT, start
+from report import KEY, MISSING, TALK, TALK_TEXT, URL, holds, run, same
+
+SETTINGS = {"ANTHROPIC_BASE_URL": URL, "ANTHROPIC_AUTH_TOKEN": KEY, "ANTHROPIC_SMALL_FAST_MODEL": TALK}
+
+
+def claude(model: str, prompt: str, *options: str, fails: bool = False) -> list[dict]:
+    said = start(
+        "claude", "--print", prompt, "--model", model, "--output-format", "stream-json", "--verbose", *options,
+        fails=fails, **SETTINGS,
+    )  # fmt: skip
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+
+def result(events: list[dict]) -> dict:
+    (last,) = [event for event in events if event["type"] == "result"]
+    return last
+
+
+def messages_stream() -> None:
+    last = result(claude(TALK, "Hello"))
+    holds(not last["is_error"] and last["result"], f"it ended with {last}")
+    holds(last["result"] == TALK_TEXT or not TALK_TEXT, f"it said {last['result']}")
+    holds(last["usage"]["output_tokens"] > 0, f"no usage: {last['usage']}")
+
+
+def messages_agent() -> None:
+    events = claude("agent-claude-code", "What are the notes about?", "--allowedTools", "Read")
+    blocks = [block for event in events if event["type"] == "assistant" for block in event["message"]["content"]]
+    same([block["name"] for block in blocks if block["type"] == "tool_use"], ["Read"])
+    holds("The sea is wide" in json.dumps(events), "it did not read the notes")
+    same(result(events)["result"], AGENT_TEXT)
+
+
+def messages_errors() -> None:
+    last = result(claude(MISSING, "Hello", fails=True))
+    holds(last["is_error"] and "no-such-model" in last["result"], f"it does not say what is wrong: {last}")
+
+
+run(messages__stream=messages_stream, messages__agent=messages_agent, messages__errors=messages_errors)

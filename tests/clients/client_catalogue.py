@@ -1,0 +1,303 @@
+"""Which clients are tried, and with what: this table is what the run must confirm, feature by feature."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from client_environments import FOLDER
+
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "messages": "/v1/messages",
+    "models": "/v1/models",
+    "responses": "/v1/responses",
+}
+"""What a client asks for where a feature is of that surface."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """A third-party client, unmodified."""
+
+    name: str
+    """The folder of its check and pins."""
+    title: str
+    package: str
+    """On PyPI or npm."""
+    features: tuple[str, ...]
+    """What its check must report, in that order: `<surface>.<feature>`."""
+    keys: tuple[str, ...] = ("Bearer",)
+    """How it sends its key where it is left to itself, seen on the wire."""
+    real: tuple[str, ...] = ()
+    """Features tried on the real model as well."""
+
+    @property
+    def surfaces(self) -> tuple[str, ...]:
+        """The APIs that it uses, in the order of its features."""
+        return tuple(dict.fromkeys(feature.partition(".")[0] for feature in self.features))
+
+    @property
+    def version(self) -> str:
+        """As pinned."""
+        pins = FOLDER / self.name / "requirements.txt"
+        if not pins.exists():
+            return str(json.loads((FOLDER / self.name / "package.json").read_text())["dependencies"][self.package])
+        found = re.search(rf"^{re.escape(self.package)}(?:\[[^]]*\])?==([^\s;]+)", pins.read_text(), re.MULTILINE)
+        assert found, f"{pins} does not pin {self.package}"
+        return found[1]
+
+
+CLIENTS: tuple[Client, ...] = (
+    Client(
+        name="openai-python",
+        title="OpenAI Python SDK",
+        package="openai",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.several",
+            "chat.tools",
+            "chat.tool_stream",
+            "chat.structured",
+            "chat.reasoning",
+            "chat.async",
+            "chat.errors",
+            "chat.key",
+            "chat.image",
+            "chat.broken_stream",
+            "completions.text",
+            "embeddings.vectors",
+            "responses.text",
+            "responses.stream",
+            "responses.tools",
+            "responses.tool_stream",
+            "responses.stored",
+            "responses.structured",
+            "responses.reasoning",
+            "responses.errors",
+            "responses.broken_stream",
+            "models.list",
+        ),
+        real=("chat.text", "chat.stream"),
+    ),
+    Client(
+        name="openai-node",
+        title="OpenAI Node SDK",
+        package="openai",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.tools",
+            "chat.runner",
+            "chat.structured",
+            "chat.reasoning",
+            "chat.errors",
+            "chat.key",
+            "chat.broken_stream",
+            "embeddings.vectors",
+            "responses.text",
+            "responses.stream",
+            "responses.tools",
+            "responses.structured",
+            "responses.broken_stream",
+            "models.list",
+        ),
+        real=("chat.text", "chat.stream", "responses.stream"),
+    ),
+    Client(
+        name="anthropic-python",
+        title="Anthropic Python SDK",
+        package="anthropic",
+        features=(
+            "messages.text",
+            "messages.stream",
+            "messages.tools",
+            "messages.tool_stream",
+            "messages.runner",
+            "messages.structured",
+            "messages.thinking",
+            "messages.count",
+            "messages.errors",
+            "messages.key",
+            "messages.broken_stream",
+            "models.list",
+        ),
+        real=("messages.text", "messages.stream"),
+    ),
+    Client(
+        name="litellm",
+        title="LiteLLM",
+        package="litellm",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.tools",
+            "chat.tool_stream",
+            "chat.structured",
+            "chat.reasoning",
+            "chat.errors",
+            "chat.broken_stream",
+            "completions.text",
+            "messages.text",
+            "messages.stream",
+            "embeddings.vectors",
+        ),
+        keys=("Bearer", "x-api-key"),
+    ),
+    Client(
+        name="langchain-openai",
+        title="LangChain with LangGraph",
+        package="langchain-openai",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.async",
+            "chat.tools",
+            "chat.agent",
+            "chat.structured",
+            "chat.errors",
+            "chat.broken_stream",
+            "responses.text",
+            "responses.stream",
+            "responses.agent",
+            "responses.structured",
+            "embeddings.vectors",
+        ),
+    ),
+    Client(
+        name="langchain-js",
+        title="LangChain.js",
+        package="@langchain/openai",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.tools",
+            "chat.structured",
+            "chat.errors",
+            "chat.broken_stream",
+            "responses.text",
+            "responses.stream",
+            "responses.tools",
+            "embeddings.vectors",
+        ),
+    ),
+    Client(
+        name="llama-index",
+        title="LlamaIndex",
+        package="llama-index-llms-openai-like",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.tools",
+            "chat.structured",
+            "chat.errors",
+            "chat.broken_stream",
+            "completions.text",
+            "embeddings.vectors",
+        ),
+    ),
+    Client(
+        name="pydantic-ai",
+        title="Pydantic AI",
+        package="pydantic-ai-slim",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.agent",
+            "chat.typed",
+            "chat.structured",
+            "chat.reasoning",
+            "chat.errors",
+            "chat.broken_stream",
+            "responses.text",
+            "responses.stream",
+            "responses.agent",
+            "responses.typed",
+            "responses.reasoning",
+        ),
+    ),
+    Client(
+        name="dspy",
+        title="DSPy",
+        package="dspy",
+        features=("chat.text", "chat.stream", "chat.structured", "chat.tools", "chat.errors", "embeddings.vectors"),
+    ),
+    Client(
+        name="openai-agents",
+        title="OpenAI Agents SDK",
+        package="openai-agents",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.agent",
+            "chat.structured",
+            "chat.errors",
+            "chat.broken_stream",
+            "responses.text",
+            "responses.stream",
+            "responses.agent",
+            "responses.handoff",
+            "responses.structured",
+            "responses.broken_stream",
+        ),
+    ),
+    Client(
+        name="vercel-ai",
+        title="Vercel AI SDK",
+        package="ai",
+        features=(
+            "chat.text",
+            "chat.stream",
+            "chat.tools",
+            "chat.tool_stream",
+            "chat.structured",
+            "chat.reasoning",
+            "chat.errors",
+            "chat.broken_stream",
+            "responses.text",
+            "responses.stream",
+            "responses.tools",
+            "responses.structured",
+            "embeddings.vectors",
+        ),
+    ),
+    Client(
+        name="huggingface-hub",
+        title="Hugging Face InferenceClient",
+        package="huggingface-hub",
+        features=("chat.text", "chat.stream", "chat.tools", "chat.structured", "chat.errors", "chat.broken_stream"),
+    ),
+    Client(
+        name="llm",
+        title="llm",
+        package="llm",
+        features=("chat.text", "chat.stream", "chat.tools", "chat.structured", "chat.errors", "chat.broken_stream"),
+    ),
+    Client(
+        name="aider",
+        title="Aider",
+        package="aider-chat",
+        features=("chat.stream", "chat.text", "chat.errors"),
+    ),
+    Client(
+        name="codex",
+        title="Codex CLI",
+        package="@openai/codex",
+        features=("responses.stream", "responses.agent", "responses.errors"),
+        real=("responses.stream",),
+    ),
+    Client(
+        name="claude-code",
+        title="Claude Code",
+        package="@anthropic-ai/claude-code",
+        features=("messages.stream", "messages.agent", "messages.errors"),
+    ),
+    Client(
+        name="opencode",
+        title="opencode",
+        package="opencode-ai",
+        features=("chat.stream", "chat.agent", "chat.errors"),
+    ),
+)

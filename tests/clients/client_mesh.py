@@ -1,0 +1,50 @@
+"""The mesh that clients are tried against: one runner whose engines are fakes, each with a script of its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from client_run import AGENT_FILE, AGENT_TEXT
+from mesh_process import write_config
+
+from weft.testing.fake_backend.process import fake_backend_command
+
+TALK_TEXT = "tok0 tok1 tok2 tok3 tok4 tok5 tok6 tok7"
+CONTEXT_TOKENS = 65_536
+"""Agents send tens of thousands of tokens before the first word of their user."""
+
+_WEATHER = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+_TYPED = {"name": "final_result", "arguments": '{"city": "Oslo", "population": 700000}'}
+
+
+def write_client_config(folder: Path, **sections: Any) -> Path:
+    """A weft.yaml with the models that `shared/report.py` describes, and one for each agent's own tools."""
+
+    models = [
+        _model("talk", answer_tokens=8),
+        _model("tools", tool_call=_WEATHER, text="It is sunny in Oslo."),
+        _model("typed", tool_call=_TYPED, text="Oslo."),
+        _model("think", reasoning_text="Six times seven.", text="The answer is 42."),
+        _model("broken", answer_tokens=64, close_after_tokens=6),
+        _model("agent-codex", turns=_reading("exec_command", {"cmd": f"cat {AGENT_FILE}"})),
+        _model("agent-claude-code", turns=_reading("Read", {"file_path": AGENT_FILE})),
+        _model("agent-opencode", turns=_reading("read", {"filePath": AGENT_FILE})),
+    ]
+    runner = {"name": "fakes", "command": fake_backend_command(), "models": models}
+    return write_config(folder, runner, **sections)
+
+
+def _reading(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """An agent's model: it reads the notes with the agent's own tool, then says what they are about."""
+    return [{"calls": [{"name": tool, "arguments": json.dumps(arguments)}]}, {"text": AGENT_TEXT}]
+
+
+def _model(name: str, **script: Any) -> dict[str, Any]:
+    flags = fake_backend_command(**script)[len(fake_backend_command()) :]
+    return {
+        "name": name,
+        "path": __file__,
+        "slots": 4,
+        "context_tokens": CONTEXT_TOKENS,
+        "extra_arguments": flags,
+    }

@@ -1,0 +1,57 @@
+"""Codex, OpenAI's coding agent, as it is run without a terminal."""
+
+import json
+
+from program import AGENT_TEXT, HOME, start
+from report import MISSING, TALK, TALK_TEXT, V1, holds, run, same
+
+(HOME / ".codex").mkdir()
+(HOME / ".codex" / "config.toml").write_text(f"""
+model = "{TALK}"
+model_provider = "weft"
+web_search = "disabled"
+
+[model_providers.weft]
+name = "weft"
+base_url = "{V1}"
+env_key = "WEFT_KEY"
+wire_api = "responses"
+request_max_retries = 1
+stream_max_retries = 1
+""")
+
+
+def codex(model: str, prompt: str, *, fails: bool = False) -> list[dict]:
+    said = start(
+        "codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox",
+        "--model", model, prompt,
+        fails=fails,
+    )  # fmt: skip
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+
+def items(events: list[dict], kind: str) -> list[dict]:
+    return [event["item"] for event in events if event["type"] == "item.completed" and event["item"]["type"] == kind]
+
+
+def responses_stream() -> None:
+    events = codex(TALK, "Hello")
+    said = [item["text"] for item in items(events, "agent_message")]
+    holds(said and (said == [TALK_TEXT] or not TALK_TEXT), f"it said {said}")
+    (done,) = [event for event in events if event["type"] == "turn.completed"]
+    holds(done["usage"]["output_tokens"] > 0, f"no usage: {done}")
+
+
+def responses_agent() -> None:
+    events = codex("agent-codex", "What are the notes about?")
+    (command,) = items(events, "command_execution")
+    holds("The sea is wide" in command["aggregated_output"], f"it ran {command}")
+    same([item["text"] for item in items(events, "agent_message")], [AGENT_TEXT])
+
+
+def responses_errors() -> None:
+    said = json.dumps(codex(MISSING, "Hello", fails=True))
+    holds("no-such-model" in said, f"it does not say what is wrong: {said}")
+
+
+run(responses__stream=responses_stream, responses__agent=responses_agent, responses__errors=responses_errors)

@@ -1,0 +1,175 @@
+// openai for Node: the client most JavaScript tools are built on.
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
+import { z } from "zod";
+import {
+  BROKEN, KEY, MISSING, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, V1, WEATHER_SCHEMA, breaksOff, fails,
+  isTalk, run,
+} from "./report.mjs";
+
+const client = new OpenAI({ baseURL: V1, apiKey: KEY });
+const messages = [{ role: "user", content: "Hello" }];
+const weather = {
+  type: "function",
+  function: { name: "get_weather", description: "Weather of a city", parameters: WEATHER_SCHEMA, strict: true },
+};
+const City = z.object({ name: z.string(), population: z.number().int().min(1) });
+
+async function chatText() {
+  const answer = await client.chat.completions.create({ model: TALK, messages, max_tokens: 32 });
+  isTalk(answer.choices[0].message.content);
+  assert.ok(answer.usage.completion_tokens > 0);
+  assert.ok(answer._request_id);
+}
+
+async function chatStream() {
+  const stream = client.chat.completions.stream({
+    model: TALK, messages, max_tokens: 32, stream_options: { include_usage: true },
+  });
+  let deltas = "";
+  stream.on("content", (delta) => (deltas += delta));
+  const final = await stream.finalChatCompletion();
+  isTalk(deltas);
+  assert.equal(final.choices[0].message.content, deltas);
+  assert.ok(final.usage.completion_tokens > 0);
+}
+
+async function chatTools() {
+  const asked = await client.chat.completions.create({ model: TOOLS, messages, tools: [weather] });
+  const { message, finish_reason } = asked.choices[0];
+  assert.equal(finish_reason, "tool_calls");
+  assert.deepEqual(JSON.parse(message.tool_calls[0].function.arguments), { city: "Oslo" });
+  const result = { role: "tool", tool_call_id: message.tool_calls[0].id, content: "sunny" };
+  const answer = await client.chat.completions.create({
+    model: TOOLS, messages: [...messages, message, result], tools: [weather],
+  });
+  assert.equal(answer.choices[0].message.content, TOOLS_TEXT);
+}
+
+async function chatRunner() {
+  const cities = [];
+  const getWeather = (input) => { cities.push(input.city); return "sunny"; };
+  const runner = client.chat.completions.runTools({
+    model: TOOLS, messages, stream: true,
+    tools: [{
+      type: "function",
+      function: { ...weather.function, name: "get_weather", function: getWeather, parse: JSON.parse },
+    }],
+  });
+  assert.equal(await runner.finalContent(), TOOLS_TEXT);
+  assert.deepEqual(cities, ["Oslo"]);
+}
+
+async function chatStructured() {
+  const answer = await client.chat.completions.parse({
+    model: TALK, messages, response_format: zodResponseFormat(City, "city"),
+  });
+  assert.deepEqual(answer.choices[0].message.parsed, { name: "tok0", population: 1 });
+}
+
+async function chatReasoning() {
+  const { message } = (await client.chat.completions.create({ model: THINK, messages })).choices[0];
+  assert.deepEqual([message.reasoning_content, message.content], [THOUGHT, THINK_TEXT]);
+}
+
+async function chatErrors() {
+  const error = await fails(() => client.chat.completions.create({ model: MISSING, messages }));
+  assert.ok(error instanceof OpenAI.NotFoundError);
+  assert.equal(error.code, "model_not_found");
+  assert.ok(error.requestID);
+}
+
+async function chatKey() {
+  const stranger = new OpenAI({ baseURL: V1, apiKey: "meant-to-fail" });
+  const error = await fails(() => stranger.chat.completions.create({ model: TALK, messages }));
+  assert.ok(error instanceof OpenAI.AuthenticationError);
+}
+
+async function chatBrokenStream() {
+  const got = [];
+  const error = await breaksOff(async () => {
+    const stream = await client.chat.completions.create({ model: BROKEN, messages, stream: true });
+    for await (const chunk of stream) got.push(chunk);
+  });
+  assert.ok(error instanceof OpenAI.APIError);
+  assert.ok(got.length);
+}
+
+async function embeddingsVectors() {
+  const input = ["a cat", "a kitten"];
+  const packed = await client.embeddings.create({ model: TALK, input });
+  const floats = await client.embeddings.create({ model: TALK, input, encoding_format: "float" });
+  assert.equal(packed.data.length, 2);
+  assert.deepEqual(packed.data[1].embedding, floats.data[1].embedding.map(Math.fround));
+}
+
+async function responsesText() {
+  const answer = await client.responses.create({ model: TALK, input: "Hello", max_output_tokens: 32 });
+  isTalk(answer.output_text);
+  assert.ok(answer.usage.output_tokens > 0);
+}
+
+async function responsesStream() {
+  const stream = client.responses.stream({ model: TALK, input: "Hello", max_output_tokens: 32 });
+  let deltas = "";
+  stream.on("response.output_text.delta", (event) => (deltas += event.delta));
+  const final = await stream.finalResponse();
+  isTalk(deltas);
+  assert.equal(final.output_text, deltas);
+}
+
+async function responsesTools() {
+  const tools = [{ type: "function", ...weather.function }];
+  const stream = client.responses.stream({ model: TOOLS, input: "How is the weather in Oslo?", tools });
+  const asked = await stream.finalResponse();
+  const [call] = asked.output;
+  assert.deepEqual([call.type, call.parsed_arguments], ["function_call", { city: "Oslo" }]);
+  const input = [{ type: "function_call_output", call_id: call.call_id, output: "sunny" }];
+  const answer = await client.responses.create({ model: TOOLS, input, tools, previous_response_id: asked.id });
+  assert.equal(answer.output_text, TOOLS_TEXT);
+}
+
+async function responsesStructured() {
+  const answer = await client.responses.parse({
+    model: TALK, input: "Which city?", text: { format: zodTextFormat(City, "city") },
+  });
+  assert.deepEqual(answer.output_parsed, { name: "tok0", population: 1 });
+}
+
+async function responsesBrokenStream() {
+  const got = [];
+  await breaksOff(async () => {
+    const stream = await client.responses.create({ model: BROKEN, input: "Hello", stream: true });
+    for await (const event of stream) {
+      if (event.type === "response.output_text.delta") got.push(event.delta);
+      if (event.type === "response.failed") throw new Error(event.response.error.message);
+    }
+  });
+  assert.ok(got.length);
+}
+
+async function modelsList() {
+  const names = [];
+  for await (const model of client.models.list()) names.push(model.id);
+  assert.ok(names.includes(TALK));
+}
+
+await run({
+  "chat.text": chatText,
+  "chat.stream": chatStream,
+  "chat.tools": chatTools,
+  "chat.runner": chatRunner,
+  "chat.structured": chatStructured,
+  "chat.reasoning": chatReasoning,
+  "chat.errors": chatErrors,
+  "chat.key": chatKey,
+  "chat.broken_stream": chatBrokenStream,
+  "embeddings.vectors": embeddingsVectors,
+  "responses.text": responsesText,
+  "responses.stream": responsesStream,
+  "responses.tools": responsesTools,
+  "responses.structured": responsesStructured,
+  "responses.broken_stream": responsesBrokenStream,
+  "models.list": modelsList,
+});

@@ -1,0 +1,301 @@
+"""openai for Python: the client most others are built on."""
+
+import asyncio
+import base64
+import struct
+from typing import Literal
+
+import openai
+from pydantic import BaseModel
+from report import (
+    BROKEN,
+    KEY,
+    MISSING,
+    TALK,
+    TALK_TEXT,
+    THINK,
+    THINK_TEXT,
+    THOUGHT,
+    TOOLS,
+    TOOLS_TEXT,
+    V1,
+    breaks_off,
+    fails,
+    holds,
+    is_talk,
+    run,
+    same,
+)
+
+client = openai.OpenAI(base_url=V1, api_key=KEY)
+HELLO = [{"role": "user", "content": "Hello"}]
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+
+
+class City(BaseModel):
+    name: str
+    size: Literal["small", "large"]
+    population: int
+
+
+def chat_text() -> None:
+    raw = client.chat.completions.with_raw_response.create(model=TALK, messages=HELLO, max_tokens=32)
+    answer = raw.parse()
+    is_talk(answer.choices[0].message.content)
+    holds(answer.choices[0].finish_reason in {"stop", "length"}, f"finish {answer.choices[0].finish_reason}")
+    same(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens)
+    holds(answer.usage.prompt_tokens_details.cached_tokens is not None, "no cached_tokens")
+    holds(raw.headers["x-request-id"], "no request id")
+
+
+def chat_stream() -> None:
+    with client.chat.completions.stream(
+        model=TALK, messages=HELLO, max_tokens=32, stream_options={"include_usage": True}
+    ) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "content.delta")
+        # Not get_final_completion(): it raises where the answer came to its limit, as a real model's may.
+        final = stream.current_completion_snapshot
+    is_talk(deltas)
+    same(final.choices[0].message.content, deltas)
+    holds(final.usage.completion_tokens > 0, "no usage")
+
+
+def chat_several() -> None:
+    with client.chat.completions.stream(
+        model=TALK, messages=HELLO, n=2, logprobs=True, top_logprobs=2, stop=["tok3"]
+    ) as stream:
+        for _ in stream:
+            pass
+        choices = stream.get_final_completion().choices
+    same([choice.message.content for choice in choices], ["tok0 tok1 tok2 ", "tok0 tok1 tok2 "])
+    holds(all(choice.logprobs.content for choice in choices), "no logprobs")
+
+
+def chat_tools() -> None:
+    messages = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    asked = client.chat.completions.create(model=TOOLS, messages=messages, tools=[WEATHER], tool_choice="auto")
+    message = asked.choices[0].message
+    same(asked.choices[0].finish_reason, "tool_calls")
+    (call,) = message.tool_calls
+    same((call.function.name, call.function.arguments), ("get_weather", '{"city": "Oslo"}'))
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    answer = client.chat.completions.create(model=TOOLS, messages=messages, tools=[WEATHER])
+    same(answer.choices[0].message.content, TOOLS_TEXT)
+
+
+def chat_tool_stream() -> None:
+    with client.chat.completions.stream(model=TOOLS, messages=HELLO, tools=[WEATHER]) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        message = stream.get_final_completion().choices[0].message
+    same([(event.name, event.parsed_arguments) for event in done], [("get_weather", {"city": "Oslo"})])
+    same(message.tool_calls[0].function.parsed_arguments, {"city": "Oslo"})
+
+
+def chat_structured() -> None:
+    answer = client.chat.completions.parse(model=TALK, messages=HELLO, response_format=City)
+    holds(isinstance(answer.choices[0].message.parsed, City), f"not a City: {answer.choices[0].message}")
+
+
+def chat_reasoning() -> None:
+    message = client.chat.completions.create(model=THINK, messages=HELLO, reasoning_effort="low").choices[0].message
+    same((message.reasoning_content, message.content), (THOUGHT, THINK_TEXT))
+
+
+def chat_async() -> None:
+    async def several() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=V1, api_key=KEY) as aio:
+            answers = await asyncio.gather(
+                *(aio.chat.completions.create(model=TALK, messages=HELLO, max_tokens=32) for _ in range(8))
+            )
+        return [answer.choices[0].message.content for answer in answers]
+
+    for text in asyncio.run(several()):
+        is_talk(text)
+
+
+def chat_errors() -> None:
+    missing = fails(lambda: client.chat.completions.create(model=MISSING, messages=HELLO), openai.NotFoundError)
+    same(missing.code, "model_not_found")
+    holds(missing.request_id, "no request id")
+    wrong = fails(
+        lambda: client.chat.completions.create(model=TALK, messages=HELLO, temperature="hot", user="meant-to-fail"),
+        openai.BadRequestError,
+    )
+    same(wrong.param, "temperature")
+
+
+def chat_key() -> None:
+    stranger = openai.OpenAI(base_url=V1, api_key="meant-to-fail")
+    refused = fails(lambda: stranger.chat.completions.create(model=TALK, messages=HELLO), openai.AuthenticationError)
+    same(refused.code, "unauthenticated")
+
+
+def chat_image() -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    is_talk(
+        client.chat.completions.create(model=TALK, messages=[{"role": "user", "content": parts}], max_tokens=32)
+        .choices[0]
+        .message.content
+    )
+
+
+def chat_broken_stream() -> None:
+    got = []
+
+    def read() -> None:
+        for chunk in client.chat.completions.create(model=BROKEN, messages=HELLO, stream=True):
+            got.extend(choice.delta.content for choice in chunk.choices if choice.delta.content)
+
+    breaks_off(read, openai.APIError)
+    holds(got, "nothing came before the failure")
+
+
+def completions_text() -> None:
+    answer = client.completions.create(model=TALK, prompt="Once", max_tokens=32)
+    is_talk(answer.choices[0].text)
+    chunks = client.completions.create(model=TALK, prompt="Once", max_tokens=32, stream=True)
+    is_talk("".join(chunk.choices[0].text for chunk in chunks if chunk.choices))
+
+
+def embeddings_vectors() -> None:
+    texts = ["a cat", "a kitten"]
+    packed = client.embeddings.create(model=TALK, input=texts).data
+    floats = client.embeddings.create(model=TALK, input=texts, encoding_format="float").data
+    holds(len(packed) == len(floats) == 2 and len(packed[0].embedding) > 1, "wrong number of vectors")
+    single = [struct.unpack("<f", struct.pack("<f", value))[0] for value in floats[0].embedding]
+    same(packed[0].embedding, single)
+    text = client.embeddings.create(model=TALK, input="a cat", encoding_format="base64").data[0].embedding
+    same(len(base64.b64decode(text)), 4 * len(single))
+
+
+def responses_text() -> None:
+    answer = client.responses.create(model=TALK, input="Hello", instructions="Be brief.", max_output_tokens=32)
+    is_talk(answer.output_text)
+    same(answer.status, "completed" if TALK_TEXT else answer.status)
+    same(answer.usage.total_tokens, answer.usage.input_tokens + answer.usage.output_tokens)
+    holds(answer._request_id, "no request id")
+
+
+def responses_stream() -> None:
+    with client.responses.stream(model=TALK, input="Hello", max_output_tokens=32) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    is_talk("".join(event.delta for event in events if event.type == "response.output_text.delta"))
+    is_talk(final.output_text)
+    same([event.sequence_number for event in events], list(range(len(events))))
+    same([events[0].type, events[1].type], ["response.created", "response.in_progress"])
+
+
+def responses_tools() -> None:
+    tool = {"type": "function", **WEATHER["function"]}
+    question = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    asked = client.responses.create(model=TOOLS, input=question, tools=[tool])
+    (call,) = [item for item in asked.output if item.type == "function_call"]
+    same((call.name, call.arguments), ("get_weather", '{"city": "Oslo"}'))
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    answer = client.responses.create(model=TOOLS, input=[*question, *asked.output, result], tools=[tool])
+    same(answer.output_text, TOOLS_TEXT)
+
+
+def responses_tool_stream() -> None:
+    tool = {"type": "function", **WEATHER["function"]}
+    with client.responses.stream(model=TOOLS, input="How is the weather in Oslo?", tools=[tool]) as stream:
+        done = [event for event in stream if event.type == "response.function_call_arguments.done"]
+        (call,) = stream.get_final_response().output
+    same([event.arguments for event in done], ['{"city": "Oslo"}'])
+    same(call.parsed_arguments, {"city": "Oslo"})
+
+
+def responses_stored() -> None:
+    tool = {"type": "function", **WEATHER["function"]}
+    first = client.responses.create(model=TOOLS, input="How is the weather in Oslo?", tools=[tool])
+    result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "sunny"}
+    second = client.responses.create(model=TOOLS, input=[result], tools=[tool], previous_response_id=first.id)
+    same((second.output_text, second.previous_response_id), (TOOLS_TEXT, first.id))
+    same(client.responses.retrieve(second.id).output_text, TOOLS_TEXT)
+    kinds = [item.type for item in client.responses.input_items.list(second.id, order="asc")]
+    holds(kinds[-1] == "function_call_output", f"its input was {kinds}")
+    client.responses.delete(second.id)
+    fails(lambda: client.responses.retrieve(second.id, extra_query={"why": "meant-to-fail"}), openai.NotFoundError)
+
+
+def responses_structured() -> None:
+    answer = client.responses.parse(model=TALK, input="Which city?", text_format=City)
+    same(answer.output_parsed, City(name="tok0", size="small", population=1))
+
+
+def responses_reasoning() -> None:
+    with client.responses.stream(model=THINK, input="Six times seven?", reasoning={"effort": "low"}) as stream:
+        thought = "".join(event.delta for event in stream if event.type == "response.reasoning_text.delta")
+        final = stream.get_final_response()
+    same((thought, final.output_text), (THOUGHT, THINK_TEXT))
+    same([item.type for item in final.output], ["reasoning", "message"])
+
+
+def responses_errors() -> None:
+    missing = fails(lambda: client.responses.create(model=MISSING, input="Hello"), openai.NotFoundError)
+    same(missing.code, "model_not_found")
+    holds(missing.request_id, "no request id")
+
+
+def responses_broken_stream() -> None:
+    events = []
+
+    def read() -> None:
+        with client.responses.stream(model=BROKEN, input="Hello") as stream:
+            for event in stream:
+                events.append(event)
+                if event.type == "response.failed":
+                    raise ValueError(event.response.error.message)
+
+    breaks_off(read, ValueError, openai.APIError)
+    holds(any(event.type == "response.output_text.delta" for event in events), "nothing came before the failure")
+
+
+def models_list() -> None:
+    holds(TALK in [model.id for model in client.models.list()], "the model is not listed")
+    same(client.models.retrieve(TALK).id, TALK)
+
+
+run(
+    chat__text=chat_text,
+    chat__stream=chat_stream,
+    chat__several=chat_several,
+    chat__tools=chat_tools,
+    chat__tool_stream=chat_tool_stream,
+    chat__structured=chat_structured,
+    chat__reasoning=chat_reasoning,
+    chat__async=chat_async,
+    chat__errors=chat_errors,
+    chat__key=chat_key,
+    chat__image=chat_image,
+    chat__broken_stream=chat_broken_stream,
+    completions__text=completions_text,
+    embeddings__vectors=embeddings_vectors,
+    responses__text=responses_text,
+    responses__stream=responses_stream,
+    responses__tools=responses_tools,
+    responses__tool_stream=responses_tool_stream,
+    responses__stored=responses_stored,
+    responses__structured=responses_structured,
+    responses__reasoning=responses_reasoning,
+    responses__errors=responses_errors,
+    responses__broken_stream=responses_broken_stream,
+    models__list=models_list,
+)

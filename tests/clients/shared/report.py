@@ -1,0 +1,95 @@
+"""What the checks of Python clients share: the mesh's address and its scripted models, and one JSON line per feature.
+
+Only the standard library: this runs in every client's own environment.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+URL = os.environ["WEFT_URL"]
+"""Without `/v1`."""
+V1 = f"{URL}/v1"
+KEY = os.environ["WEFT_KEY"]
+
+TALK = os.environ["WEFT_TALK_MODEL"]
+"""Says TALK_TEXT, or JSON that follows a schema; also gives embeddings."""
+TOOLS = "tools"
+"""Calls get_weather(city="Oslo") where it is offered, and with the tool's result says TOOLS_TEXT."""
+TYPED = "typed"
+"""Calls final_result(city="Oslo", population=700000) where a tool is offered."""
+THINK = "think"
+"""Thinks THOUGHT, then says THINK_TEXT."""
+BROKEN = "broken"
+"""Breaks off in the middle of its answer."""
+MISSING = "no-such-model"
+
+TALK_TEXT = os.environ["WEFT_TALK_TEXT"]
+"""Empty: a real model, whose words nobody knows."""
+TOOLS_TEXT = "It is sunny in Oslo."
+THOUGHT = "Six times seven."
+THINK_TEXT = "The answer is 42."
+
+
+def run(**features: Callable[[], Any]) -> None:
+    """Try each feature, or those that WEFT_FEATURES names, and print how it went; `a__b` is the feature `a.b`."""
+    wanted = os.environ.get("WEFT_FEATURES")
+    chosen = None if not wanted else set(wanted.split(","))
+    for name, check in features.items():
+        feature = name.replace("__", ".")
+        if chosen is None or feature in chosen:
+            _try(feature, check)
+
+
+def _try(feature: str, check: Callable[[], Any]) -> None:
+    try:
+        done = check()
+        if inspect.iscoroutine(done):
+            asyncio.run(done)
+    except BaseException as error:  # noqa: BLE001 - whatever a client throws is its verdict
+        traceback.print_exc()
+        line = {"feature": feature, "ok": False, "detail": f"{type(error).__name__}: {error}"[:500]}
+    else:
+        line = {"feature": feature, "ok": True}
+    print(json.dumps(line), flush=True)  # noqa: T201
+
+
+def same(got: object, wanted: object) -> None:
+    """Fail unless they are equal."""
+    if got != wanted:
+        raise AssertionError(f"got {got!r}, wanted {wanted!r}")
+
+
+def holds(condition: object, otherwise: str) -> None:
+    """Fail with `otherwise` unless the condition holds."""
+    if not condition:
+        raise AssertionError(otherwise)
+
+
+def is_talk(text: str | None) -> None:
+    """Fail unless this is what the model TALK says."""
+    if TALK_TEXT:
+        same(text, TALK_TEXT)
+    else:
+        holds(text and text.strip(), f"no words: {text!r}")
+
+
+def fails(act: Callable[[], Any], *kinds: type[BaseException]) -> BaseException:
+    """The error that `act` ends with, which is one of these kinds."""
+    try:
+        done = act()
+        if inspect.iscoroutine(done):
+            asyncio.run(done)
+    except kinds as error:
+        return error
+    raise AssertionError(f"it did not fail with {[kind.__name__ for kind in kinds]}")
+
+
+def breaks_off(act: Callable[[], Any], *kinds: type[BaseException]) -> None:
+    """Fail unless `act` ends with one of these kinds, which says in the words of the mesh that the answer broke off."""
+    error = fails(act, *kinds)
+    holds("broke the connection in mid-answer" in f"{error} {error!r}", f"it does not say what happened: {error!r}")

@@ -1,0 +1,156 @@
+"""Unmodified third-party clients against a real mesh: each in an environment of its own, each with its own idioms."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client_catalogue import CLIENTS, PATHS, Client
+from client_environments import Environment, EnvironmentFactory
+from client_mesh import TALK_TEXT, write_client_config
+from client_run import Against, ClientRun, run_client
+from clients_page import PAGE, WELL, render
+from mesh_process import MeshProcess, run_weft, running_mesh, write_config
+from wire_tap import Asked, WireTap, wire_tap
+
+from weft.host.demo import DEMO_MODEL, demo_model_path
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
+
+REAL_CONTEXT_TOKENS = 16_384
+ANY_KEY = "local"
+"""Where none is asked for."""
+
+
+@pytest.fixture(scope="module")
+def environments(request: pytest.FixtureRequest) -> Iterator[EnvironmentFactory]:
+    """Installs what the selected tests need, ahead of them and two at a time."""
+    factory = EnvironmentFactory()
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and isinstance(client := item.callspec.params.get("client"), Client):
+            factory.prepare(client.name)
+    yield factory
+    factory.close()
+
+
+class Results:
+    """What went wrong, by client, and in which tests it was looked for."""
+
+    def __init__(self) -> None:
+        self._wrong: dict[str, dict[str, list[str]]] = {}
+
+    def add(self, client: Client, test: str, wrong: list[str]) -> None:
+        """How a client did in one test."""
+        self._wrong.setdefault(client.name, {})[test] = wrong
+
+    def is_complete(self) -> bool:
+        """Whether every client was in each of its tests."""
+        wanted = {client.name: {"scripted", "real"} if client.real else {"scripted"} for client in CLIENTS}
+        return wanted == {name: set(tests) for name, tests in self._wrong.items()}
+
+    def by_client(self) -> dict[str, str]:
+        """As the page has them."""
+        return {name: "; ".join(itertools.chain(*tests.values())) or WELL for name, tests in self._wrong.items()}
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
+    """A run of all tests writes the page."""
+    found = Results()
+    yield found
+    if found.is_complete():
+        PAGE.write_text(render(found.by_client()))
+
+
+@pytest.fixture
+def environment(client: Client, environments: EnvironmentFactory) -> Environment:
+    return environments.get(client.name)
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """Nobody gets anything without a key."""
+    folder = tmp_path_factory.mktemp("clients")
+    config = write_client_config(folder, auth={"required": True})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def key(mesh: MeshProcess) -> str:
+    """As a person gets one who is to use models and nothing else."""
+    code, out, error = asyncio.run(run_weft("keys", "create", "--role", "user", "-o", "name", home=mesh.home))
+    assert code == 0, error
+    return out.strip()
+
+
+@pytest.fixture(scope="module")
+def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """With a context that holds the first words of agents."""
+    folder = tmp_path_factory.mktemp("real")
+    model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "slots": 1, "context_tokens": REAL_CONTEXT_TOKENS}
+    config = write_config(folder, {"name": "local", "models": [model]})
+    with running_mesh(folder / "home", "--config", str(config)) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+async def test_a_client_does_all_that_it_can_do(
+    client: Client, environment: Environment, mesh: MeshProcess, key: str, results: Results, tmp_path: Path
+) -> None:
+    scripted = Against(model="talk", text=TALK_TEXT, key=key, features=client.features)
+    async with wire_tap(mesh.url) as tap:
+        run = await run_client(client, environment, scripted, tap, tmp_path)
+    wrong = [*what_failed(run, scripted.features), *what_is_odd(client, key, tap)]
+    results.add(client, "scripted", wrong)
+    assert not wrong, told(run, tap)
+
+
+@pytest.mark.parametrize("client", [client for client in CLIENTS if client.real], ids=lambda client: client.name)
+async def test_a_client_talks_with_the_real_model(
+    client: Client, environment: Environment, real_mesh: MeshProcess, results: Results, tmp_path: Path
+) -> None:
+    real = Against(model=DEMO_MODEL, text="", key=ANY_KEY, features=client.real)
+    async with wire_tap(real_mesh.url) as tap:
+        run = await run_client(client, environment, real, tap, tmp_path)
+    wrong = [f"real model: {failed}" for failed in what_failed(run, real.features)]
+    results.add(client, "real", wrong)
+    assert not wrong, told(run, tap)
+
+
+def what_failed(run: ClientRun, features: tuple[str, ...]) -> list[str]:
+    """The features that a check did not report as well, and whether it came to its end."""
+    wrong = [f"{feature} fails" for feature in features if run.features.get(feature, "not tried")]
+    return wrong if run.exit_code == 0 else [*wrong, f"exit code {run.exit_code}"]
+
+
+def what_is_odd(client: Client, key: str, tap: WireTap) -> list[str]:
+    """What the wire tells against the table: refusals that nobody meant, APIs that were not used, other keys."""
+    asked = tap.asked
+    refused = [request for request in asked if 400 <= request.status < 500 and not _is_meant_to_fail(request)]
+    unused = {PATHS[surface] for surface in client.surfaces} - {request.path for request in asked}
+    served = [request for request in asked if request.method == "POST" and not _is_meant_to_fail(request)]
+    kinds = {request.key_kind for request in served}
+    return [
+        *sorted({f"{request.status} for {request.method} {request.path}" for request in refused}),
+        *(f"{path} not used" for path in sorted(unused)),
+        *([] if kinds == set(client.keys) else [f"key sent as {', '.join(sorted(kinds))}"]),
+        *([] if {request.key for request in served} == {key} else ["another key sent"]),
+    ]
+
+
+def told(run: ClientRun, tap: WireTap) -> str:
+    """What a person wants to read when a client failed."""
+    refused = [
+        f"{asked.status} {asked.method} {asked.path} {asked.body[-1000:]}" for asked in tap.asked if asked.status >= 400
+    ]
+    return "\n".join([f"exit {run.exit_code}", run.output[-6000:], *refused, tap.transcript()])
+
+
+def _is_meant_to_fail(asked: Asked) -> bool:
+    """What a check wants refused; and Anthropic's tool runner asks whether the server keeps conversations."""
+    return any(
+        mark in asked.key + asked.query + asked.body
+        for mark in ("no-such-model", "meant-to-fail", '"thread":{"type":"create"}')
+    )

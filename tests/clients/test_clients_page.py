@@ -1,0 +1,51 @@
+"""The page of clients tells of those that are pinned, and of what they try."""
+
+import re
+
+import pytest
+from client_catalogue import CLIENTS, Client
+from client_environments import FOLDER
+from clients_page import PAGE, render, results_of
+
+
+def test_the_page_is_what_the_run_of_these_clients_writes() -> None:
+    page = PAGE.read_text()
+    assert page == render(results_of(page)), "run make test-clients: clients, versions or what they try have changed"
+
+
+def test_the_page_has_a_result_for_every_client() -> None:
+    results = results_of(PAGE.read_text())
+    assert results.keys() == {client.name for client in CLIENTS}
+    assert all(results.values())
+
+
+def test_there_are_no_fewer_clients_than_promised() -> None:
+    assert len(CLIENTS) >= 15
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_a_check_tries_what_the_table_says(client: Client) -> None:
+    folder = FOLDER / client.name
+    script = next(path for path in (folder / "check.py", folder / "check.mjs") if path.exists())
+    pattern = r"\b([a-z]+__[a-z_]+)=" if script.suffix == ".py" else r'^  "([a-z]+\.[a-z_]+)":'
+    names = re.findall(pattern, script.read_text(), re.MULTILINE)
+    assert tuple(name.replace("__", ".") for name in names) == client.features
+
+
+def test_every_folder_with_pins_is_a_client() -> None:
+    pinned = {
+        path.parent.name for pins in ("requirements.txt", "package-lock.json") for path in FOLDER.glob(f"*/{pins}")
+    }
+    assert pinned == {client.name for client in CLIENTS}
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_every_package_of_a_client_is_pinned_exactly(client: Client) -> None:
+    pins = FOLDER / client.name / "requirements.txt"
+    if pins.exists():
+        lines = [line for line in pins.read_text().splitlines() if line and not line.startswith("#")]
+        assert all(re.match(r"[A-Za-z0-9._-]+(\[[^]]*\])?==\S+", line) for line in lines)
+    else:
+        declared = (FOLDER / client.name / "package.json").read_text()
+        assert re.findall(r'"[^"]+": "\d+\.\d+\.\d+"', declared)
+        assert not re.findall(r'": "[\^~><*]', declared)

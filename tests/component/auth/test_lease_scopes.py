@@ -1,0 +1,55 @@
+"""In whose name a key holds accelerator memory: a guest's own, and never a runner's."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import pytest
+from test_watch_scopes import KEY_ID, SECRET, registry_channel
+
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_service_pb2 as pb
+from weft.kernel.principal import key_text
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
+
+SIGHT = lease_pb2.HostSighting(
+    host="host-a",
+    source=lease_pb2.HostSighting.SOURCE_NVML,
+    devices=[lease_pb2.Device(index=0, id="gpu-0", name="gpu", total_bytes=2**34)],
+)
+Ask = Callable[["LeaseServiceAsyncStub", lease_pb2.LeaseHolder], Any]
+
+
+def _renew(leases: "LeaseServiceAsyncStub", holder: lease_pb2.LeaseHolder) -> Any:
+    request = pb.RenewLeasesRequest(holder=holder, session_id="a", sighting=SIGHT)
+    return leases.RenewLeases(request, metadata=_key(), timeout=5)
+
+
+def _release(leases: "LeaseServiceAsyncStub", holder: lease_pb2.LeaseHolder) -> Any:
+    request = pb.ReleaseLeaseRequest(holder=holder, session_id="a", lease_id="lease-1", fencing_number=1)
+    return leases.ReleaseLease(request, metadata=_key(), timeout=5)
+
+
+def _key() -> tuple[tuple[str, str], ...]:
+    return (("x-api-key", key_text(KEY_ID, SECRET)),)
+
+
+def _holder(kind: lease_pb2.LeaseHolder.Kind.ValueType) -> lease_pb2.LeaseHolder:
+    return lease_pb2.LeaseHolder(kind=kind, name="r1", incarnation="life-1")
+
+
+@pytest.mark.parametrize("ask", [_renew, _release])
+async def test_a_guests_key_keeps_and_gives_up_nothing_in_a_runners_name(tmp_path: Path, ask: Ask) -> None:
+    async with registry_channel(tmp_path, "runners:create") as channel:
+        leases = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(channel))
+        with pytest.raises(grpc.aio.AioRpcError) as found:
+            await ask(leases, _holder(lease_pb2.LeaseHolder.KIND_RUNNER))
+        error = error_from_call(found.value, Reason.INTERNAL)
+        assert (error.reason, "mesh:create" in error.message) == (Reason.PERMISSION_DENIED, True)
+        assert not (await leases.ListHostMemory(pb.ListHostMemoryRequest(), metadata=_key(), timeout=5)).hosts
+        await ask(leases, _holder(lease_pb2.LeaseHolder.KIND_PROGRAM))

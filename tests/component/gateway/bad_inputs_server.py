@@ -1,0 +1,108 @@
+"""A gateway with scripted collaborators as a process of its own: what is sent to it cannot harm who sends it.
+
+    python bad_inputs_server.py <log file> [keys]
+
+Its first line of output is JSON: its port, and its routes as [method, path] each. It ends when its input does.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any, TextIO, cast
+from unittest.mock import patch
+
+import uvloop
+from admin_script import admin_ports
+from gateway_script import FixedFleet, ScriptedDispatcher, ScriptedEmbedding, model, schemas_once
+from registry_script import ScriptedRegistry
+from response_script import MemoryResponses
+from starlette.routing import Route
+from test_api_keys_http import ScriptedKeys
+from test_gateway_keys import Keys
+from test_gateway_requests import ScriptedRequests
+
+from gateway import GatewayConfig, build
+from gateway.app import create_app
+from gateway.config import ConnectionLimits
+from gateway.ports import GatewayPorts
+from weft.api.common.v1 import audio_pb2, chat_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
+from weft.dispatch.journey import RequestContext
+from weft.dispatch.speech_call import SpeechPiece
+from weft.kernel.telemetry import configure_logging
+
+CONFIG = GatewayConfig(
+    port=0,
+    body_timeout_seconds=2.0,
+    connections=ConnectionLimits(header_timeout_seconds=2.0, body_grace_seconds=0.3, linger_seconds=0.3),
+)
+"""What a caller may take its time for is short, so that running out of it can be waited for."""
+
+
+@dataclass
+class ForgetfulDispatcher(ScriptedDispatcher):
+    """Answers, and keeps nothing of what it was asked: what the process holds is what the gateway holds."""
+
+    spoken: Any = field(default_factory=lambda: [SpeechPiece(data=b"sound", media_type="audio/mpeg")])
+
+    def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> ScriptedEmbedding:
+        return ScriptedEmbedding([[0.5, 0.25]] * len(payload.inputs), self.was_closed)
+
+    def tokenize(self, context: RequestContext, payload: tokenize_pb2.TokenizePayload) -> "Whole":
+        return Whole(tokenize_pb2.TokenizeResult(count=3))
+
+    def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> "Whole":
+        return Whole([rerank_pb2.RerankScore(index=index, score=0.5) for index in range(len(payload.documents))])
+
+    def generate_images(self, context: RequestContext, payload: image_pb2.ImagePayload) -> "Whole":
+        part = chat_pb2.MediaPart(data=b"image", media_type="image/png")
+        return Whole([image_pb2.GeneratedImage(image=part)] * max(1, payload.count))
+
+    def transcribe(self, context: RequestContext, payload: audio_pb2.TranscriptionPayload) -> "Whole":
+        return Whole(audio_pb2.Transcription(text="words", language="en", duration_seconds=1.5))
+
+    def _note(self, context: object, payload: object) -> None:
+        self.was_asked.set()
+
+
+@dataclass
+class Whole:
+    """An answer in one piece."""
+
+    answer: Any
+    receipt: receipt_pb2.Receipt | None = None
+
+    async def result(self) -> Any:
+        self.receipt = receipt_pb2.Receipt(model="tiny")
+        return self.answer
+
+
+async def serve(log: TextIO, *, with_keys: bool) -> None:
+    """Serve until the input ends."""
+    configure_logging("gateway", file=log)
+    ports = GatewayPorts(
+        dispatcher=ForgetfulDispatcher(),
+        fleet=FixedFleet.of(model("tiny")),
+        registry=ScriptedRegistry(),
+        admin=admin_ports(),
+        requests=ScriptedRequests(),
+        keys=Keys() if with_keys else None,
+        api_keys=ScriptedKeys(),
+        responses=MemoryResponses(),
+    )
+    with patch("gateway.openapi.models_json_schema", schemas_once):
+        routes = [route for route in create_app(CONFIG, ports).routes if isinstance(route, Route)]
+        service = build(CONFIG, ports)
+    await service.start()
+    table = [[method, route.path] for route in routes for method in sorted(cast("set[str]", route.methods))]
+    sys.stdout.write(json.dumps({"port": service.port, "routes": table}) + "\n")
+    sys.stdout.flush()
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    finally:
+        await service.stop(grace_seconds=0.0)
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], "a", buffering=1) as opened:  # noqa: PTH123 - a log, line by line
+        uvloop.run(serve(opened, with_keys="keys" in sys.argv[2:]))

@@ -1,0 +1,339 @@
+"""What the bad-input catalogue stands on: endpoints, cases, the process they are sent to, and the judge of its answers.
+
+A family of cases is a file of its own, `bad_inputs_<family>.py`, and holds `CASES`. An endpoint that is new is one line
+in `ENDPOINTS`; until it is, `test_bad_inputs.py` fails.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from gateway_script import RawResponse, head
+
+HERE = Path(__file__).parent
+ANSWER_SECONDS = 10.0
+"""After this an answer does not come any more."""
+SECRET = "s3cr3t-of-the-caller"  # a key that no answer and no log line may hold
+_LAST_LINES_BYTES = 16_384
+_LEAKS = re.compile(
+    r'Traceback|File "|site-packages|pydantic|/work/|/home/|/root/|/usr/|\.py\b|0x[0-9a-f]{8}|weft_[a-z0-9]{12}_'
+)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One route. `good` is a body that it takes; `kind` says which cases about fields apply."""
+
+    method: str
+    path: str
+    kind: str
+    good: Mapping[str, Any] | None = None
+    dialect: str = "openai"
+
+    @property
+    def route(self) -> tuple[str, str]:
+        """Its method and its path, whatever the parameters in it are called."""
+        return self.method, nameless(self.path)
+
+    @property
+    def address(self) -> str:
+        """A path of this route."""
+        return re.sub(r"\{[^}]*\}", "tiny", self.path)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def nameless(path: str) -> str:
+    """A path without the names of its parameters."""
+    return re.sub(r"\{[^}]*\}", "{}", path)
+
+
+_HI = [{"role": "user", "content": "hi"}]
+_CHAT = {"model": "tiny", "messages": _HI}
+_MESSAGES = {"model": "tiny", "max_tokens": 9, "messages": _HI}
+_MODEL = {"kind": "model", "name": "tiny"}
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/chat/completions", "chat", _CHAT),
+    Endpoint("POST", "/v1/completions", "completions", {"model": "tiny", "prompt": "hi"}),
+    Endpoint("POST", "/v1/embeddings", "embeddings", {"model": "tiny", "input": "hi"}),
+    Endpoint("POST", "/v1/messages", "messages", _MESSAGES, "anthropic"),
+    Endpoint("POST", "/v1/messages/count_tokens", "count", {"model": "tiny", "messages": _HI}, "anthropic"),
+    Endpoint("POST", "/v1/responses", "responses", {"model": "tiny", "input": "hi", "store": False}),
+    Endpoint("POST", "/v1/rerank", "rerank", {"model": "tiny", "query": "hi", "documents": ["a"]}),
+    Endpoint("POST", "/rerank", "rerank", {"model": "tiny", "query": "hi", "documents": ["a"]}),
+    Endpoint("POST", "/v1/tokenize", "tokenize", {"model": "tiny", "content": "hi"}),
+    Endpoint("POST", "/tokenize", "tokenize", {"model": "tiny", "content": "hi"}),
+    Endpoint("POST", "/v1/images/generations", "images", {"model": "tiny", "prompt": "hi"}),
+    Endpoint("POST", "/v1/images/edits", "upload"),
+    Endpoint("POST", "/v1/images/variations", "upload"),
+    Endpoint("POST", "/v1/audio/speech", "speech", {"model": "tiny", "input": "hi", "voice": "a"}),
+    Endpoint("POST", "/v1/audio/transcriptions", "upload"),
+    Endpoint("POST", "/v1/audio/translations", "upload"),
+    Endpoint("PUT", "/api/v1/config", "settings", {"allowCloudFallback": True}),
+    Endpoint("POST", "/api/v1/apply", "declaration", {"documents": [_MODEL]}),
+    Endpoint("PUT", "/api/v1/models/{name}", "declaration", _MODEL),
+    Endpoint("PUT", "/api/v1/agents/{name}", "declaration", {"kind": "agent", "name": "tiny", "target": "tiny"}),
+    Endpoint("PUT", "/api/v1/routes/{name}", "declaration", {"kind": "route", "name": "tiny"}),
+    Endpoint("POST", "/v1/admin/models/{name}/load", "admin", {}),
+    Endpoint("POST", "/v1/admin/models/{name}/unload", "admin", {}),
+    Endpoint("POST", "/v1/admin/cache/flush", "admin", {"scope": "all"}),
+    Endpoint("POST", "/v1/responses/{id}/cancel", "action"),
+    Endpoint("GET", "/v1/responses/{id}", "read"),
+    Endpoint("GET", "/v1/responses/{id}/input_items", "read"),
+    Endpoint("DELETE", "/v1/responses/{id}", "action"),
+    Endpoint("POST", "/api/v1/keys", "admin", {}),
+    Endpoint("POST", "/api/v1/keys/{id}/rotate", "admin", {}),
+    Endpoint("DELETE", "/api/v1/keys/{id}", "action"),
+    Endpoint("GET", "/api/v1/keys", "read"),
+    Endpoint("GET", "/v1/models", "read"),
+    Endpoint("GET", "/v1/models/{model}", "read"),
+    Endpoint("GET", "/v1/models/agent/{agent}", "read"),
+    Endpoint("GET", "/v1/models/route/{route}", "read"),
+    Endpoint("GET", "/v1/requests", "read"),
+    Endpoint("GET", "/v1/requests/{id:path}", "read"),
+    Endpoint("GET", "/v1/clients", "read"),
+    Endpoint("GET", "/v1/admin/models", "read"),
+    Endpoint("GET", "/v1/admin/models/{name}", "read"),
+    Endpoint("GET", "/v1/admin/gpu-memory", "read"),
+    Endpoint("GET", "/v1/admin/operations", "read"),
+    Endpoint("GET", "/v1/admin/operations/{name}", "read"),
+    Endpoint("DELETE", "/v1/admin/operations/{name}", "action"),
+    Endpoint("GET", "/v1/admin/audit", "read"),
+    *(Endpoint("GET", f"/api/v1/{kind}", "list") for kind in ("models", "agents", "runners", "pools", "routes")),
+    *(
+        Endpoint("GET", f"/api/v1/{kind}/{{name}}", "read")
+        for kind in ("models", "agents", "runners", "pools", "routes")
+    ),
+    *(Endpoint("DELETE", f"/api/v1/{kind}/{{name}}", "action") for kind in ("models", "agents", "runners", "routes")),
+    Endpoint("GET", "/api/v1/models/{name}/members", "read"),
+    Endpoint("GET", "/api/v1/config", "read"),
+    Endpoint("GET", "/api/v1/events", "read"),
+    Endpoint("GET", "/health", "read"),
+    Endpoint("GET", "/metrics", "read"),
+    Endpoint("GET", "/openapi.json", "read"),
+)
+
+Send = Callable[[Endpoint], bytes]
+Applies = Callable[[Endpoint], bool]
+
+
+def takes_json(endpoint: Endpoint) -> bool:
+    """Whether it has a body of JSON."""
+    return endpoint.good is not None
+
+
+def of_kind(*kinds: str) -> Applies:
+    """The endpoints of some kinds."""
+    return lambda endpoint: endpoint.kind in kinds
+
+
+def everywhere(endpoint: Endpoint) -> bool:
+    """Every endpoint."""
+    return bool(endpoint.path)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to send, the endpoints it is sent to, and the statuses that are right."""
+
+    name: str
+    send: Send
+    statuses: frozenset[int] = frozenset({400})
+    applies: Applies = takes_json
+    in_envelope: bool = True
+    """Whether the answer is an error's."""
+
+
+def request(
+    endpoint: Endpoint, body: bytes = b"", headers: Mapping[str, str] | None = None, *, path: str = ""
+) -> bytes:
+    """A request on a connection of its own."""
+    given = {"Host": "localhost", "Connection": "close", "Authorization": f"Bearer {SECRET}"}
+    if body or endpoint.method in {"POST", "PUT"}:
+        given |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    return head(f"{endpoint.method} {path or endpoint.address} HTTP/1.1", {**given, **(headers or {})}) + body
+
+
+def good_body(endpoint: Endpoint) -> bytes:
+    """A body that the endpoint takes."""
+    return json.dumps(endpoint.good if endpoint.good is not None else {}).encode()
+
+
+def later(make: Callable[[], Send]) -> Send:
+    """What is large is made when it is sent."""
+
+    def send(endpoint: Endpoint) -> bytes:
+        return make()(endpoint)
+
+    return send
+
+
+def with_body(body: bytes | Callable[[Endpoint], bytes]) -> Send:
+    """Send a body as JSON."""
+    return lambda endpoint: request(endpoint, body(endpoint) if callable(body) else body)
+
+
+def with_fields(fields: Mapping[str, Any], without: tuple[str, ...] = ()) -> Send:
+    """Send the good body with other fields."""
+
+    def send(endpoint: Endpoint) -> bytes:
+        kept = {name: value for name, value in (endpoint.good or {}).items() if name not in without}
+        return request(endpoint, json.dumps({**kept, **fields}).encode())
+
+    return send
+
+
+def with_member(member: bytes) -> Send:
+    """Send the good body with one more member, byte by byte as given."""
+
+    def send(endpoint: Endpoint) -> bytes:
+        rest = good_body(endpoint)[1:]
+        return request(endpoint, b"{" + member + (b"}" if rest == b"}" else b"," + rest))
+
+    return send
+
+
+@dataclass
+class Victim:
+    """The process that the catalogue is sent to."""
+
+    process: psutil.Process
+    port: int
+    routes: frozenset[tuple[str, str]]
+    log: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
+    resident_at_start: int = 0
+    """Bytes it held after its first good request."""
+
+    def endpoints(self, case: Case) -> list[Endpoint]:
+        """Those that it has and that a case is about."""
+        return [endpoint for endpoint in ENDPOINTS if endpoint.route in self.routes and case.applies(endpoint)]
+
+    def exchange(self, raw: bytes) -> bytes:
+        """Send, and read until the other side has closed."""
+        with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS) as connection:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(raw)
+            pieces = []
+            with suppress(ConnectionResetError):
+                while piece := connection.recv(65_536):
+                    pieces.append(piece)
+        return b"".join(pieces)
+
+    def faults(self, case: Case, endpoint: Endpoint) -> list[str]:
+        """What is wrong with how one case was taken; empty where nothing is."""
+        answer = self.exchange(case.send(endpoint))
+        found = [*judge(answer, case, endpoint), *self._faults_of_log(answer, case)]
+        if not self.is_well():
+            found.append("the next good request was not answered")
+        return [f"{endpoint}: {fault}" for fault in found]
+
+    def is_well(self) -> bool:
+        """Whether it is the same process, and takes the next good request."""
+        if not self.process.is_running() or self.process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        answer = self.exchange(request(ENDPOINTS[0], good_body(ENDPOINTS[0]), self.headers))
+        return answer.startswith(b"HTTP/1.1 200")
+
+    def resident_bytes(self) -> int:
+        """Memory it holds."""
+        return int(self.process.memory_info().rss)
+
+    def counted(self) -> int:
+        """Requests and refusals that its metrics have counted."""
+        text = self.exchange(request(Endpoint("GET", "/metrics", "read"), b"", self.headers)).decode()
+        counts = re.findall(r"^weft_gateway_(?:requests|refused)_total\S* (\S+)$", text, re.MULTILINE)
+        return int(sum(map(float, counts)))
+
+    def _faults_of_log(self, answer: bytes, case: Case) -> list[str]:
+        if not case.in_envelope or not answer:
+            return []
+        request_id = RawResponse.parse(answer).headers.get("x-request-id", "?")
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _LAST_LINES_BYTES))
+            count = file.read().count(f'"{request_id}"'.encode())
+        return [] if count == 1 else [f"{count} log lines instead of one"]
+
+
+def judge(answer: bytes, case: Case, endpoint: Endpoint) -> list[str]:
+    """What is wrong with an answer; empty where nothing is."""
+    if not answer:
+        return ["no answer"]
+    response = RawResponse.parse(answer)
+    faults = []
+    if response.status not in case.statuses:
+        faults.append(f"status {response.status} instead of {sorted(case.statuses)}: {response.body[:200]!r}")
+    text = response.body.decode("utf-8", "replace")
+    leak = _LEAKS.search(text) if case.in_envelope else None
+    if leak is not None or SECRET in text:
+        faults.append(f"it leaks {leak and leak[0]!r}")
+    if not response.headers.get("x-request-id"):
+        faults.append("no request id")
+    return faults + (_faults_of_envelope(response, endpoint) if case.in_envelope else [])
+
+
+def _faults_of_envelope(response: RawResponse, endpoint: Endpoint) -> list[str]:
+    if endpoint.method == "HEAD":
+        return []
+    try:
+        body = json.loads(response.body)
+        error = body["error"]
+    except (ValueError, KeyError, TypeError):
+        error = None
+    if not isinstance(error, dict):
+        return [f"no envelope: {response.body[:100]!r}"]
+    faults = []
+    wanted = {"message", "type", "code"} | ({"param"} if endpoint.dialect == "openai" else set())
+    # What is refused before its path is known is refused in the words of OpenAI's API.
+    if not wanted <= set(error) or (endpoint.dialect == "anthropic") > (
+        body.get("type") == "error" or "param" in error
+    ):
+        faults.append(f"the envelope is of another surface: {sorted(error)}")
+    if body.get("request_id") != response.headers.get("x-request-id"):
+        faults.append("the request id of the body is another one")
+    if response.headers.get("content-type") != "application/json":
+        faults.append("the error is not declared as JSON")
+    return faults
+
+
+@contextmanager
+def victim(folder: Path, *, headers: Mapping[str, str] | None = None, keys: bool = False) -> Iterator[Victim]:
+    """A process to send bad inputs to."""
+    log = folder / "victim.log"
+    log.touch()
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "bad_inputs_server.py"), str(log), *(["keys"] if keys else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.getcwd()])},  # noqa: PTH109
+    ) as process:
+        try:
+            assert process.stdout is not None
+            facts = json.loads(process.stdout.readline())
+            routes = frozenset((method, nameless(path)) for method, path in facts["routes"])
+            found = Victim(psutil.Process(process.pid), facts["port"], routes, log, headers or {})
+            assert found.is_well()
+            found.resident_at_start = found.resident_bytes()
+            yield found
+        finally:
+            process.kill()
+
+
+def settle(found: Victim, most: int, seconds: float = 5.0) -> int:
+    """The memory that it holds once it is down to `most`, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (held := found.resident_bytes()) > most and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return held

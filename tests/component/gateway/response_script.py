@@ -1,0 +1,50 @@
+"""Whoever keeps responses, in memory, with failures on order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.dispatch.stored_responses import MAX_CHAIN, StoredResponse, response_not_found
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+MAX_KEPT = 1000
+
+
+@dataclass
+class MemoryResponses:
+    """A ResponseStore. `failure` is raised by every method, `save_failure` by `save` alone."""
+
+    kept: dict[str, StoredResponse] = field(default_factory=dict)
+    failure: WeftError | None = None
+    save_failure: WeftError | None = None
+
+    async def save(self, response: StoredResponse) -> None:
+        self._fail()
+        if self.save_failure is not None:
+            raise self.save_failure
+        if len(self.kept) >= MAX_KEPT:
+            raise WeftError(Reason.TOO_MANY_RESOURCES, f"at most {MAX_KEPT} responses are kept")
+        self.kept[response.id] = response
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        self._fail()
+        found = self.kept.get(response_id)
+        if found is None or found.tenant != tenant:
+            raise response_not_found(response_id)
+        return found
+
+    async def chain(self, tenant: str, response_id: str) -> Sequence[StoredResponse]:
+        found = [await self.get(tenant, response_id)]
+        while found[-1].previous_id:
+            if len(found) == MAX_CHAIN:
+                raise invalid_field("previous_response_id", f"continues more than {MAX_CHAIN} responses")
+            found.append(await self.get(tenant, found[-1].previous_id))
+        return found[::-1]
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        await self.get(tenant, response_id)
+        del self.kept[response_id]
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,204 @@
+"""`/api/v1/keys`: only for callers with a key, and never more than they may themselves."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import structlog
+from gateway_script import RawResponse, RunningGateway, serving
+
+from gateway.keys.schemas import KeyDocument, KeyList, NewKeyBody, NewKeyDocument
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.reasons import Reason
+
+PATH = "/api/v1/keys"
+PEPPER, SECRET, NEW_SECRET = b"p" * 32, "5" * 64, "7" * 64
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOLDERS = {
+    "viewer000000": ("keys:view",),
+    "maker0000000": ("keys:create", "models:view"),
+    "editor000000": ("keys:edit", "models:view"),
+    "clerk0000000": ("keys:*", "models:view"),
+    "admin0000000": ("*:*",),
+    "user00000000": ("inference:create",),
+}
+
+
+def known(key_id: str = "abc000000000", *scopes: str) -> KeyDocument:
+    return KeyDocument(
+        kind="apiKey",
+        id=key_id,
+        state="good",
+        tenant="team-a",
+        scopes=scopes or ("models:view",),
+        description="",
+        create_time=NOW,
+    )
+
+
+@dataclass
+class ScriptedKeys:
+    """See KeysPort; what it was asked stands in `asked`."""
+
+    keys: dict[str, KeyDocument] = field(default_factory=lambda: {"abc000000000": known()})
+    asked: list[Any] = field(default_factory=list)
+
+    async def list_all(self) -> KeyList:
+        return KeyList(kind="ApiKeyList", items=tuple(self.keys.values()))
+
+    async def create(self, wanted: NewKeyBody) -> NewKeyDocument:
+        self.asked.append(wanted)
+        return NewKeyDocument(**known("new000000000").model_dump(), key=key_text("new000000000", NEW_SECRET))
+
+    async def revoke(self, key_id: str) -> None:
+        self.asked.append(("revoke", key_id))
+        if key_id not in self.keys:
+            raise WeftError(Reason.NOT_FOUND, "there is no key of this id")
+
+    async def rotate(self, key_id: str, grace_seconds: int | None) -> NewKeyDocument:
+        self.asked.append(("rotate", key_id, grace_seconds))
+        text = key_text(key_id, NEW_SECRET)
+        return NewKeyDocument(**self.keys[key_id].model_dump(), key=text, old_expire_time=NOW)
+
+
+class Ring:
+    """The keys of HOLDERS."""
+
+    is_ready = True
+    ring = KeyRing(
+        pepper=PEPPER,
+        keys={
+            key_id: KeyVerifier(
+                key_id=key_id,
+                tenant="ops",
+                access=parse_scopes(scopes, "scopes"),
+                digest=key_digest(PEPPER, SECRET),
+            )
+            for key_id, scopes in HOLDERS.items()
+        },
+    )
+
+
+async def ask(
+    gateway: RunningGateway, holder: str, method: str, path: str = PATH, body: object = None
+) -> tuple[RawResponse, Any]:
+    headers = {"Authorization": f"Bearer {key_text(holder, SECRET)}", "Content-Type": "application/json"}
+    raw = b"" if body is None else json.dumps(body).encode()
+    answer = await gateway.request(method, path, raw, headers)
+    return answer, json.loads(answer.body) if answer.body else None
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/abc000000000")])
+async def test_where_nobody_needs_a_key_nobody_makes_one_over_http(method: str, path: str) -> None:
+    keys = ScriptedKeys()
+    async with serving(api_keys=keys) as gateway:
+        assert (await gateway.request(method, path)).status == 404
+    assert keys.asked == []
+
+
+async def test_keys_are_listed_without_secrets() -> None:
+    async with serving(keys=Ring(), api_keys=ScriptedKeys()) as gateway:
+        answer, found = await ask(gateway, "viewer000000", "GET")
+    assert answer.status == 200
+    assert found == {
+        "kind": "ApiKeyList",
+        "items": [
+            {
+                "kind": "apiKey",
+                "id": "abc000000000",
+                "state": "good",
+                "tenant": "team-a",
+                "scopes": ["models:view"],
+                "description": "",
+                "createTime": "2026-01-01T00:00:00Z",
+            }
+        ],
+    }
+
+
+async def test_a_new_key_is_shown_once_is_not_to_be_kept_by_caches_and_stands_in_no_log() -> None:
+    keys = ScriptedKeys()
+    wish = {"description": "notebook", "tenant": "team-a", "scopes": ["models:view"], "lifetimeSeconds": 3600}
+    with structlog.testing.capture_logs() as lines:
+        async with serving(keys=Ring(), api_keys=keys) as gateway:
+            answer, found = await ask(gateway, "maker0000000", "POST", body=wish)
+    assert answer.status == 201
+    assert found["key"] == key_text("new000000000", NEW_SECRET)
+    assert answer.headers["cache-control"] == "no-store"
+    assert keys.asked == [
+        NewKeyBody(description="notebook", tenant="team-a", scopes=("models:view",), lifetime_seconds=3600)
+    ]
+    assert NEW_SECRET not in str(lines)
+    (line,) = [line for line in lines if line["event"] == "key made"]
+    assert (line["id"], line["by"]) == ("new000000000", "key:maker0000000")
+
+
+async def test_a_key_is_revoked_and_rotated_with_and_without_a_grace() -> None:
+    keys = ScriptedKeys()
+    async with serving(keys=Ring(), api_keys=keys) as gateway:
+        answer, found = await ask(gateway, "editor000000", "DELETE", f"{PATH}/abc000000000")
+        assert (answer.status, found) == (204, None)
+        for holder, body, grace in (("admin0000000", None, None), ("admin0000000", {"graceSeconds": 0}, 0)):
+            answer, found = await ask(gateway, holder, "POST", f"{PATH}/abc000000000/rotate", body)
+            assert answer.status == 200
+            assert found["key"] == key_text("abc000000000", NEW_SECRET)
+            assert found["oldExpireTime"] == "2026-01-01T00:00:00Z"
+            assert keys.asked[-1] == ("rotate", "abc000000000", grace)
+        answer, found = await ask(gateway, "editor000000", "DELETE", f"{PATH}/nobody000000")
+        assert (answer.status, found["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("holder", "method", "path", "body", "scope"),
+    [
+        ("user00000000", "GET", PATH, None, "keys:view"),
+        ("viewer000000", "POST", PATH, {"scopes": ["keys:view"]}, "keys:create"),
+        ("viewer000000", "DELETE", f"{PATH}/abc000000000", None, "keys:edit"),
+        ("maker0000000", "POST", f"{PATH}/abc000000000/rotate", None, "keys:edit"),
+        ("editor000000", "POST", f"{PATH}/abc000000000/rotate", None, "keys:create"),
+        ("maker0000000", "POST", PATH, {"scopes": ["models:edit"]}, "models:edit"),
+        ("maker0000000", "POST", PATH, {"scopes": ["models:view", "*:*"]}, "inference:create"),
+        ("maker0000000", "POST", PATH, {}, "inference:create"),
+        ("maker0000000", "POST", PATH, None, "inference:create"),
+        ("admin0000000", "POST", PATH, {"scopes": ["mesh:create"]}, "mesh:create"),
+        ("clerk0000000", "POST", f"{PATH}/strong000000/rotate", None, "models:create"),
+    ],
+)
+async def test_nobody_does_or_gives_more_than_their_key_may(
+    holder: str, method: str, path: str, body: object, scope: str
+) -> None:
+    keys = ScriptedKeys(keys={"abc000000000": known(), "strong000000": known("strong000000", "models:*")})
+    async with serving(keys=Ring(), api_keys=keys) as gateway:
+        answer, found = await ask(gateway, holder, method, path, body)
+    assert (answer.status, found["error"]["code"]) == (403, "permission_denied")
+    assert scope in found["error"]["message"]
+    assert keys.asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PATH, {"description": "x" * 129}, "description"),
+        (PATH, {"tenant": "x" * 65}, "tenant"),
+        (PATH, {"scopes": "models:view"}, "scopes"),
+        (PATH, {"scopes": ["models:view"] * 33}, "scopes"),
+        (PATH, {"scopes": ["nonsense"]}, "scopes[0]"),
+        (PATH, {"scopes": [7]}, "scopes[0]"),
+        (PATH, {"lifetimeSeconds": 59}, "lifetimeSeconds"),
+        (PATH, {"lifetimeSeconds": "60"}, "lifetimeSeconds"),
+        (PATH, {"expires": "90d"}, "expires"),
+        (f"{PATH}/abc000000000/rotate", {"graceSeconds": -1}, "graceSeconds"),
+        (f"{PATH}/abc000000000/rotate", {"graceSeconds": 30 * 86_400 + 1}, "graceSeconds"),
+        (f"{PATH}/a%20b/rotate", {}, "id"),
+        (f"{PATH}?dryRun=1", {"scopes": ["models:view"]}, "dryRun"),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_name(path: str, body: object, param: str) -> None:
+    keys = ScriptedKeys()
+    async with serving(keys=Ring(), api_keys=keys) as gateway:
+        answer, found = await ask(gateway, "admin0000000", "POST", path, body)
+    assert (answer.status, found["error"]["param"]) == (400, param)
+    assert keys.asked == []

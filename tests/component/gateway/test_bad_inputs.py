@@ -1,0 +1,184 @@
+"""The bad-input catalogue: every case against every endpoint that it is about, in a gateway of its own process."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
+
+import bad_inputs_auth
+import bad_inputs_chat
+import bad_inputs_http
+import bad_inputs_json
+import bad_inputs_media
+import bad_inputs_names
+import bad_inputs_schema
+import bad_inputs_uploads
+import psutil
+import pytest
+from bad_inputs_stage import ENDPOINTS, SECRET, Case, Victim, judge, request, settle, victim
+
+MEBIBYTE = 1024 * 1024
+FAMILIES = (
+    bad_inputs_http,
+    bad_inputs_json,
+    bad_inputs_chat,
+    bad_inputs_schema,
+    bad_inputs_media,
+    bad_inputs_names,
+    bad_inputs_uploads,
+)
+CASES = tuple(case for family in FAMILIES for case in family.CASES)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with victim(tmp_path_factory.mktemp("victim")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def guarded_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with victim(tmp_path_factory.mktemp("guarded"), headers=bad_inputs_auth.GOOD, keys=True) as found:
+        yield found
+
+
+def test_every_route_of_the_gateway_is_in_the_catalogue(gateway: Victim) -> None:
+    assert {route for route in gateway.routes if route[0] != "HEAD"} - {
+        endpoint.route for endpoint in ENDPOINTS
+    } == set()
+
+
+def test_every_case_has_a_name_of_its_own_and_an_endpoint(gateway: Victim) -> None:
+    assert [name for name, count in Counter(case.name for case in CASES).items() if count > 1] == []
+    assert [case.name for case in CASES if not gateway.endpoints(case)] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_bad_is_refused_as_it_should_be_and_harms_nothing(case: Case, gateway: Victim) -> None:
+    assert [fault for endpoint in gateway.endpoints(case) for fault in gateway.faults(case, endpoint)] == []
+
+
+@pytest.mark.parametrize("case", bad_inputs_auth.CASES, ids=lambda case: case.name)
+def test_whoever_shows_no_good_key_is_refused_at_every_door(case: Case, guarded_gateway: Victim) -> None:
+    endpoints = guarded_gateway.endpoints(case)
+    assert len(endpoints) > 40
+    assert [fault for endpoint in endpoints for fault in guarded_gateway.faults(case, endpoint)] == []
+
+
+def test_every_bad_request_is_counted_once(gateway: Victim) -> None:
+    before, sent = gateway.counted(), 0
+    for family in FAMILIES:
+        for case in family.CASES[:8]:
+            for endpoint in gateway.endpoints(case)[:2]:
+                gateway.exchange(case.send(endpoint))
+                sent += 1
+    assert sent > 80
+    # The question for the counts is a request, too, and is counted after its answer.
+    assert gateway.counted() - before == sent + 1
+
+
+def test_memory_is_back_after_the_largest_of_them(gateway: Victim) -> None:
+    large = [case for case in CASES if any(mark in case.name for mark in (" MB", ",000", "10^6"))]
+    assert len(large) > 20
+    for case in large:
+        for endpoint in gateway.endpoints(case)[:1]:
+            gateway.exchange(case.send(endpoint))
+    most = gateway.resident_at_start + 64 * MEBIBYTE
+    assert settle(gateway, most) <= most
+
+
+def test_no_key_that_was_sent_is_in_the_log(gateway: Victim, guarded_gateway: Victim) -> None:
+    for endpoint in ENDPOINTS[:4]:
+        gateway.exchange(request(endpoint, b"{"))
+    text = gateway.log.read_text() + guarded_gateway.log.read_text()
+    assert "refused" in text
+    assert SECRET not in text
+    assert bad_inputs_auth.GOOD_SECRET not in text
+
+
+GOOD_HEAD = b"HTTP/1.1 400 \r\ncontent-type: application/json\r\nx-request-id: r-1\r\n\r\n"
+GOOD_ERROR = b'"message":"m","type":"t","param":null,"code":"c"'
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (b"", "no answer"),
+        (GOOD_HEAD.replace(b"400", b"200") + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', "status 200"),
+        (GOOD_HEAD.replace(b"400", b"500") + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', "status 500"),
+        (GOOD_HEAD + b'{"detail":[]}', "no envelope"),
+        (GOOD_HEAD + b"<html>", "no envelope"),
+        (GOOD_HEAD + b'{"error":{"message":"m"},"request_id":"r-1"}', "envelope is of another surface"),
+        (GOOD_HEAD + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-2"}', "request id of the body"),
+        (GOOD_HEAD.replace(b"x-request-id: r-1\r\n", b"") + b'{"error":{' + GOOD_ERROR + b"}}", "no request id"),
+        (
+            GOOD_HEAD.replace(b"application/json", b"text/plain")
+            + b'{"error":{'
+            + GOOD_ERROR
+            + b'},"request_id":"r-1"}',
+            "not declared",
+        ),
+        (
+            GOOD_HEAD + b'{"error":{' + GOOD_ERROR.replace(b'"m"', b'"Traceback (most"') + b'},"request_id":"r-1"}',
+            "leaks",
+        ),
+        (
+            GOOD_HEAD
+            + b'{"error":{'
+            + GOOD_ERROR.replace(b'"m"', b'"no file /work/main/x"')
+            + b'},"request_id":"r-1"}',
+            "leaks",
+        ),
+        (
+            GOOD_HEAD
+            + b'{"error":{'
+            + GOOD_ERROR.replace(b'"m"', SECRET.encode().join([b'"', b'"']))
+            + b'},"request_id":"r-1"}',
+            "leaks",
+        ),
+    ],
+)
+def test_the_judge_sees_what_is_wrong(answer: bytes, fault: str) -> None:
+    found = judge(answer, CASES[0], ENDPOINTS[0])
+    assert any(fault in one for one in found), found
+
+
+def test_the_judge_finds_nothing_where_nothing_is_wrong() -> None:
+    assert judge(GOOD_HEAD + b'{"error":{' + GOOD_ERROR + b'},"request_id":"r-1"}', CASES[0], ENDPOINTS[0]) == []
+
+
+@contextmanager
+def broken_server(answer: bytes, folder: Path) -> Iterator[Victim]:
+    """What answers everything, good or bad, in the same words."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1_000_000)
+            self.request.sendall(answer)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        log = folder / "log"
+        log.write_text("")
+        routes = frozenset(endpoint.route for endpoint in ENDPOINTS)
+        yield Victim(psutil.Process(), server.server_address[1], routes, log)
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "faults"),
+    [
+        (b"HTTP/1.1 200 \r\nx-request-id: r-1\r\n\r\n{}", ["status 200", "no envelope", "0 log lines"]),
+        (b"HTTP/1.1 500 \r\nx-request-id: r-1\r\n\r\nTraceback", ["status 500", "leaks", "next good request"]),
+        (b"", ["no answer", "next good request"]),
+    ],
+)
+def test_a_server_that_takes_everything_fails_the_catalogue(answer: bytes, faults: list[str], tmp_path: Path) -> None:
+    with broken_server(answer, tmp_path) as broken:
+        for case in bad_inputs_json.CASES[:3]:
+            found = [fault for endpoint in broken.endpoints(case)[:2] for fault in broken.faults(case, endpoint)]
+            assert [fault for fault in faults if not any(fault in one for one in found)] == []

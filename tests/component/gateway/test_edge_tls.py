@@ -1,0 +1,208 @@
+"""HTTPS at the edge: what is spoken, what is refused, and what happens when the certificate is replaced."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher
+from registry_script import ScriptedRegistry
+
+import gateway.service
+from gateway.config import ConnectionLimits, GatewayConfig
+from gateway.edge_tls import EdgeTls
+from gateway.ports import GatewayPorts
+from gateway.service import GatewayService
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.tls_check import TlsFiles
+from weft.testing.certificates import Authority
+
+ELSEWHERE = "0.0.0.0"
+
+
+@pytest.fixture
+def ca() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def files(ca: Authority, tmp_path: Path) -> TlsFiles:
+    return ca.issue("127.0.0.1").write(tmp_path)
+
+
+def service(config: GatewayConfig) -> GatewayService:
+    ports = GatewayPorts(dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of(), registry=ScriptedRegistry())
+    return gateway.service.build(config, ports)
+
+
+@asynccontextmanager
+async def serving(files: TlsFiles, config: GatewayConfig | None = None, **tls: float) -> AsyncIterator[GatewayService]:
+    edge = EdgeTls(files=files, **tls)
+    running = service(replace(config or GatewayConfig(port=0), tls=edge))
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop(grace_seconds=0)
+
+
+def trusting(ca: Authority) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=ca.root.decode())
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
+async def is_answered(edge: GatewayService, context: ssl.SSLContext) -> bool:
+    """Whether a request gets an answer of the application: there is no runner, and it says so."""
+    url = f"https://127.0.0.1:{edge.port}/health"
+    async with aiohttp.ClientSession() as http, http.get(url, ssl=context) as response:
+        return response.status == 503 and "status" in await response.json()
+
+
+async def first_bytes(port: int, words: bytes) -> bytes:
+    """What a connection answers to `words` until it is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(words)
+    try:
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_requests_over_https_are_answered_with_http_1_and_tls_of_today(ca: Authority, files: TlsFiles) -> None:
+    async with serving(files) as edge:
+        assert edge.url == f"https://127.0.0.1:{edge.port}"
+        assert await is_answered(edge, trusting(ca))
+        reader, writer = await asyncio.open_connection("127.0.0.1", edge.port, ssl=trusting(ca))
+        spoken = writer.get_extra_info("ssl_object")
+        assert (spoken.version(), spoken.selected_alpn_protocol()) == ("TLSv1.3", "http/1.1")
+        writer.close()
+        await writer.wait_closed()
+        del reader
+
+
+async def test_callers_who_trust_another_authority_do_not_get_through(files: TlsFiles) -> None:
+    async with serving(files) as edge:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await is_answered(edge, trusting(Authority()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_tls_older_than_1_2_is_refused(ca: Authority, files: TlsFiles) -> None:
+    old = trusting(ca)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = ssl.TLSVersion.TLSv1
+    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with serving(files) as edge:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("127.0.0.1", edge.port, ssl=old)
+        assert await is_answered(edge, trusting(ca))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + b"\x00" * 100_000,
+        b"\x00" * 1000,
+    ],
+    ids=["plain HTTP", "HTTP/2 preface", "a hello without end", "garbage"],
+)
+async def test_what_is_not_tls_is_cut_and_hurts_nobody(ca: Authority, files: TlsFiles, words: bytes) -> None:
+    async with serving(files, handshake_timeout_seconds=0.2) as edge:
+        assert b"HTTP" not in await first_bytes(edge.port, words)
+        assert await is_answered(edge, trusting(ca))
+
+
+async def test_a_client_that_does_not_finish_its_handshake_is_cut(ca: Authority, files: TlsFiles) -> None:
+    async with serving(files, handshake_timeout_seconds=0.05) as edge:
+        assert await first_bytes(edge.port, b"") == b""
+        assert await is_answered(edge, trusting(ca))
+
+
+async def test_a_refusal_before_the_application_is_readable_over_tls_too(ca: Authority, files: TlsFiles) -> None:
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    config = GatewayConfig(port=0, connections=ConnectionLimits(linger_seconds=0.05))
+    async with serving(files, config) as edge:
+        reader, writer = await asyncio.open_connection("127.0.0.1", edge.port, ssl=trusting(ca))
+        writer.write(b"this is no HTTP\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400")
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+    assert faults == []
+
+
+async def test_a_new_certificate_is_shown_to_the_next_client_and_running_connections_stay(
+    files: TlsFiles, ca: Authority, tmp_path: Path
+) -> None:
+    other = Authority()
+    async with serving(files) as edge:
+        async with aiohttp.ClientSession() as old_client:
+            url, context = f"https://127.0.0.1:{edge.port}/health", trusting(ca)
+            async with old_client.get(url, ssl=context) as response:
+                await response.read()
+            other.issue("127.0.0.1").write(tmp_path)
+            assert await is_answered(edge, trusting(other))
+            async with old_client.get(url, ssl=context) as response:
+                assert await response.read()
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await is_answered(edge, trusting(ca))
+
+
+async def test_new_files_that_cannot_be_used_leave_the_old_certificate_in_use(files: TlsFiles, ca: Authority) -> None:
+    assert files.key_file is not None
+    async with serving(files) as edge:
+        files.key_file.write_bytes(b"half a k")
+        assert await is_answered(edge, trusting(ca))
+
+
+async def test_a_key_that_others_may_read_keeps_the_edge_from_starting(files: TlsFiles) -> None:
+    assert files.key_file is not None
+    files.key_file.chmod(0o644)
+    with pytest.raises(FieldError, match="0644"):
+        await service(GatewayConfig(port=0, tls=EdgeTls(files=files))).start()
+
+
+@pytest.mark.parametrize(
+    ("has_keys", "has_tls", "is_elsewhere", "missing"),
+    [
+        (False, False, False, ("auth.required", "gateway.tls.certificate_file")),
+        (False, True, False, ("auth.required",)),
+        (False, False, True, ("auth.required",)),
+        (True, False, False, ("gateway.tls.certificate_file", "gateway.tls_terminated_elsewhere")),
+        (True, True, False, ()),
+        (True, False, True, ()),
+    ],
+)
+async def test_beyond_loopback_it_listens_with_keys_and_tls_alone(
+    files: TlsFiles, has_keys: bool, has_tls: bool, is_elsewhere: bool, missing: tuple[str, ...]
+) -> None:
+    tls = EdgeTls(files=files) if has_tls else None
+    edge = service(
+        GatewayConfig(host=ELSEWHERE, port=0, auth_required=has_keys, tls=tls, tls_terminated_elsewhere=is_elsewhere)
+    )
+    if not missing:
+        await edge.start()
+        socket.create_connection(("127.0.0.1", edge.port)).close()
+        await edge.stop(grace_seconds=0)
+        return
+    with pytest.raises(WeftError, match="not a loopback address") as refused:
+        await edge.start()
+    named = [
+        setting
+        for setting in ("auth.required", "gateway.tls.certificate_file", "gateway.tls_terminated_elsewhere")
+        if setting in refused.value.message
+    ]
+    assert set(missing) <= set(named)
+    assert ("auth.required" in named) is not has_keys

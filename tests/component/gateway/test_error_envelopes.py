@@ -1,0 +1,280 @@
+"""Every answer that is not 2xx, on every route: the envelope of its clients, the request's id, and when to retry."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from admin_script import admin_ports
+from fastapi import FastAPI, Request, Response
+from gateway_script import FixedFleet, ScriptedDispatcher, model, schemas_once
+from registry_script import ScriptedRegistry
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+from structlog.testing import capture_logs
+
+from gateway import GatewayConfig
+from gateway.app import create_app
+from gateway.ports import GatewayPorts
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import KeyRing
+from weft.kernel.reasons import Reason
+
+VERSION = (b"anthropic-version", b"2023-06-01")
+OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+FAILURES = [
+    (RuntimeError("/etc/weft/secret"), 500, "internal"),
+    (WeftError(Reason.RATE_LIMIT_EXCEEDED, "too often", retry_after_seconds=900), 429, "rate_limit_exceeded"),
+    (WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=0.1), 503, "queue_full"),
+    (WeftError(Reason.OUT_OF_MEMORY, "does not fit"), 503, "out_of_memory"),
+    (WeftError(Reason.DEADLINE_EXCEEDED, "late"), 504, "deadline_exceeded"),
+]
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class NoKeys:
+    """A gate through which nobody comes."""
+
+    ring: KeyRing = field(default_factory=KeyRing)
+    is_ready: bool = True
+
+
+def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedFleet | None = None) -> FastAPI:
+    ports = GatewayPorts(
+        dispatcher=ScriptedDispatcher(),
+        fleet=fleet or FixedFleet.of(model("tiny")),
+        registry=ScriptedRegistry(),
+        admin=admin_ports(),
+        keys=keys,
+    )
+    with patch("gateway.openapi.models_json_schema", schemas_once):
+        return create_app(config, ports)
+
+
+@cache
+def small_app() -> FastAPI:
+    return make_app(GatewayConfig(max_body_bytes=10))
+
+
+def routes(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Every method and path, with something in the place of its parameters."""
+    for route in app.routes:
+        assert isinstance(route, Route)
+        path = route.path.replace("{id:path}", "x/y")
+        while "{" in path:
+            start, _, rest = path.partition("{")
+            path = start + "x" + rest.partition("}")[2]
+        for method in sorted(route.methods or ()):
+            yield method, path
+
+
+async def ask(app: FastAPI, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b"") -> Answer:
+    """One request, without a network."""
+    answer = Answer()
+    scope: Scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"), *headers],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            answer.body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    return answer
+
+
+def is_anthropic(path: str, headers: tuple[tuple[bytes, bytes], ...]) -> bool:
+    """What the contract says, in words of the test's own."""
+    parts = path.split("/")[:3]
+    return parts == ["", "v1", "messages"] or (parts == ["", "v1", "models"] and VERSION in headers)
+
+
+def require_contract(
+    answer: Answer, path: str, headers: tuple[tuple[bytes, bytes], ...], status: int, code: str
+) -> dict[str, Any]:
+    """The error in an answer, once all of it is as promised."""
+    where = (path, headers, answer)
+    assert answer.status == status, where
+    assert answer.headers["content-type"] == "application/json", where
+    document = json.loads(answer.body)
+    error: dict[str, Any] = document["error"]
+    request_id = answer.headers["x-request-id"]
+    assert request_id, where
+    assert document["request_id"] == request_id, where
+    assert error["code"] == code, where
+    assert "secret" not in error["message"], where
+    if is_anthropic(path, headers):
+        assert document["type"] == "error", where
+        assert error["type"] == ANTHROPIC_TYPES[status], where
+        assert answer.headers["request-id"] == request_id, where
+    else:
+        assert "type" not in document, where
+        assert error["type"] == OPENAI_TYPES[status], where
+        assert "param" in error, where
+        assert "request-id" not in answer.headers, where
+    require_honest_retries(answer)
+    return error
+
+
+def require_honest_retries(answer: Answer) -> None:
+    if answer.status in {429, 503}:
+        assert answer.headers["retry-after"] in {str(seconds) for seconds in range(1, 61)}
+        assert answer.headers["x-should-retry"] in {"true", "false"}
+    else:
+        assert "retry-after" not in answer.headers
+
+
+def test_the_walk_sees_routes_of_every_surface() -> None:
+    paths = {path for _, path in routes(small_app())}
+    assert {"/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/health"} <= paths
+    assert {"/api/v1/models", "/metrics", "/openapi.json"} <= paths
+
+
+@pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
+@pytest.mark.parametrize(("failure", "status", "code"), FAILURES, ids=[code for _, _, code in FAILURES])
+async def test_whatever_a_route_raises_is_answered_in_the_words_of_its_clients(
+    headers: tuple[tuple[bytes, bytes], ...], failure: Exception, status: int, code: str
+) -> None:
+    async def fail(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise failure
+
+    async def fail_at_once(_request: Request) -> Response:
+        raise failure
+
+    app = make_app(GatewayConfig())
+    asked = list(routes(app))
+    app.state.static_routes.update(dict.fromkeys(app.state.static_routes, fail_at_once))
+    for route in app.routes:
+        assert isinstance(route, Route)
+        route.app = fail
+    # One traceback per route is much to print.
+    with capture_logs():
+        for method, path in asked:
+            require_contract(await ask(app, method, path, *headers), path, headers, status, code)
+
+
+@pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
+async def test_a_method_that_a_path_does_not_have_is_405_with_those_it_has(
+    headers: tuple[tuple[bytes, bytes], ...],
+) -> None:
+    app = small_app()
+    for path in sorted({path for _, path in routes(app)}):
+        answer = await ask(app, "TRACE", path, *headers)
+        require_contract(answer, path, headers, 405, "method_not_allowed")
+        assert {method for method, other in routes(app) if other == path} <= set(answer.headers["allow"].split(", "))
+
+
+async def test_a_path_with_a_route_per_method_names_all_of_them() -> None:
+    answers = [await ask(small_app(), "TRACE", path) for path in ("/v1/models", "/api/v1/agents/x", "/v1/messages")]
+    assert [answer.headers["allow"] for answer in answers] == ["GET, HEAD", "DELETE, GET, PUT", "POST"]
+
+
+@pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
+async def test_a_path_that_is_not_there_is_404(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    paths = ["/", "/v1/messages/", "/v1/messages/nope", "/v1/messagesx", "/v1/models/a/b/c", "/v1/nope", "/v1/models/"]
+    for path in paths:
+        require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "not_found")
+
+
+async def test_a_model_that_is_not_there_is_404_in_the_words_of_who_asks() -> None:
+    for headers in ((), (VERSION,)):
+        for path in ("/v1/models/nope", "/v1/models/agent/nope", "/v1/models/route/nope"):
+            require_contract(await ask(small_app(), "GET", path, *headers), path, headers, 404, "model_not_found")
+
+
+@pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
+@pytest.mark.parametrize(
+    ("body", "status", "code"), [(b"{" * 11, 413, "request_too_large"), (b"{", 400, "malformed_request")]
+)
+async def test_a_bad_body_is_told_in_the_words_of_the_surface(
+    headers: tuple[tuple[bytes, bytes], ...], body: bytes, status: int, code: str
+) -> None:
+    app = small_app()
+    posts = [path for method, path in routes(app) if method == "POST" and path.startswith("/v1/") and takes_json(path)]
+    assert len(posts) >= 5
+    for path in posts:
+        require_contract(await ask(app, "POST", path, *headers, body=body), path, headers, status, code)
+
+
+def takes_json(path: str) -> bool:
+    """Whether a POST there has a body of JSON that is read before anything else is looked at."""
+    return not any(part in path for part in ("/admin/", "/audio/", "/images/", "/cancel"))
+
+
+async def test_a_body_that_is_not_declared_as_json_is_refused_in_the_words_of_the_surface() -> None:
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
+        plain = (b"content-type", b"text/plain")
+        answer = await ask(small_app(), "POST", path, plain, body=b"{}")
+        assert answer.status in {400, 415}
+        document = json.loads(answer.body)
+        assert (document.get("type") == "error") == path.startswith("/v1/messages")
+
+
+@pytest.mark.parametrize("headers", [(), (VERSION,)], ids=["plain", "with anthropic-version"])
+async def test_whoever_has_no_key_is_told_so_in_the_words_of_the_surface(
+    headers: tuple[tuple[bytes, bytes], ...],
+) -> None:
+    app = make_app(GatewayConfig(), keys=NoKeys())
+    for method, path in routes(app):
+        if path != "/health":
+            require_contract(await ask(app, method, path, *headers), path, headers, 401, "unauthenticated")
+
+
+async def test_an_unhealthy_gateway_says_so_in_the_envelope() -> None:
+    answer = await ask(make_app(GatewayConfig(), fleet=FixedFleet.of()), "GET", "/health")
+    require_contract(answer, "/health", (), 503, "no_runner_available")
+
+
+async def test_a_foreign_host_is_refused_in_the_words_of_the_surface() -> None:
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = await ask(small_app(), "POST", path, (b"origin", b"https://evil.example"), body=b"{}")
+        assert answer.status == 403
+        assert json.loads(answer.body)["error"]["type"] == "permission_error"
+        assert (json.loads(answer.body).get("type") == "error") == (path == "/v1/messages")

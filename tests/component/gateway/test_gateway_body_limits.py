@@ -1,0 +1,106 @@
+"""Bodies that come slowly, and what comes with them."""
+
+import asyncio
+import json
+
+from gateway_script import RawResponse, head, serving
+
+from gateway import GatewayConfig
+from gateway.config import ConnectionLimits, RequestLimits
+
+CHAT = "/v1/chat/completions"
+GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
+CHUNKED = {"Host": "localhost", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+
+
+def message_of(response: RawResponse) -> str:
+    return str(json.loads(response.body)["error"]["message"])
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def test_a_body_that_trickles_is_408_long_before_its_whole_time_is_over() -> None:
+    config = GatewayConfig(port=0, body_timeout_seconds=60, connections=ConnectionLimits(body_grace_seconds=0.05))
+    async with serving(config=config) as gateway:
+        request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "Connection": "close"})
+        response = await gateway.exchange(request + chunk(b"{"))
+        assert response.status == 408
+        assert "more slowly than 1024 bytes per second" in message_of(response)
+
+
+async def test_a_body_earns_its_time_by_the_bytes_it_brings() -> None:
+    limits = ConnectionLimits(body_grace_seconds=0.001, min_body_bytes_per_second=10)
+    config = GatewayConfig(port=0, connections=limits)
+    async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
+        # One second for ten bytes: the first chunk of 50 is worth five.
+        writer.write(head(f"POST {CHAT} HTTP/1.1", CHUNKED) + chunk(b" " * 50))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(chunk(GOOD) + b"0\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_caller_that_expects_a_hundred_and_falls_silent_is_408() -> None:
+    config = GatewayConfig(port=0, connections=ConnectionLimits(body_grace_seconds=0.05))
+    headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": "60"}
+    async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
+        writer.write(head(f"POST {CHAT} HTTP/1.1", {**headers, "Expect": "100-continue", "Connection": "close"}))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        assert RawResponse.parse(await reader.read()).status == 408
+
+
+async def test_a_trailer_is_no_header() -> None:
+    async with serving() as gateway:
+        for trailer in (b"X-Tenant-ID: other", b"X-Priority: system", b"Host: evil.example"):
+            request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "X-Tenant-ID": "mine", "Connection": "close"})
+            response = await gateway.exchange(request + chunk(GOOD) + b"0\r\n" + trailer + b"\r\n\r\n")
+            assert response.status == 200
+        assert {context.tenant for context in gateway.dispatcher.contexts} == {"mine"}
+
+
+async def test_trailers_without_end_are_431() -> None:
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        request = head(f"POST {CHAT} HTTP/1.1", CHUNKED)
+        writer.write(request + chunk(GOOD[:10]) + b"0\r\n")
+        for number in range(1000):
+            writer.write(b"X-Trailer-%d: %b\r\n" % (number, b"a" * 1000))
+        response = RawResponse.parse(await reader.read())
+        assert response.status == 431
+        assert "trailers" in message_of(response)
+        assert (await gateway.request("POST", CHAT, GOOD)).status == 200
+
+
+async def test_chunk_extensions_without_end_are_431() -> None:
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        writer.write(head(f"POST {CHAT} HTTP/1.1", CHUNKED) + b"5;x=" + b"a" * 1_000_000)
+        assert RawResponse.parse(await reader.read()).status == 431
+
+
+async def test_many_honest_chunks_are_no_overhead() -> None:
+    body = GOOD[:-1] + b',"x":"' + b"y" * 15_000 + b'"}'
+    request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "Connection": "close"})
+    async with serving() as gateway:
+        chunks = b"".join(chunk(body[place : place + 1]) for place in range(len(body)))
+        assert len(chunks) - len(body) > 64_000
+        assert (await gateway.exchange(request + chunks + b"0\r\n\r\n")).status == 200
+
+
+async def test_the_next_request_of_a_connection_begins_to_count_anew() -> None:
+    async with serving() as gateway, gateway.connection() as (reader, writer):
+        for _ in range(3):
+            writer.write(gateway.post(CHAT, GOOD[:-1] + b',"user":"' + b" " * 500 + b'"}' + b" " * 30_000))
+            top = await reader.readuntil(b"\r\n\r\n")
+            assert top.startswith(b"HTTP/1.1 200"), top
+            length = int(top.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+
+
+async def test_a_body_with_too_many_names_is_413() -> None:
+    config = GatewayConfig(port=0, limits=RequestLimits(max_json_members=5))
+    async with serving(config=config) as gateway:
+        assert (await gateway.request("POST", CHAT, GOOD)).status == 200
+        response = await gateway.request("POST", CHAT, GOOD[:-1] + b',"a":1,"b":2}')
+        assert response.status == 413
+        assert "more than 5 names" in message_of(response)

@@ -1,0 +1,204 @@
+"""Which responses are kept, and what is said of those that are not."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, hello, serving
+from response_script import MemoryResponses
+
+from gateway import GatewayConfig
+from gateway.config import RequestLimits
+from gateway.responses import history
+from gateway.responses.config import KeepResponses
+from gateway.responses.generation import RespondingGeneration
+from gateway.responses.keeping import Keeping
+from gateway.responses.running import RunningResponse, RunningResponses
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+PATH = "/v1/responses"
+BY_DEFAULT, ON_REQUEST, NEVER = KeepResponses
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
+
+
+async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((await gateway.request("POST", PATH, body(**fields))).body)
+    return answer
+
+
+def last_response(raw: bytes) -> dict[str, Any]:
+    told = [block.split(b"\ndata: ")[1] for block in raw.split(b"\n\n") if b'"response":{' in block]
+    response: dict[str, Any] = json.loads(told[-1])["response"]
+    return response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("keeps", "store", "is_kept"),
+    [
+        (BY_DEFAULT, None, True),
+        (BY_DEFAULT, True, True),
+        (BY_DEFAULT, False, False),
+        (ON_REQUEST, None, False),
+        (ON_REQUEST, True, True),
+        (ON_REQUEST, False, False),
+        (NEVER, None, False),
+        (NEVER, False, False),
+    ],
+)
+async def test_the_operator_says_which_responses_are_kept(
+    keeps: KeepResponses, store: bool | None, is_kept: bool, stream: bool
+) -> None:
+    responses = MemoryResponses()
+    config = GatewayConfig(port=0, keep_responses=keeps)
+    async with serving(responses=responses, config=config) as gateway:
+        answer = await gateway.request("POST", PATH, body(stream=stream, store=store))
+    response = last_response(answer.body) if stream else json.loads(answer.body)
+    assert (response["status"], response["store"], list(responses.kept)) == (
+        "completed",
+        is_kept,
+        [response["id"]] if is_kept else [],
+    )
+
+
+async def test_where_nothing_is_kept_a_request_that_needs_it_is_refused_and_what_was_kept_stays() -> None:
+    responses = MemoryResponses()
+    async with serving(responses=responses) as gateway:
+        first = await answer_of(gateway)
+    async with serving(responses=responses, config=GatewayConfig(port=0, keep_responses=NEVER)) as gateway:
+        refused = await gateway.request("POST", PATH, body(store=True))
+        second = await answer_of(gateway, previous_response_id=first["id"])
+        found = await gateway.request("GET", f"{PATH}/{first['id']}")
+        gone = await gateway.request("DELETE", f"{PATH}/{first['id']}")
+    assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "store")
+    assert (second["status"], second["store"]) == ("completed", False)
+    assert (found.status, gone.status, responses.kept) == (200, 200, {})
+
+
+async def test_the_input_of_a_stream_that_is_not_kept_is_not_said_to_be_empty() -> None:
+    gate = asyncio.Event()
+    steps: list[Step] = [[delta("Hel")], gate, *hello()]
+    async with (
+        serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True, store=False)))
+        seen = await reader.readuntil(b'"delta":"Hel"')
+        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        items = await gateway.request("GET", f"{PATH}/{response_id}/input_items")
+        gate.set()
+        await reader.readuntil(b"0\r\n\r\n")
+    assert items.status == 404
+
+
+async def test_a_stream_that_the_mesh_itself_cancels_is_not_said_to_be_kept() -> None:
+    steps: list[Step] = [[delta("Hel")], WeftError(Reason.CANCELLED, "the request was ended")]
+    responses = MemoryResponses()
+    async with serving(ScriptedDispatcher(steps), responses=responses) as gateway:
+        answer = await gateway.request("POST", PATH, body(stream=True))
+    response = last_response(answer.body)
+    assert (response["status"], response["store"], responses.kept) == ("cancelled", False, {})
+    assert [told["code"] for told in response["warnings"]] == ["not_stored"]
+
+
+class Whole:
+    """A growing response that is complete."""
+
+    def snapshot(self, status: str = "in_progress") -> bytes:
+        return status.encode()
+
+    def conclude(self, receipt: object) -> bytes:
+        return b"{}"
+
+    def not_kept(self, why: WeftError) -> None:
+        raise AssertionError(why)
+
+
+async def test_a_response_that_is_kept_can_be_deleted_however_slowly_its_caller_reads_the_end() -> None:
+    store, everyone, growing = MemoryResponses(), RunningResponses(1), Whole()
+    keeping = Keeping(store=store, id="resp_1", tenant="ann", previous_id="", created_at=datetime.now(UTC), items=b"[]")
+    running = RunningResponse("ann", "resp_1", growing, keeping)
+    script = ScriptedDispatcher(hello())
+    asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
+    inner = script.generate(asked, chat_pb2.ChatPayload())
+    generation = RespondingGeneration(inner, growing, keeping=keeping, running=running, everyone=everyone)
+    seen = []
+    async for frame in generation.frames():
+        is_last = frame[-1].HasField("finished")
+        seen.append((is_last, "resp_1" in store.kept, everyone.find("ann", "resp_1") is running))
+    assert seen[0] == (False, False, True)
+    assert seen[-1] == (True, True, False)
+
+
+async def test_items_of_one_id_are_paged_through_to_their_end() -> None:
+    items = [{"type": "message", "role": "user", "id": "msg_same", "content": f"line {n}"} for n in range(5)]
+    async with serving(responses=MemoryResponses()) as gateway:
+        made = await answer_of(gateway, input=items)
+        listed = [
+            item async for _, item in limited(gateway.sdk.responses.input_items.list(made["id"], limit=1, order="asc"))
+        ]
+    assert [item.to_dict()["content"][0]["text"] for item in listed] == [f"line {n}" for n in range(5)]
+    assert len({item.id for item in listed}) == 5
+
+
+async def limited(items: Any, limit: int = 20) -> Any:
+    number = 0
+    async for item in items:
+        number += 1
+        assert number <= limit, "the pages never end"
+        yield number, item
+
+
+async def test_what_references_name_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(responses=MemoryResponses()) as gateway:
+        made = [await answer_of(gateway, input="x" * 2000) for _ in range(3)]
+        references = [{"type": "item_reference", "id": answer["output"][0]["id"]} for answer in made]
+        monkeypatch.setattr(history, "MAX_REFERENCED_BYTES", 7000)
+        two = await gateway.request("POST", PATH, body(input=references[:2]))
+        three = await gateway.request("POST", PATH, body(input=references))
+    assert (two.status, three.status) == (200, 400)
+    assert json.loads(three.body)["error"]["param"] == "input[2].id"
+
+
+async def test_an_item_is_named_once_so_that_a_short_input_stays_short() -> None:
+    async with serving(responses=MemoryResponses()) as gateway:
+        made = await answer_of(gateway)
+        reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+        once = await gateway.request("POST", PATH, body(input=[reference]))
+        twice = await gateway.request("POST", PATH, body(input=[reference, reference]))
+    assert (once.status, twice.status) == (200, 400)
+    assert json.loads(twice.body)["error"]["param"] == "input[1].id"
+
+
+async def test_a_conversation_has_no_more_names_in_its_json_than_a_body_may_have() -> None:
+    config = GatewayConfig(port=0, limits=RequestLimits(max_json_members=120))
+    items = [{"role": "user", "content": "a: b"} for _ in range(15)]
+    async with serving(responses=MemoryResponses(), config=config) as gateway:
+        first = await answer_of(gateway, input=items)
+        second = await answer_of(gateway, previous_response_id=first["id"])
+        third = await gateway.request("POST", PATH, body(previous_response_id=second["id"], input=items))
+        fourth = await gateway.request(
+            "POST", PATH, body(previous_response_id=json.loads(third.body)["id"], input="Go on")
+        )
+        reference = {"type": "item_reference", "id": json.loads(third.body)["output"][0]["id"]}
+        named = await gateway.request("POST", PATH, body(previous_response_id=first["id"], input=[reference]))
+    assert (second["status"], third.status, fourth.status, named.status) == ("completed", 200, 400, 400)
+    assert json.loads(fourth.body)["error"]["param"] == "previous_response_id"
+    assert json.loads(named.body)["error"]["param"] == "input[0].id"
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "\u00e9", "a b", "../x"])
+async def test_a_name_that_no_response_can_have_is_not_found_before_anybody_is_asked(name: str) -> None:
+    down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
+    async with serving(responses=MemoryResponses(failure=down)) as gateway:
+        answer = await gateway.request("POST", PATH, body(previous_response_id=name))
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "previous_response_not_found")

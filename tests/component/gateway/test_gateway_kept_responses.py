@@ -1,0 +1,296 @@
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, hello, queued, serving
+from response_script import MemoryResponses
+
+from gateway import GatewayConfig
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PATH = "/v1/responses"
+DOWN = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
+
+
+def payload_of(gateway: RunningGateway) -> chat_pb2.ChatPayload:
+    payload = gateway.dispatcher.payloads[-1]
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    return payload
+
+
+def texts_of(payload: chat_pb2.ChatPayload) -> list[str]:
+    return [part.text for message in payload.messages for part in message.content]
+
+
+def events_in(raw: bytes) -> list[dict[str, Any]]:
+    blocks = raw.decode().split("\n\n")
+    return [json.loads(block.split("\ndata: ")[1]) for block in blocks if block.startswith("event: ")]
+
+
+def read(answer: openai.BaseModel) -> dict[str, Any]:
+    return answer.to_dict()
+
+
+async def answer_of(gateway: RunningGateway, **fields: object) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads((await gateway.request("POST", PATH, body(**fields))).body)
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_kept_until_it_is_deleted(stream: bool) -> None:
+    async with serving(responses=MemoryResponses()) as gateway:
+        if stream:
+            async with gateway.sdk.responses.stream(model="chat", input="hi") as events:
+                made: Any = await events.get_final_response()
+        else:
+            made = await gateway.sdk.responses.create(model="chat", input="hi")
+        found = await gateway.sdk.responses.retrieve(made.id)
+        for name in ("id", "status", "created_at", "completed_at", "model", "output_text", "usage", "tools", "text"):
+            assert getattr(found, name) == getattr(made, name)
+        assert (found.output_text, found.status, getattr(found, "store", None)) == ("Hello, world", "completed", True)
+        gone = await gateway.request("DELETE", f"{PATH}/{made.id}")
+        assert json.loads(gone.body) == {"id": made.id, "object": "response", "deleted": True}
+        with pytest.raises(openai.NotFoundError):
+            await gateway.sdk.responses.retrieve(made.id)
+
+
+async def test_a_response_that_shall_not_be_kept_is_not() -> None:
+    store = MemoryResponses()
+    async with serving(responses=store) as gateway:
+        answer = await answer_of(gateway, store=False)
+    assert answer["store"] is False
+    assert store.kept == {}
+
+
+async def test_a_chain_is_the_input_and_output_of_all_before_without_their_instructions() -> None:
+    async with serving(responses=MemoryResponses()) as gateway:
+        first = await gateway.sdk.responses.create(model="chat", input="one", instructions="Be terse.")
+        second = await gateway.sdk.responses.create(model="chat", input="two", previous_response_id=first.id)
+        third = await gateway.sdk.responses.create(model="chat", input="three", previous_response_id=second.id)
+        texts = texts_of(payload_of(gateway))
+    assert texts == ["one", "Hello, world", "two", "Hello, world", "three"]
+    assert third.previous_response_id == second.id
+
+
+async def test_calls_are_answered_in_the_next_response_of_the_chain() -> None:
+    call = event_pb2.ToolCallDelta(index=0, id="call_1", name="weather", arguments_text="{}")
+    steps: list[Step] = [[delta(tool_calls=[call])], [delta(finish="TOOL_CALLS"), finished()]]
+    async with serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway:
+        first = await gateway.sdk.responses.create(model="chat", input="Weather?")
+        await gateway.sdk.responses.create(
+            model="chat",
+            previous_response_id=first.id,
+            input=[{"type": "function_call_output", "call_id": "call_1", "output": "sunny"}],
+        )
+        messages = payload_of(gateway).messages
+    assert [message.role for message in messages] == [chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL]
+    assert messages[1].tool_calls[0].id == messages[2].tool_call_id == "call_1"
+
+
+async def test_a_call_that_was_cut_off_is_no_part_of_a_chain() -> None:
+    call = event_pb2.ToolCallDelta(index=0, id="call_1", name="weather", arguments_text='{"ci')
+    steps: list[Step] = [[delta("Wait.")], [delta(tool_calls=[call])], [delta(finish="LENGTH"), finished()]]
+    async with serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway:
+        first = await gateway.sdk.responses.create(model="chat", input="Weather?")
+        await gateway.sdk.responses.create(model="chat", previous_response_id=first.id, input="Go on")
+        messages = payload_of(gateway).messages
+    assert [len(message.tool_calls) for message in messages] == [0, 0, 0]
+    assert texts_of(payload_of(gateway)) == ["Weather?", "Wait.", "Go on"]
+
+
+async def test_items_are_named_by_their_ids() -> None:
+    async with serving(responses=MemoryResponses()) as gateway:
+        first = await gateway.sdk.responses.create(model="chat", input="one")
+        reference = {"type": "item_reference", "id": first.output[0].id}
+        second = [{"role": "user", "content": "one"}, reference, {"role": "user", "content": "two"}]
+        await answer_of(gateway, input=second)
+        texts = texts_of(payload_of(gateway))
+        unknown = await gateway.request("POST", PATH, body(input=[{"type": "item_reference", "id": "msg_1"}]))
+        other = await gateway.request("POST", PATH, body(input=[reference]), {"X-Tenant-ID": "other"})
+    assert texts == ["one", "Hello, world", "two"]
+    assert (unknown.status, json.loads(unknown.body)["error"]["param"]) == (400, "input[0].id")
+    assert (other.status, json.loads(other.body)["error"]["param"]) == (400, "input[0].id")
+
+
+async def test_another_tenant_finds_nothing() -> None:
+    other = {"X-Tenant-ID": "other"}
+    async with serving(responses=MemoryResponses()) as gateway:
+        made = await answer_of(gateway)
+        place = f"{PATH}/{made['id']}"
+        statuses = [
+            (await gateway.request(method, path, headers=other)).status
+            for method, path in (
+                ("GET", place),
+                ("DELETE", place),
+                ("GET", f"{place}/input_items"),
+                ("POST", f"{place}/cancel"),
+            )
+        ]
+        chained = await gateway.request("POST", PATH, body(previous_response_id=made["id"]), other)
+        own = await gateway.request("GET", place)
+    assert statuses == [404, 404, 404, 404]
+    assert chained.status == 404
+    assert own.status == 200
+
+
+async def test_input_items_come_in_pages() -> None:
+    items = [{"role": "user", "content": f"line {number}"} for number in range(5)]
+    async with serving(responses=MemoryResponses()) as gateway:
+        made = await answer_of(gateway, input=items)
+        listed = [item async for item in gateway.sdk.responses.input_items.list(made["id"], limit=2, order="asc")]
+        newest = await gateway.sdk.responses.input_items.list(made["id"], limit=1)
+        wrong = [
+            (await gateway.request("GET", f"{PATH}/{made['id']}/input_items?{query}")).status
+            for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nope")
+        ]
+    assert [read(item)["content"][0]["text"] for item in listed] == [f"line {number}" for number in range(5)]
+    assert len({item.id for item in listed}) == 5
+    assert read(newest)["data"][0]["content"][0]["text"] == "line 4"
+    assert newest.has_more is True
+    assert wrong == [400] * 5
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_keeper_that_fails_makes_no_liar_of_a_response(stream: bool) -> None:
+    full = WeftError(Reason.TOO_MANY_RESOURCES, "at most 10 responses are kept")
+    store = MemoryResponses(save_failure=full)
+    async with serving(responses=store) as gateway:
+        answer = await gateway.request("POST", PATH, body(stream=stream, store=True))
+    response = events_in(answer.body)[-1]["response"] if stream else json.loads(answer.body)
+    assert (response["status"], response["store"]) == ("completed", False)
+    assert [(told["code"], told["field"]) for told in response["warnings"]] == [("not_stored", "store")]
+    assert "at most 10 responses are kept" in response["warnings"][0]["message"]
+
+
+async def test_a_stream_that_has_to_be_kept_is_refused_where_nobody_can() -> None:
+    async with serving(responses=MemoryResponses(failure=DOWN)) as gateway:
+        asked = await gateway.request("POST", PATH, body(stream=True, store=True))
+        usual = events_in((await gateway.request("POST", PATH, body(stream=True))).body)
+    assert asked.status == 503
+    assert len(gateway.dispatcher.payloads) == 1
+    assert usual[-1]["response"]["store"] is False
+
+
+async def test_a_chain_that_cannot_be_read_is_a_status() -> None:
+    async with serving(responses=MemoryResponses(failure=DOWN)) as gateway:
+        answer = await gateway.request("POST", PATH, body(previous_response_id="resp_1"))
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
+    assert not gateway.dispatcher.payloads
+
+
+async def test_a_keeper_that_does_not_answer_is_not_waited_for() -> None:
+    class Silent(MemoryResponses):
+        async def save(self, response: object) -> None:
+            await asyncio.Event().wait()
+
+    config = GatewayConfig(port=0, response_store_timeout_seconds=0.02)
+    async with serving(responses=Silent(), config=config) as gateway:
+        answer = await answer_of(gateway)
+    assert (answer["store"], answer["output"][0]["content"][0]["text"]) == (False, "Hello, world")
+
+
+async def test_a_response_on_its_way_can_be_read_and_cancelled_and_is_kept_as_it_was() -> None:
+    steps: list[Step] = [[delta("Hel")], asyncio.Event(), *hello()]
+    async with (
+        serving(ScriptedDispatcher(steps), responses=MemoryResponses()) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        seen = await reader.readuntil(b'"delta":"Hel"')
+        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        on_its_way = await gateway.sdk.responses.retrieve(response_id)
+        strange = await gateway.request("GET", f"{PATH}/{response_id}", headers={"X-Tenant-ID": "other"})
+        early = await gateway.request("DELETE", f"{PATH}/{response_id}")
+        items = await gateway.sdk.responses.input_items.list(response_id)
+        cancelled = await gateway.sdk.responses.cancel(response_id)
+        rest = await reader.readuntil(b"0\r\n\r\n")
+        await gateway.dispatcher.was_closed.wait()
+        kept = await gateway.sdk.responses.retrieve(response_id)
+        again = await gateway.request("POST", f"{PATH}/{response_id}/cancel")
+    assert (on_its_way.status, on_its_way.output_text) == ("in_progress", "Hel")
+    assert (strange.status, early.status, again.status) == (404, 409, 400)
+    assert len(items.data) == 1
+    assert (cancelled.status, cancelled.output_text) == ("cancelled", "Hel")
+    assert (kept.status, kept.output_text) == ("cancelled", "Hel")
+    assert rest.index(b"event: response.failed") < rest.index(b"event: error")
+    assert b'"status":"cancelled"' in rest
+    assert b"response.completed" not in rest
+
+
+async def test_a_response_that_is_not_to_be_kept_can_be_cancelled_as_well() -> None:
+    steps: list[Step] = [[delta("Hel")], asyncio.Event()]
+    async with serving(ScriptedDispatcher(steps)) as gateway, gateway.connection() as (reader, writer):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        seen = await reader.readuntil(b'"delta":"Hel"')
+        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        cancelled = await gateway.sdk.responses.cancel(response_id)
+        await reader.readuntil(b"0\r\n\r\n")
+        after = await gateway.request("GET", f"{PATH}/{response_id}")
+    assert (cancelled.status, getattr(cancelled, "store", None)) == ("cancelled", False)
+    assert after.status == 404
+
+
+async def test_a_cancelled_response_that_cannot_be_kept_says_so_in_both_answers() -> None:
+    steps: list[Step] = [[delta("Hel")], asyncio.Event()]
+    store = MemoryResponses(save_failure=DOWN)
+    async with (
+        serving(ScriptedDispatcher(steps), responses=store) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        seen = await reader.readuntil(b'"delta":"Hel"')
+        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        answer = json.loads((await gateway.request("POST", f"{PATH}/{response_id}/cancel")).body)
+        rest = await reader.readuntil(b"0\r\n\r\n")
+    failed = json.loads(rest.split(b"event: response.failed\ndata: ")[1].split(b"\n\n")[0])
+    for response in (answer, failed["response"]):
+        assert (response["status"], response["store"]) == ("cancelled", False)
+        assert [told["code"] for told in response["warnings"]] == ["not_stored"]
+
+
+async def test_a_response_that_waits_for_its_turn_can_be_cancelled() -> None:
+    config = GatewayConfig(port=0, headers_within_seconds=0.02)
+    async with (
+        serving(ScriptedDispatcher([[queued()], asyncio.Event()]), config=config) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        seen = await reader.readuntil(b": queued")
+        response_id = seen.split(b'"id":"')[1].split(b'"')[0].decode()
+        cancelled = await gateway.sdk.responses.cancel(response_id)
+        await gateway.dispatcher.was_closed.wait()
+    assert (cancelled.status, cancelled.output) == ("cancelled", [])
+
+
+async def test_a_response_that_has_ended_cannot_be_cancelled_or_streamed_again() -> None:
+    async with serving(responses=MemoryResponses()) as gateway:
+        made = await answer_of(gateway)
+        ended = await gateway.request("POST", f"{PATH}/{made['id']}/cancel")
+        streamed = await gateway.request("GET", f"{PATH}/{made['id']}?stream=true")
+        plain = await gateway.request("GET", f"{PATH}/{made['id']}?stream=false&include[]=a&include[]=b")
+        unknown = await gateway.request("POST", f"{PATH}/resp_1/cancel")
+    assert (ended.status, json.loads(ended.body)["error"]["param"]) == (400, "response_id")
+    assert (streamed.status, json.loads(streamed.body)["error"]["param"]) == (400, "stream")
+    assert (plain.status, unknown.status) == (200, 404)
+
+
+async def test_no_more_than_so_many_responses_are_streamed_at_once() -> None:
+    config = GatewayConfig(port=0, max_running_responses=1)
+    steps: list[Step] = [[delta("Hel")], asyncio.Event()]
+    async with (
+        serving(ScriptedDispatcher(steps), config=config) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        await reader.readuntil(b'"delta":"Hel"')
+        second = await gateway.request("POST", PATH, body(stream=True))
+    assert (second.status, json.loads(second.body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "max_running_responses" in json.loads(second.body)["error"]["message"]

@@ -1,0 +1,244 @@
+"""A gateway that asks for keys: who is let in, to what, and as whose request."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
+from registry_script import ScriptedRegistry
+
+from gateway import GatewayConfig
+from gateway.access import OPEN_PATHS, access_of
+from gateway.admin.ports import AdminPorts
+from gateway.app import create_app
+from gateway.ports import GatewayPorts
+from weft.kernel.principal import (
+    DEFAULT_SCOPES,
+    Access,
+    KeyRing,
+    KeyVerifier,
+    Resource,
+    Role,
+    key_digest,
+    key_text,
+    parse_scopes,
+)
+
+PEPPER = b"p" * 32
+SECRET = "5" * 64
+GOOD = key_text("abcdefghijk1", SECRET)
+CHAT = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}).encode()
+MESSAGE = json.dumps({"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+def verifier(key_id: str = "abcdefghijk1", *scopes: str, **fields: Any) -> KeyVerifier:
+    return KeyVerifier(
+        key_id=key_id,
+        tenant="ann",
+        access=parse_scopes(scopes or DEFAULT_SCOPES, "scopes"),
+        digest=key_digest(PEPPER, SECRET),
+        **fields,
+    )
+
+
+@dataclass
+class Keys:
+    ring: KeyRing = field(default_factory=lambda: ring_of(verifier()))
+    is_ready: bool = True
+
+
+def ring_of(*verifiers: KeyVerifier) -> KeyRing:
+    return KeyRing(pepper=PEPPER, keys={each.key_id: each for each in verifiers})
+
+
+def bearer(key_id: str = "abcdefghijk1", secret: str = SECRET) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key_text(key_id, secret)}"}
+
+
+async def ask(gateway: RunningGateway, headers: dict[str, str], path: str = "/v1/chat/completions") -> tuple[int, str]:
+    body = MESSAGE if path == "/v1/messages" else CHAT
+    answer = await gateway.request("POST", path, body, headers)
+    found = json.loads(answer.body)
+    return answer.status, found.get("error", {}).get("code", "")
+
+
+async def test_a_good_key_is_let_in_wherever_a_client_puts_it_and_says_whose_request_it_is() -> None:
+    text = key_text("abcdefghijk1", SECRET)
+    for headers in ({"Authorization": f"Bearer {text}"}, {"authorization": f"bearer {text}"}, {"X-API-Key": text}):
+        async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+            assert await ask(gateway, headers) == (200, "")
+            (context,) = gateway.dispatcher.contexts
+            assert (context.tenant, context.caller) == ("ann", "key:abcdefghijk1")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Basic dXNlcjpwYXNz"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer sk-anything"},
+        {"Authorization": f"Bearer weft_abcdefghijk1_{'6' * 64}"},
+        {"Authorization": f"Bearer weft_zzzzzzzzzzz9_{SECRET}"},
+        {"Authorization": "Bearer ' OR 1=1 --"},
+        {"X-API-Key": "x" * 16_000},
+        {"Authorization": "Bearer wrong", "X-API-Key": f"weft_abcdefghijk1_{SECRET}"},
+    ],
+)
+async def test_whoever_shows_no_good_key_is_401_and_nothing_is_dispatched(headers: dict[str, str]) -> None:
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, headers)
+        assert answer.status == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        error = json.loads(answer.body)["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "unauthenticated")
+        assert SECRET.encode() not in answer.body
+        assert gateway.dispatcher.contexts == []
+
+
+@pytest.mark.parametrize("order", [(GOOD, "wrong"), ("wrong", GOOD), (GOOD, GOOD)])
+@pytest.mark.parametrize(("name", "before"), [("Authorization", "Bearer "), ("x-api-key", "")])
+async def test_a_key_that_is_shown_twice_is_refused_and_where_nobody_needs_one_nobody_looks(
+    order: tuple[str, str], name: str, before: str
+) -> None:
+    shown = "".join(f"{name}: {before}{key}\r\n" for key in order)
+    raw = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{shown}Connection: close\r\n\r\n".encode()
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        answer = await gateway.exchange(raw)
+        assert answer.status == 400
+        error = json.loads(answer.body)["error"]
+        assert (error["code"], name.lower() in error["message"]) == ("malformed_request", True)
+    async with serving(ScriptedDispatcher()) as gateway:
+        assert (await gateway.exchange(raw)).status == 200
+
+
+async def test_callers_of_anthropics_api_are_refused_in_its_words() -> None:
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        answer = await gateway.request("POST", "/v1/messages", MESSAGE, {"X-API-Key": "wrong"})
+        assert answer.status == 401
+        found = json.loads(answer.body)
+        assert (found["type"], found["error"]["type"]) == ("error", "authentication_error")
+
+
+async def test_a_key_that_is_over_or_was_revoked_is_refused_and_one_in_rotation_is_not() -> None:
+    now = datetime.now(UTC)
+    keys = Keys(ring_of(verifier(expires_at=now - timedelta(seconds=1))))
+    async with serving(ScriptedDispatcher(), keys=keys) as gateway:
+        assert (await ask(gateway, bearer()))[0] == 401
+        keys.ring = ring_of()
+        assert (await ask(gateway, bearer()))[0] == 401
+        turned: dict[str, Any] = {
+            "previous_digest": key_digest(PEPPER, "7" * 64),
+            "previous_expires_at": now + timedelta(hours=1),
+        }
+        keys.ring = ring_of(verifier(**turned))
+        assert (await ask(gateway, bearer()))[0] == 200
+        assert (await ask(gateway, bearer(secret="7" * 64)))[0] == 200
+        keys.ring = ring_of(verifier(**turned | {"previous_expires_at": now - timedelta(seconds=1)}))
+        assert (await ask(gateway, bearer(secret="7" * 64)))[0] == 401
+
+
+async def test_before_the_keys_are_known_a_key_is_not_called_wrong() -> None:
+    async with serving(ScriptedDispatcher(), keys=Keys(is_ready=False)) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, bearer())
+        assert answer.status == 503
+        assert answer.headers["retry-after"] == "1"
+
+
+async def test_probes_need_no_key_and_metrics_do() -> None:
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        assert (await gateway.request("GET", "/health")).status == 200
+        assert (await gateway.request("GET", "/metrics")).status == 401
+        assert (await gateway.request("GET", "/metrics", headers=bearer())).status == 403
+        assert (await gateway.request("GET", "/nothing/here")).status == 401
+        assert (await gateway.request("GET", "/nothing/here", headers=bearer())).status == 404
+
+
+@pytest.mark.parametrize(
+    ("scope", "method", "path", "status"),
+    [
+        ("inference:create", "POST", "/v1/chat/completions", 200),
+        ("inference:view", "POST", "/v1/chat/completions", 403),
+        ("models:view", "GET", "/v1/models", 200),
+        ("inference:create", "GET", "/v1/models", 403),
+        ("models:view", "GET", "/api/v1/models", 200),
+        ("models:view", "DELETE", "/api/v1/models/tiny", 403),
+        ("models:create", "DELETE", "/api/v1/models/tiny", 403),
+        ("models:edit", "DELETE", "/api/v1/models/tiny", 204),
+        ("models:*", "GET", "/api/v1/config", 403),
+        ("settings:view", "GET", "/api/v1/config", 200),
+        ("*:view", "GET", "/metrics", 200),
+    ],
+)
+async def test_a_key_may_do_what_its_scopes_say_and_nothing_else(
+    scope: str, method: str, path: str, status: int
+) -> None:
+    keys = Keys(ring_of(verifier("abcdefghijk1", scope)))
+    async with serving(ScriptedDispatcher(), keys=keys, registry=ScriptedRegistry()) as gateway:
+        answer = await gateway.request(method, path, CHAT if method == "POST" else b"", bearer())
+        assert answer.status == status
+        if status == 403:
+            assert str(access_of(method, path)) in json.loads(answer.body)["error"]["message"]
+
+
+async def test_the_tenant_is_that_of_the_key_and_no_header_changes_it() -> None:
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        assert (await ask(gateway, {**bearer(), "X-Tenant-ID": "ann"}))[0] == 200
+        assert await ask(gateway, {**bearer(), "X-Tenant-ID": "bob"}) == (403, "permission_denied")
+        assert [context.tenant for context in gateway.dispatcher.contexts] == ["ann"]
+
+
+async def test_a_gateway_before_this_one_may_name_tenants_with_a_key_made_for_that() -> None:
+    keys = Keys(ring_of(verifier("abcdefghijk1", "inference:create", "mesh:create")))
+    async with serving(ScriptedDispatcher(), keys=keys) as gateway:
+        assert (await ask(gateway, {**bearer(), "X-Tenant-ID": "bob"}))[0] == 200
+        assert [context.tenant for context in gateway.dispatcher.contexts] == ["bob"]
+
+
+async def test_only_a_key_that_may_lets_a_request_leave_the_premises() -> None:
+    body = json.dumps({**json.loads(CHAT), "allow_remote": True}).encode()
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", body, bearer())
+        assert answer.status == 403
+        error = json.loads(answer.body)["error"]
+        assert error["param"] == "allow_remote"
+        assert "remote:create" in error["message"]
+    keys = Keys(ring_of(verifier("abcdefghijk1", *DEFAULT_SCOPES, "remote:create")))
+    async with serving(ScriptedDispatcher(), keys=keys) as gateway:
+        assert (await gateway.request("POST", "/v1/chat/completions", body, bearer())).status == 200
+        (context,) = gateway.dispatcher.contexts
+        assert context.allow_remote
+
+
+async def test_a_change_with_a_key_may_come_from_elsewhere_and_a_foreign_page_still_may_not() -> None:
+    keys = Keys(ring_of(verifier("abcdefghijk1", "models:edit")))
+    config = GatewayConfig(port=0, allowed_hosts=frozenset({"weft.example.org"}))
+    async with serving(ScriptedDispatcher(), keys=keys, config=config) as gateway:
+        headers = {**bearer(), "Host": "weft.example.org"}
+        assert (await gateway.request("DELETE", "/api/v1/models/tiny", headers=headers)).status == 204
+        headers["Origin"] = "https://evil.example"
+        assert (await gateway.request("DELETE", "/api/v1/models/tiny", headers=headers)).status == 403
+
+
+def test_no_route_is_without_a_rule() -> None:
+    ports = GatewayPorts(
+        dispatcher=ScriptedDispatcher(),
+        fleet=FixedFleet.of(model("tiny")),
+        registry=ScriptedRegistry(),
+        admin=AdminPorts(operations=object(), instances=object(), queues=object()),  # type: ignore[arg-type]
+        requests=object(),  # type: ignore[arg-type]
+        responses=object(),  # type: ignore[arg-type]
+    )
+    app = create_app(GatewayConfig(port=0), ports)
+    missing = [
+        f"{method} {route.path}"  # type: ignore[attr-defined]
+        for route in app.routes
+        for method in sorted(route.methods)  # type: ignore[attr-defined]
+        if route.path not in OPEN_PATHS and access_of(method, route.path) is None  # type: ignore[attr-defined]
+    ]
+    assert missing == []
+    assert len(app.routes) > 50
+    assert access_of("GET", "/v1/chat/completions/../admin") == Access(Resource.INFERENCE, Role.VIEW)
+    assert access_of("GET", "/none") is None

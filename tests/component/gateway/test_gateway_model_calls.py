@@ -1,0 +1,149 @@
+"""Scores, tokens, images and sound at the edge: forms of answers, and how each of them may end."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from gateway_script import RunningGateway, ScriptedDispatcher, serving
+from openai import APIStatusError
+
+from weft.api.common.v1 import audio_pb2, rerank_pb2, tokenize_pb2
+from weft.dispatch.speech_call import SpeechPiece
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+DIED = WeftError(Reason.SERVER_DIED, "it died")
+RECORDING = ("a.mp3", b"sound", "application/octet-stream")
+SEGMENTS = [
+    audio_pb2.TranscriptionSegment(start_seconds=0.0, end_seconds=1.5, text=" One."),
+    audio_pb2.TranscriptionSegment(start_seconds=3661.25, end_seconds=3662.0, text=" Two."),
+]
+WORDS = audio_pb2.Transcription(text="One. Two.", language="en", duration_seconds=2.0, segments=SEGMENTS)
+
+
+async def _post(gateway: RunningGateway, path: str, body: dict[str, Any]) -> Any:
+    return await gateway.sdk.post(path, cast_to=object, body=body)
+
+
+async def test_a_piece_that_is_half_a_character_is_told_as_its_bytes() -> None:
+    tokens = tokenize_pb2.TokenizeResult(count=2, ids=[7, 8], pieces=[b"a", b"\xf0\x9f"], max_context_tokens=512)
+    async with serving(ScriptedDispatcher(whole=tokens)) as gateway:
+        body = {"model": "tiny", "content": "x", "with_pieces": True, "return_token_strs": True}
+        answer = await _post(gateway, "/tokenize", body)
+        (context,) = gateway.dispatcher.contexts
+    assert answer == {
+        "model": "tiny",
+        "count": 2,
+        "max_model_len": 512,
+        "tokens": [{"id": 7, "piece": "a"}, {"id": 8, "piece": [240, 159]}],
+        "token_strs": ["a", "\N{REPLACEMENT CHARACTER}"],
+    }
+    assert context.operation is Operation.TOKENIZE
+
+
+@pytest.mark.parametrize(
+    ("body", "adds"),
+    [
+        ({"content": "x"}, False),
+        ({"prompt": "x"}, True),
+        ({"content": "x", "add_special": True}, True),
+        ({"prompt": "x", "add_special_tokens": False}, False),
+    ],
+)
+async def test_special_tokens_are_added_as_the_server_whose_words_are_used_would(
+    body: dict[str, Any], adds: bool
+) -> None:
+    async with serving(ScriptedDispatcher(whole=tokenize_pb2.TokenizeResult(count=1, ids=[7]))) as gateway:
+        await _post(gateway, "/tokenize", {"model": "tiny", **body})
+        (payload,) = gateway.dispatcher.payloads
+    assert isinstance(payload, tokenize_pb2.TokenizePayload)
+    assert (payload.text, payload.add_special) == ("x", adds)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [rerank_pb2.RerankScore(index=1, score=0.5)],
+        [rerank_pb2.RerankScore(index=0, score=0.5), rerank_pb2.RerankScore(index=0, score=0.4)],
+        [rerank_pb2.RerankScore(index=0, score=float("nan"))],
+    ],
+    ids=["of no document", "twice of one", "no number"],
+)
+async def test_scores_that_cannot_be_are_no_answer(scores: list[rerank_pb2.RerankScore]) -> None:
+    async with serving(ScriptedDispatcher(whole=scores)) as gateway:
+        with pytest.raises(APIStatusError) as failed:
+            await _post(gateway, "/rerank", {"model": "tiny", "query": "a", "documents": ["b"]})
+    assert (failed.value.status_code, failed.value.code) == (502, "backend_protocol_error")
+
+
+@pytest.mark.parametrize(
+    ("response_format", "media_type", "text"),
+    [
+        ("text", "text/plain; charset=utf-8", "One. Two.\n"),
+        (
+            "srt",
+            "text/plain; charset=utf-8",
+            "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:01:01,250 --> 01:01:02,000\nTwo.\n",
+        ),
+        (
+            "vtt",
+            "text/vtt; charset=utf-8",
+            "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n\n01:01:01.250 --> 01:01:02.000\nTwo.\n",
+        ),
+    ],
+)
+async def test_a_transcription_comes_in_the_form_asked_for(response_format: Any, media_type: str, text: str) -> None:
+    async with serving(ScriptedDispatcher(whole=WORDS)) as gateway:
+        answer = await gateway.sdk.audio.transcriptions.with_raw_response.create(
+            model="tiny", file=RECORDING, response_format=response_format
+        )
+        (payload,) = gateway.dispatcher.payloads
+    assert (answer.headers["content-type"], answer.text) == (media_type, text)
+    assert isinstance(payload, audio_pb2.TranscriptionPayload)
+    assert (payload.audio.data, payload.audio.media_type) == (b"sound", "audio/mpeg")
+    assert payload.with_segments is (response_format != "text")
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"response_format": "srt"}, "response_format"),
+        ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, "timestamp_granularities"),
+        ({"stream": True}, "stream"),
+    ],
+)
+async def test_what_nobody_offers_of_transcriptions_is_named(asked: dict[str, Any], field: str) -> None:
+    async with serving(ScriptedDispatcher(whole=audio_pb2.Transcription(text="One."))) as gateway:
+        with pytest.raises(APIStatusError) as refused:
+            await gateway.sdk.audio.transcriptions.create(model="tiny", file=RECORDING, **asked)
+    assert (refused.value.status_code, refused.value.param) == (501, field)
+
+
+async def test_a_recording_that_fails_before_its_first_byte_is_a_status() -> None:
+    async with serving(ScriptedDispatcher(spoken=[DIED])) as gateway:
+        with pytest.raises(APIStatusError) as failed:
+            await gateway.sdk.audio.speech.create(model="tiny", input="Hello", voice="alloy")
+    assert (failed.value.status_code, failed.value.code) == (502, "server_died")
+
+
+async def test_a_recording_that_breaks_off_never_ends_tidily() -> None:
+    spoken: list[Any] = [SpeechPiece(b"some", "audio/mpeg"), DIED]
+    async with serving(ScriptedDispatcher(spoken=spoken)) as gateway:
+        speaking = gateway.sdk.audio.speech.with_streaming_response
+        with pytest.raises(httpx2.TransportError):
+            async with speaking.create(model="tiny", input="Hello", voice="alloy") as answer:
+                await answer.read()
+
+
+async def test_a_recording_comes_as_it_is_made_and_a_caller_who_leaves_ends_it() -> None:
+    never = asyncio.Event()
+    spoken: list[Any] = [SpeechPiece(b"some", "audio/mpeg"), never]
+    async with serving(ScriptedDispatcher(spoken=spoken)) as gateway:
+        speaking = gateway.sdk.audio.speech.with_streaming_response
+        async with speaking.create(model="tiny", input="Hello", voice="alloy") as answer:
+            assert answer.headers["content-type"] == "audio/mpeg"
+            assert await anext(aiter(answer.iter_bytes())) == b"some"
+        async with asyncio.timeout(5):
+            await gateway.dispatcher.was_closed.wait()

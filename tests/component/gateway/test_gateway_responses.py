@@ -1,0 +1,307 @@
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import openai
+import pytest
+from gateway_script import (
+    RunningGateway,
+    ScriptedDispatcher,
+    Step,
+    delta,
+    finished,
+    hello,
+    queued,
+    serving,
+    started,
+    usage,
+)
+from openai.types.responses import FunctionToolParam
+from pydantic import BaseModel
+from response_script import MemoryResponses
+
+from gateway import GatewayConfig
+from gateway.media import MediaAddress, MediaConfig, MediaFile
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+from weft.testing.media_files import png
+
+PATH = "/v1/responses"
+QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
+WEATHER: FunctionToolParam = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "chat", "input": "Say hello", **fields}).encode()
+
+
+def weather_call() -> list[Step]:
+    def piece(**fields: object) -> event_pb2.InferenceEvent:
+        return delta(tool_calls=[event_pb2.ToolCallDelta(**fields)])  # type: ignore[arg-type]
+
+    return [
+        [piece(index=0, id="call_1", name="weather")],
+        [piece(index=0, arguments_text='{"city": '), piece(index=0, arguments_text='"Oslo"}')],
+        [delta(finish="TOOL_CALLS"), usage(), finished()],
+    ]
+
+
+def payload_of(gateway: RunningGateway, place: int = -1) -> chat_pb2.ChatPayload:
+    payload = gateway.dispatcher.payloads[place]
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    return payload
+
+
+def events_in(raw: bytes) -> list[dict[str, Any]]:
+    blocks = raw.decode().split("\n\n")
+    return [json.loads(block.split("\ndata: ")[1]) for block in blocks if block.startswith("event: ")]
+
+
+async def test_a_response_carries_the_answer_usage_and_receipt() -> None:
+    async with serving() as gateway:
+        raw = await gateway.sdk.responses.with_raw_response.create(model="chat", input="Say hello")
+        answer = raw.parse()
+    assert (answer.output_text, answer.status, answer.model) == ("Hello, world", "completed", "tiny")
+    assert answer.id.startswith("resp_")
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (7, 3, 10)
+    assert answer.usage.input_tokens_details.cached_tokens == 5
+    assert raw.headers["x-queue-wait-ms"] == "150"
+    assert raw.headers["x-request-id"].startswith("req-")
+
+
+async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() -> None:
+    async with serving() as gateway:
+        await gateway.sdk.responses.create(
+            model="chat",
+            input="Say hello",
+            max_output_tokens=12,
+            prompt_cache_key="s1",
+            extra_headers={"X-Tenant-ID": "acme", "X-Request-Timeout-Seconds": "20"},
+            extra_body={"allow_remote": True, "x_priority": "low", "x_client_id": "me", "keep_alive": "5m"},
+        )
+        context, payload = gateway.dispatcher.contexts[0], payload_of(gateway)
+    assert (context.tenant, context.priority, context.client_id) == ("acme", Priority.LOW, "me")
+    assert (context.model, context.operation, context.allow_remote) == ("chat", Operation.CHAT, True)
+    assert (context.session, context.timeout_seconds, context.handling.keep_alive_seconds) == ("s1", 20, 300)
+    assert payload.sampling.max_tokens == 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_function_call_and_its_output_go_round(stream: bool) -> None:
+    async with serving(ScriptedDispatcher([[delta("Looking it up.")], *weather_call()])) as gateway:
+        if stream:
+            async with gateway.sdk.responses.stream(model="chat", input="Weather?", tools=[WEATHER]) as events:
+                first: Any = await events.get_final_response()
+        else:
+            first = await gateway.sdk.responses.create(model="chat", input="Weather?", tools=[WEATHER])
+        message, call = first.output
+        assert (message.content[0].text, call.type, call.call_id) == ("Looking it up.", "function_call", "call_1")
+        assert json.loads(call.arguments) == {"city": "Oslo"}
+        items = [{"role": "user", "content": "Weather?"}, *(item.model_dump() for item in first.output)]
+        items.append({"type": "function_call_output", "call_id": "call_1", "output": "sunny"})
+        await gateway.sdk.responses.create(model="chat", input=items, tools=[WEATHER])
+        roles = [message.role for message in payload_of(gateway).messages]
+    assert roles == [chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL]
+
+
+async def test_the_form_of_an_answer_is_read_by_the_client_as_a_model() -> None:
+    schema: dict[str, object] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    steps: list[Step] = [[delta('{"city": "Oslo"}', finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        answer = await gateway.sdk.responses.create(
+            model="chat",
+            input="Where?",
+            text={"format": {"type": "json_schema", "name": "place", "schema": schema}},
+        )
+        payload = payload_of(gateway)
+    assert json.loads(answer.output_text) == {"city": "Oslo"}
+    assert payload.response_format.json_schema.name == "place"
+
+
+class Place(BaseModel):
+    city: str
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_client_makes_its_own_types_of_an_answer(stream: bool) -> None:
+    steps: list[Step] = [[delta('{"city":')], [delta(' "Oslo"}', finish="STOP")], [finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        if stream:
+            async with gateway.sdk.responses.stream(model="chat", input="Where?", text_format=Place) as events:
+                answer = await events.get_final_response()
+        else:
+            answer = await gateway.sdk.responses.parse(model="chat", input="Where?", text_format=Place)
+        wanted = payload_of(gateway).response_format.json_schema
+    assert answer.output_parsed == Place(city="Oslo")
+    assert (wanted.name, wanted.strict) == ("Place", True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_was_cut_is_incomplete(stream: bool) -> None:
+    steps: list[Step] = [[delta("Hel")], [delta(finish="LENGTH"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        if stream:
+            events = await gateway.sdk.responses.create(model="chat", input="hi", stream=True)
+            last: Any = [event async for event in events][-1]
+            assert last.type == "response.incomplete"
+            answer = last.response
+        else:
+            answer = await gateway.sdk.responses.create(model="chat", input="hi")
+    assert (answer.status, answer.output_text) == ("incomplete", "Hel")
+    assert answer.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rejection_before_the_first_byte_is_a_status(stream: bool) -> None:
+    rejection = WeftError(Reason.MODEL_NOT_FOUND, "no model or pool is called 'nope'")
+    async with serving(ScriptedDispatcher([[queued()], rejection])) as gateway:
+        with pytest.raises(openai.NotFoundError) as caught:
+            await gateway.sdk.responses.create(model="nope", input="hi", stream=stream)
+    assert caught.value.code == "model_not_found"
+
+
+async def test_a_failure_after_content_is_an_error_for_the_client() -> None:
+    steps: list[Step] = [[delta("Hel")], WeftError(Reason.WORKER_LOST, "the connection was lost")]
+    async with (
+        serving(ScriptedDispatcher(steps)) as gateway,
+        gateway.sdk.responses.stream(model="chat", input="hi") as events,
+    ):
+        with pytest.raises(openai.APIError) as caught:
+            await events.get_final_response()
+    assert caught.value.code == "worker_lost"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_a_finish_reason_is_an_error(stream: bool) -> None:
+    async with serving(ScriptedDispatcher([[delta("Hel")], [finished()]]), responses=MemoryResponses()) as gateway:
+        with pytest.raises(openai.APIError) as caught:
+            await read_to_the_end(gateway, stream=stream)
+    assert caught.value.code == "backend_protocol_error"
+
+
+async def read_to_the_end(gateway: RunningGateway, *, stream: bool) -> None:
+    answer: Any = await gateway.sdk.responses.create(model="chat", input="hi", stream=stream)
+    async for _ in answer:
+        pass
+
+
+class Pictures:
+    """A MediaSource that has everything."""
+
+    async def fetch(self, addresses: Sequence[MediaAddress]) -> Mapping[str, MediaFile]:
+        return {address.url: MediaFile(data=png(1, 1), media_type="image/png") for address in addresses}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_gets_the_bytes_of_an_address(stream: bool) -> None:
+    config = GatewayConfig(port=0, media=MediaConfig(allowed_hosts=("images.example.org",)))
+    part = {"type": "input_image", "image_url": "https://images.example.org/a.png", "detail": "original"}
+    async with serving(config=config, media=Pictures()) as gateway:
+        asked = body(input=[{"role": "user", "content": [part]}], stream=stream)
+        answer = await gateway.request("POST", PATH, asked)
+        image = payload_of(gateway).messages[0].content[0].image
+    assert answer.status == 200
+    assert (image.data, image.media_type, image.detail) == (png(1, 1), "image/png", "high")
+
+
+async def test_a_silent_queue_sends_the_first_events_and_comments_and_then_the_answer() -> None:
+    gate = asyncio.Event()
+    async with (
+        serving(ScriptedDispatcher([[queued()], gate, *hello()]), config=QUICK) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        seen = await reader.readuntil(b": keepalive\n\n")
+        gate.set()
+        seen += await reader.readuntil(b"event: response.completed")
+    assert b"200 OK" in seen
+    assert seen.count(b"event: response.created") == 1
+    assert (
+        seen.index(b"event: response.created")
+        < seen.index(b": queued position=3")
+        < seen.index(b": keepalive")
+        < seen.index(b"event: response.output_item.added")
+    )
+
+
+async def test_a_stream_that_fails_while_it_waits_is_a_failed_response() -> None:
+    gate = asyncio.Event()
+    rejection = WeftError(Reason.QUEUE_TIMEOUT, "waited too long")
+    async with (
+        serving(ScriptedDispatcher([gate, rejection]), config=QUICK) as gateway,
+        gateway.connection() as (reader, writer),
+    ):
+        writer.write(gateway.post(PATH, body(stream=True)))
+        await reader.readuntil(b": keepalive\n\n")
+        gate.set()
+        seen = await reader.readuntil(b"0\r\n\r\n")
+    names = [line.removeprefix(b"event: ") for line in seen.split(b"\n") if line.startswith(b"event: ")]
+    assert names == [b"response.created", b"response.in_progress", b"response.failed", b"error"]
+
+
+async def test_a_caller_who_hangs_up_cancels_the_work() -> None:
+    async with serving(ScriptedDispatcher([[delta("Hel")], asyncio.Event()])) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post(PATH, body(stream=True)))
+            await reader.readuntil(b"output_text.delta")
+        await gateway.dispatcher.was_closed.wait()
+
+
+async def test_the_figures_of_a_pool_come_where_they_are_asked_for() -> None:
+    async with serving() as gateway:
+        whole = json.loads((await gateway.request("POST", PATH, body(decoding={"top_k": 1}))).body)
+        events = events_in((await gateway.request("POST", PATH, body(decoding={"top_k": 1}, stream=True))).body)
+        plain = json.loads((await gateway.request("POST", PATH, body())).body)
+    assert whole["output_text"] == "Hello, world"
+    assert whole["metrics"]["gpu_generate_total_ms"] == 450.0
+    assert whole["metrics"]["engine_prompt_tokens"] == 7
+    assert [event["type"] for event in events[-2:]] == ["response.metrics", "response.completed"]
+    assert events[-2]["metrics"] == events[-1]["response"]["metrics"]
+    assert plain.keys() & {"metrics", "output_text"} == set()
+
+
+async def test_warnings_stand_in_the_response_and_are_counted_in_its_head() -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", PATH, body(tools=[{"type": "web_search"}], truncation="auto"))
+        events = events_in((await gateway.request("POST", PATH, body(truncation="auto", stream=True))).body)
+    assert answer.headers["x-weft-warnings"] == "2"
+    assert [warning["field"] for warning in json.loads(answer.body)["warnings"]] == ["tools[0]", "truncation"]
+    assert [warning["field"] for warning in events[-1]["response"]["warnings"]] == ["truncation"]
+
+
+async def test_without_a_keeper_a_response_says_that_it_is_not_kept() -> None:
+    async with serving() as gateway:
+        answer = json.loads((await gateway.request("POST", PATH, body())).body)
+        asked = await gateway.request("POST", PATH, body(store=True))
+        previous = await gateway.request("POST", PATH, body(previous_response_id="resp_1"))
+        read = await gateway.request("GET", f"{PATH}/{answer['id']}")
+    assert (answer["store"], "warnings" in answer) == (False, False)
+    assert (asked.status, json.loads(asked.body)["error"]["param"]) == (400, "store")
+    assert (previous.status, json.loads(previous.body)["error"]["code"]) == (404, "previous_response_not_found")
+    assert json.loads(previous.body)["error"]["param"] == "previous_response_id"
+    assert read.status == 404
+
+
+async def test_the_document_describes_the_routes() -> None:
+    async with serving() as gateway:
+        document = json.loads((await gateway.request("GET", "/openapi.json")).body)
+    assert set(document["paths"][PATH]) == {"post"}
+    assert set(document["paths"][f"{PATH}/{{response_id}}"]) == {"get", "delete"}
+    assert "ResponsesRequest" in document["components"]["schemas"]
+
+
+async def test_an_engine_that_begins_again_begins_no_second_response() -> None:
+    steps: list[Step] = [[started("tiny")], [started("small")], [delta("Hi", finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        events = events_in((await gateway.request("POST", PATH, body(stream=True))).body)
+    assert [event["type"] for event in events].count("response.created") == 1
+    assert events[-1]["response"]["model"] == "small"

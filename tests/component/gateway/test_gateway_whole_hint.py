@@ -1,0 +1,19 @@
+"""Which answers are asked for in one piece."""
+
+from typing import Any
+
+import pytest
+from gateway_script import ScriptedDispatcher, serving
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_only_an_answer_that_is_not_streamed_is_asked_for_whole(stream: bool) -> None:
+    async with serving(ScriptedDispatcher()) as gateway:
+        chat: Any = await gateway.sdk.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], stream=stream
+        )
+        text: Any = await gateway.sdk.completions.create(model="tiny", prompt="hi", stream=stream)
+        if stream:
+            assert [chunk async for chunk in chat]
+            assert [chunk async for chunk in text]
+    assert [context.whole for context in gateway.dispatcher.contexts] == [not stream, not stream]

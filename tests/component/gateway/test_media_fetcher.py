@@ -1,0 +1,297 @@
+"""The fetcher against a host that does what it should not; reliability cases M15 to M18."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from media_script import HOST, PUBLIC, Answer, HostileHost, Resolver, hostile_host, response, sending
+
+from gateway.media import MediaAddress, MediaConfig, MediaFile
+from gateway.media.fetcher import ForbiddenAddressError, MediaFetcher, media_source
+from gateway.media.port import NoMediaSource
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+from weft.testing.media_files import gif, jpeg, png
+
+URL = f"https://{HOST}/cat.png?size=1"
+FIELD = "messages[0].content[0].image_url.url"
+CONFIG = MediaConfig(allowed_hosts=(HOST,), max_bytes=100_000, max_total_bytes=150_000)
+PICTURE = png(4, 4)
+
+
+def address(url: str = URL, field: str = FIELD) -> MediaAddress:
+    return MediaAddress(url=url, field=field)
+
+
+async def fetch(host: HostileHost, config: MediaConfig = CONFIG, url: str = URL) -> MediaFile:
+    files = await MediaFetcher(config, network=host.network).fetch([address(url)])
+    return files[url]
+
+
+async def refusal(host: HostileHost, config: MediaConfig = CONFIG, url: str = URL) -> FieldError:
+    with pytest.raises(FieldError) as refused:
+        await fetch(host, config, url)
+    assert refused.value.field == FIELD
+    for inside in ("127.0.0.1", "/root", "Errno", "certificate_verify_failed"):
+        assert inside not in refused.value.message
+    return refused.value
+
+
+async def test_a_file_is_fetched_with_a_request_that_tells_nothing_of_its_caller() -> None:
+    async with hostile_host(sending(response(PICTURE))) as host:
+        file = await fetch(host)
+        again = await fetch(host)
+    assert (file.data, file.media_type) == (PICTURE, "image/png")
+    assert again == file
+    first, *lines = host.requests[0].decode().strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    assert first == "GET /cat.png?size=1 HTTP/1.1"
+    assert headers.pop("host") == HOST
+    assert headers == {"accept": "image/*", "accept-encoding": "identity", "user-agent": "weft"} | (
+        {"connection": headers["connection"]} if "connection" in headers else {}
+    )
+    assert host.connected_to == [PUBLIC, PUBLIC]
+
+
+async def test_a_name_is_looked_up_once_and_the_connection_goes_to_what_was_checked() -> None:
+    async with hostile_host(sending(response(PICTURE)), addresses=[[PUBLIC], ["127.0.0.1"]]) as host:
+        await fetch(host)
+        assert host.resolver.asked == [HOST]
+        assert host.connected_to == [PUBLIC]
+        error = await refusal(host)  # and the next request looks again, and is told something else
+    assert "not public" in error.message
+    assert len(host.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["169.254.169.254"],
+        ["100.64.0.1"],
+        ["10.0.0.1"],
+        ["0.0.0.0"],
+        ["::1"],
+        ["::ffff:127.0.0.1"],
+        ["64:ff9b::7f00:1"],
+        ["2002:7f00:1::"],
+        ["fe80::1%eth0"],
+        ["fd00:ec2::254"],
+        [PUBLIC, "127.0.0.1"],
+        ["127.0.0.1", PUBLIC],
+    ],
+    ids=str,
+)
+async def test_a_name_that_leads_inside_is_refused_before_any_socket_is_opened(addresses: list[str]) -> None:
+    async with hostile_host(sending(response(PICTURE)), addresses=[addresses]) as host:
+        error = await refusal(host)
+    assert "not public" in error.message
+    assert host.connected_to == []
+
+
+async def test_even_without_the_resolver_no_socket_is_opened_to_an_address_inside() -> None:
+    async with hostile_host(sending(b"")) as host:
+        fetcher = MediaFetcher(CONFIG, network=host.network)
+        (inside,) = await Resolver([["127.0.0.1"]]).look_up(HOST, 443)
+        with pytest.raises(ForbiddenAddressError):
+            fetcher._checked_socket(inside)
+    assert host.connected_to == []
+
+
+async def test_a_name_without_an_address_cannot_be_fetched() -> None:
+    async with hostile_host(sending(b""), addresses=[[]]) as host:
+        assert "not reached" in (await refusal(host)).message
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 300, 304])
+@pytest.mark.parametrize("location", ["http://127.0.0.1/", f"https://{HOST}/other.png"])
+async def test_a_redirect_is_not_followed_wherever_it_leads(status: int, location: str) -> None:
+    raw = response(b"", status=f"{status} Elsewhere", headers={"Location": location})
+    async with hostile_host(sending(raw)) as host:
+        assert "redirects" in (await refusal(host)).message
+    assert len(host.requests) == 1
+
+
+async def endless(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(response(PICTURE, length=-1))
+    while True:
+        writer.write(bytes(4096))
+        await writer.drain()
+
+
+async def test_a_body_without_end_is_left_at_the_limit() -> None:
+    async with hostile_host(endless) as host:
+        error = await refusal(host)
+        assert error.reason is Reason.REQUEST_TOO_LARGE
+        assert "max_bytes" in error.message
+        await host.was_left.wait()
+
+
+async def test_a_length_above_the_limit_is_refused_before_the_body() -> None:
+    async with hostile_host(sending(response(b"", length=100_001))) as host:
+        assert (await refusal(host)).reason is Reason.REQUEST_TOO_LARGE
+
+
+async def test_a_body_that_drips_is_left_for_its_rate() -> None:
+    clock = FakeClock()
+
+    async def dripping(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(PICTURE[:1], length=len(PICTURE)))
+        await writer.drain()
+        for position in range(1, len(PICTURE)):
+            await clock.advance(1)
+            writer.write(PICTURE[position : position + 1])
+            await writer.drain()
+            await asyncio.sleep(0.001)
+
+    async with hostile_host(dripping) as host:
+        fetcher = MediaFetcher(CONFIG, clock=clock, network=host.network)
+        with pytest.raises(FieldError, match="bytes per second"):
+            await fetcher.fetch([address()])
+
+
+async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def test_a_host_that_says_nothing_is_left_when_the_time_is_over() -> None:
+    async with hostile_host(silent) as host:
+        error = await refusal(host, replace(CONFIG, total_timeout_seconds=0.1))
+        assert "within 0.1 seconds" in error.message
+        await host.was_left.wait()
+
+
+async def test_a_handshake_that_does_not_end_is_left_when_the_time_is_over() -> None:
+    async def deaf(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with hostile_host(deaf, tls=False) as host:
+        error = await refusal(host, replace(CONFIG, connect_timeout_seconds=0.1))
+    assert error.traits.http_status == 400
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (sending(response(PICTURE, length=len(PICTURE) + 1)), "sent less than it announced"),
+        (sending(response(PICTURE, status="404 Not Found")), "answered 404"),
+        (sending(response(PICTURE, status="500 Oh")), "answered 500"),
+        (sending(response(PICTURE, status="206 Partial Content")), "answered 206"),
+        (sending(response(PICTURE, headers={"Content-Encoding": "gzip"})), "compressed"),
+        (sending(b"garbage\r\n\r\n"), "not answer as a web server"),
+        (sending(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n"), "not answer as a web server"),
+        (sending(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n"), "not answer as a web server"),
+        (sending(b""), "not answer as a web server"),
+        (sending(response(b"")), "is an image of no known type"),
+        (sending(response(PICTURE, headers={"Content-Type": "text/html"})), "must be one of"),
+        (sending(response(PICTURE, headers={"Content-Type": "image/svg+xml"})), "must be one of"),
+        (sending(response(jpeg(4, 4))), "its content is image/jpeg"),
+        (sending(response(b"<svg xmlns='http://www.w3.org/2000/svg'/>")), "no known type"),
+        (sending(response(b"#EXTM3U\nfile:///etc/passwd\n")), "no known type"),
+        (sending(response(png(60_000, 60_000, pixels=False))), "max_pixels"),
+        (sending(response(gif(1, 1, frames=400), headers={"Content-Type": "image/gif"})), "max_frames"),
+    ],
+)
+async def test_what_a_host_should_not_send_is_refused_in_words(answer: Answer, words: str) -> None:
+    async with hostile_host(answer) as host:
+        assert words in (await refusal(host)).message
+
+
+async def test_the_certificate_must_be_that_of_the_name_and_trusted() -> None:
+    async with hostile_host(sending(response(PICTURE)), certified_for="other.example.org") as host:
+        assert "certificate" in (await refusal(host)).message
+    async with hostile_host(sending(response(PICTURE)), trusted=False) as host:
+        assert "certificate" in (await refusal(host)).message
+    assert host.requests == []
+
+
+async def test_a_host_without_tls_is_none() -> None:
+    async with hostile_host(sending(response(PICTURE)), tls=False) as host:
+        await refusal(host, replace(CONFIG, connect_timeout_seconds=0.1))
+        plain = replace(CONFIG, allow_plain_http=True)
+        url = f"http://{HOST}/cat.png"
+        assert (await fetch(host, plain, url)).data == PICTURE
+
+
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with hostile_host(sending(response(PICTURE))) as host:
+        assert (await fetch(host)).data == PICTURE
+
+
+async def test_an_address_that_nobody_checked_is_not_fetched() -> None:
+    async with hostile_host(sending(response(PICTURE))) as host:
+        error = await refusal(host, url="https://elsewhere.example.com/a.png")
+    assert "allowed_hosts" in error.message
+    assert host.resolver.asked == []
+
+
+async def test_the_files_of_a_request_have_a_limit_together() -> None:
+    picture = png(200, 200) + bytes(60_000)
+    async with hostile_host(sending(response(picture))) as host:
+        fetcher = MediaFetcher(CONFIG, network=host.network)
+        wanted = [address(f"https://{HOST}/{name}.png", f"field-{name}") for name in ("a", "b", "c")]
+        assert set(await fetcher.fetch(wanted[:2])) == {wanted[0].url, wanted[1].url}
+        with pytest.raises(FieldError, match="max_total_bytes") as refused:
+            await fetcher.fetch(wanted)
+    assert (refused.value.field, refused.value.reason) == ("field-c", Reason.REQUEST_TOO_LARGE)
+
+
+async def test_only_so_many_are_fetched_at_once_and_others_wait_for_their_turn() -> None:
+    go_on = asyncio.Event()
+
+    async def waiting(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        writer.write(response(PICTURE))
+        await writer.drain()
+
+    async with hostile_host(waiting) as host:
+        fetcher = MediaFetcher(replace(CONFIG, max_concurrent_fetches=1), network=host.network)
+        first = asyncio.create_task(fetcher.fetch([address()]))
+        await host.was_asked.wait()
+        second = asyncio.create_task(fetcher.fetch([address()]))
+        await asyncio.sleep(0)
+        assert len(host.requests) == 1
+        go_on.set()
+        assert (await first) == (await second)
+    assert len(host.requests) == 2
+
+
+async def test_one_that_waits_too_long_for_its_turn_is_told_to_come_back() -> None:
+    async with hostile_host(silent) as host:
+        fetcher = MediaFetcher(
+            replace(CONFIG, max_concurrent_fetches=1, total_timeout_seconds=0.4), network=host.network
+        )
+        first = asyncio.create_task(fetcher.fetch([address()]))
+        await host.was_asked.wait()
+        with pytest.raises(WeftError) as refused:
+            await fetcher.fetch([address()])
+        with pytest.raises(FieldError):
+            await first
+    assert refused.value.reason is Reason.TOO_MANY_RESOURCES
+    assert refused.value.traits.retryable
+
+
+async def test_a_fetch_that_is_cancelled_leaves_its_host_and_gives_its_turn_back() -> None:
+    async with hostile_host(silent) as host:
+        fetcher = MediaFetcher(replace(CONFIG, max_concurrent_fetches=1), network=host.network)
+        task = asyncio.create_task(fetcher.fetch([address()]))
+        await host.was_asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await host.was_left.wait()
+        host.answer = sending(response(PICTURE))
+        assert (await fetcher.fetch([address()]))[URL].data == PICTURE
+
+
+async def test_nobody_fetches_anything_unless_the_operator_names_hosts() -> None:
+    nobody = media_source(MediaConfig(), SystemClock())
+    assert isinstance(nobody, NoMediaSource)
+    with pytest.raises(FieldError) as refused:
+        await nobody.fetch([address()])
+    assert refused.value.field == FIELD
+    assert isinstance(media_source(CONFIG, SystemClock()), MediaFetcher)

@@ -1,0 +1,192 @@
+import asyncio
+import json
+
+import pytest
+from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, queued, serving, usage
+from messages_script import (
+    CLAUDE_CODE_HEADERS,
+    MESSAGES_PATH,
+    WEATHER,
+    CountingDispatcher,
+    anthropic_of,
+    body,
+    call,
+    claude_code_request,
+    events_of,
+    names_of,
+)
+
+from gateway import GatewayConfig
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
+COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+async def test_a_turn_of_claude_code_reaches_the_mesh_whole() -> None:
+    steps: list[Step] = [
+        [delta(reasoning="Next.")],
+        [call(0, "toolu_3", "Read", '{"file_path"'), call(0, arguments=': "/b.py"}')],
+        [delta(finish="TOOL_CALLS"), usage(), finished()],
+    ]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        raw = json.dumps(claude_code_request()).encode()
+        response = await gateway.request("POST", f"{MESSAGES_PATH}?beta=true", raw, CLAUDE_CODE_HEADERS)
+        payload = gateway.dispatcher.payloads[0]
+    assert response.status == 200
+    assert b": warning" not in response.body
+    assert names_of(events_of(response)) == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    roles = [chat_pb2.Role.Name(turn.role).removeprefix("ROLE_") for turn in payload.messages]
+    assert roles == ["SYSTEM", "USER", "ASSISTANT", "TOOL", "TOOL", "SYSTEM", "USER"]
+    assert len(payload.messages[0].content) == 3
+    assert [made.name for made in payload.messages[2].tool_calls] == ["Bash", "Read"]
+    assert payload.messages[2].reasoning == "I should look."
+    assert len(payload.tools) == 12
+    assert payload.sampling.max_tokens == 32_000
+    assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_HIGH
+    assert not payload.HasField("thinking")
+
+
+async def test_every_event_is_named_and_typed_and_nothing_follows_the_end() -> None:
+    async with serving() as gateway:
+        response = await gateway.request("POST", MESSAGES_PATH, body(stream=True))
+    events = events_of(response)
+    assert all(name == data["type"] for name, data in events)
+    assert response.body.endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
+    assert b"[DONE]" not in response.body
+    assert b"\n: x-queue-wait-ms=150 " in response.body
+    start = events[0][1]["message"]
+    assert (start["role"], start["content"], start["stop_reason"], start["model"]) == ("assistant", [], None, "tiny")
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
+async def test_a_silent_queue_sends_pings_and_then_the_answer() -> None:
+    gate = asyncio.Event()
+    steps: list[Step] = [[queued()], gate, *hello()]
+    async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
+        writer.write(gateway.post(MESSAGES_PATH, body(stream=True)))
+        seen = await reader.readuntil(PING)
+        seen += await reader.readuntil(PING)
+        gate.set()
+        seen += await reader.readuntil(b'{"type":"message_stop"}\n\n')
+    assert seen.index(b": queued position=3") < seen.index(PING) < seen.index(b"message_start")
+
+
+async def test_a_failure_while_it_waits_is_an_error_event_and_the_last() -> None:
+    gate = asyncio.Event()
+    steps: list[Step] = [[queued()], gate, WeftError(Reason.QUEUE_TIMEOUT, "waited too long")]
+    async with serving(ScriptedDispatcher(steps), config=QUICK) as gateway, gateway.connection() as (reader, writer):
+        writer.write(gateway.post(MESSAGES_PATH, body(stream=True)))
+        seen = await reader.readuntil(PING)
+        gate.set()
+        seen += await reader.readuntil(b"0\r\n\r\n")
+    assert b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"waited too long"' in seen
+    assert b"message_stop" not in seen
+
+
+async def test_a_crash_in_the_middle_is_an_error_event_without_its_words() -> None:
+    steps: list[Step] = [[delta("Hel")], RuntimeError("cannot open /etc/weft/key")]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        response = await gateway.request("POST", MESSAGES_PATH, body(stream=True))
+    name, data = events_of(response)[-1]
+    assert (name, data["error"]["type"], data["error"]["code"]) == ("error", "api_error", "internal")
+    assert b"/etc" not in response.body
+
+
+async def test_a_hang_up_ends_the_work() -> None:
+    steps: list[Step] = [[delta("Hel")], asyncio.Event()]
+    async with serving(ScriptedDispatcher(steps)) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post(MESSAGES_PATH, body(stream=True)))
+            await reader.readuntil(b'"text":"Hel"')
+        async with asyncio.timeout(5):
+            await gateway.dispatcher.was_closed.wait()
+
+
+async def test_extensions_and_headers_of_the_mesh_are_those_of_chat() -> None:
+    raw = body(allow_remote=True, keep_alive="5m", x_client_id="me", prompt_cache_key="s1", x_unheard=1)
+    async with serving() as gateway:
+        response = await gateway.request("POST", MESSAGES_PATH, raw, {"X-Priority": "low", "X-Tenant-ID": "acme"})
+        context = gateway.dispatcher.contexts[0]
+    assert (context.allow_remote, context.client_id, context.session) == (True, "me", "s1")
+    assert (context.priority, context.tenant, context.handling.keep_alive_seconds) == (Priority.LOW, "acme", 300)
+    assert [warning["field"] for warning in json.loads(response.body)["warnings"]] == ["x_unheard"]
+    assert response.headers["x-weft-warnings"] == "1"
+
+
+async def test_an_unknown_tool_is_told_of_and_a_forced_one_is_refused() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    async with serving() as gateway:
+        dropped = await gateway.request("POST", MESSAGES_PATH, body(tools=[WEATHER, search]))
+        forced = body(tools=[search], tool_choice={"type": "tool", "name": "web_search"})
+        refused = await gateway.request("POST", MESSAGES_PATH, forced)
+    assert [warning["field"] for warning in json.loads(dropped.body)["warnings"]] == ["tools[1]"]
+    assert refused.status == 400
+    error = json.loads(refused.body)["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "tool_choice.name")
+    assert error["message"].startswith("tool_choice.name: ")
+
+
+@pytest.mark.parametrize("path", [COUNT_PATH, f"{COUNT_PATH}?beta=true"])
+async def test_tokens_are_counted_by_the_model(path: str) -> None:
+    dispatcher = CountingDispatcher()
+    request = {key: value for key, value in claude_code_request().items() if key not in {"max_tokens", "stream"}}
+    async with serving(dispatcher) as gateway:
+        response = await gateway.request("POST", path, json.dumps(request).encode(), CLAUDE_CODE_HEADERS)
+    assert (response.status, json.loads(response.body)) == (200, {"input_tokens": 42})
+    ((context, payload),) = dispatcher.asked
+    assert (context.model, context.operation) == ("tiny", Operation.TOKENIZE)
+    assert len(payload.chat.messages) == 7
+    assert len(payload.chat.tools) == 12
+
+
+async def test_a_model_that_cannot_count_says_so() -> None:
+    cannot = WeftError(Reason.UNSUPPORTED_OPERATION, "the model does not tokenize")
+    async with serving(CountingDispatcher(counted=cannot)) as gateway:
+        response = await gateway.request("POST", COUNT_PATH, body())
+    error = json.loads(response.body)["error"]
+    assert (response.status, error["code"], error["type"]) == (501, "unsupported_operation", "api_error")
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_the_client_counts_tokens() -> None:
+    async with serving(CountingDispatcher()) as gateway, anthropic_of(gateway) as client:
+        counted = await client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+    assert counted.input_tokens == 42
+
+
+async def test_the_surface_is_counted_under_its_name() -> None:
+    async with serving() as gateway:
+        await gateway.request("POST", MESSAGES_PATH, body())
+        metrics = await gateway.request("GET", "/metrics")
+    assert (
+        b'weft_gateway_requests_total{code="200",model="tiny",reason="completed",surface="messages"} 1.0'
+        in metrics.body
+    )
+
+
+@pytest.mark.parametrize("path", [MESSAGES_PATH, COUNT_PATH])
+async def test_a_conversation_that_the_server_should_keep_is_refused_as_clients_expect(path: str) -> None:
+    async with serving(CountingDispatcher()) as gateway:
+        response = await gateway.request("POST", path, body(thread={"type": "create"}))
+    error = json.loads(response.body)["error"]
+    assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", "thread")
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

@@ -1,0 +1,278 @@
+import asyncio
+import json
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import AsyncAnthropic
+from anthropic.types import Message, ToolUseBlock
+from gateway_script import (
+    ScriptedDispatcher,
+    ScriptedGeneration,
+    Step,
+    delta,
+    finished,
+    hello,
+    queued,
+    serving,
+    started,
+    usage,
+)
+from messages_script import MESSAGES, WEATHER, anthropic_of, call, two_calls
+
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.frames import GenerationPayload
+from weft.dispatch.journey import RequestContext
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+
+class Turning(ScriptedDispatcher):
+    """Answers each request with the next of its scripts."""
+
+    def __init__(self, scripts: list[list[Step]]) -> None:
+        super().__init__()
+        self.scripts = scripts
+
+    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
+        self.steps = self.scripts.pop(0)
+        return super().generate(context, payload)
+
+
+def asks_for_weather() -> list[Step]:
+    return [[call(0, "call_1", "weather", '{"city":"Oslo"}')], [delta(finish="TOOL_CALLS"), finished()]]
+
+
+async def ask(client: AsyncAnthropic, *, stream: bool, **fields: Any) -> Message:
+    wanted: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "messages": MESSAGES} | fields
+    if not stream:
+        answer = await client.messages.create(**wanted)
+        assert isinstance(answer, Message)
+        return answer
+    async with client.messages.stream(**wanted) as events:
+        return await events.get_final_message()
+
+
+async def collect(client: AsyncAnthropic, texts: list[str]) -> None:
+    async with client.messages.stream(model="tiny", max_tokens=5, messages=MESSAGES) as stream:
+        async for text in stream.text_stream:
+            texts.append(text)  # noqa: PERF401 - kept although the stream fails
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_has_its_text_its_end_and_its_usage(stream: bool) -> None:
+    async with serving() as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=stream)
+        context, payload = gateway.dispatcher.contexts[0], gateway.dispatcher.payloads[0]
+    assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "Hello, world"}]
+    assert (answer.stop_reason, answer.stop_sequence, answer.role, answer.model) == (
+        "end_turn",
+        None,
+        "assistant",
+        "tiny",
+    )
+    assert answer.id.startswith("msg-")
+    counts = answer.usage
+    assert (counts.input_tokens, counts.cache_read_input_tokens, counts.cache_creation_input_tokens) == (2, 5, 0)
+    assert counts.output_tokens == 3
+    assert (context.model, context.operation) == ("tiny", Operation.CHAT)
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    assert payload.sampling.max_tokens == 50
+
+
+async def test_headers_of_a_whole_answer_are_the_receipt_and_the_request_id_twice() -> None:
+    async with serving() as gateway, anthropic_of(gateway) as client:
+        raw = await client.messages.with_raw_response.create(
+            model="tiny", max_tokens=5, messages=MESSAGES, extra_headers={"X-Request-Id": "mine-1"}
+        )
+        answer = await raw.parse()
+    assert (raw.headers["x-request-id"], raw.headers["request-id"]) == ("mine-1", "mine-1")
+    assert answer._request_id == "mine-1"
+    assert (raw.headers["x-queue-wait-ms"], raw.headers["x-cache-tokens-reused"]) == ("150", "5")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_words_and_calls_are_blocks_in_their_order(stream: bool) -> None:
+    async with serving(ScriptedDispatcher(two_calls())) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=stream, tools=[WEATHER])
+    assert [block.to_dict() for block in answer.content] == [
+        {"type": "thinking", "thinking": "The user asks.", "signature": ""},
+        {"type": "text", "text": "Looking it up."},
+        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}},
+        {"type": "tool_use", "id": "call_2", "name": "weather", "input": {}},
+    ]
+    assert answer.stop_reason == "tool_use"
+    assert answer.usage.output_tokens_details is not None
+    assert answer.usage.output_tokens_details.thinking_tokens == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("finish", "reason"), [("STOP", "end_turn"), ("LENGTH", "max_tokens"), ("CONTENT_FILTER", "refusal")]
+)
+async def test_the_stop_reason_says_why_it_ended(stream: bool, finish: str, reason: str) -> None:
+    steps: list[Step] = [[delta("Hi")], [delta(finish=finish), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        assert (await ask(client, stream=stream)).stop_reason == reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_in_words_is_text_and_a_refusal(stream: bool) -> None:
+    steps: list[Step] = [[delta(refusal="I will not.", finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=stream)
+    assert (answer.stop_reason, [block.to_dict() for block in answer.content]) == (
+        "refusal",
+        [{"type": "text", "text": "I will not."}],
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_says_nothing_has_no_blocks(stream: bool) -> None:
+    steps: list[Step] = [[delta(finish="STOP"), usage(), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=stream)
+    assert (answer.content, answer.stop_reason) == ([], "end_turn")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("arguments", ['{"city": }', '["Oslo"]', '"Oslo"', '{"city": "Oslo"', "{} {}", "NaN", "Oslo"])
+async def test_arguments_that_are_no_object_are_an_error_and_never_an_input(stream: bool, arguments: str) -> None:
+    steps: list[Step] = [[call(0, "call_1", "weather", arguments)], [delta(finish="TOOL_CALLS"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await ask(client, stream=stream, tools=[WEATHER])
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["error"]["code"] == "tool_call_invalid"
+
+
+async def test_a_call_that_the_token_limit_cut_is_left_out_with_a_warning() -> None:
+    steps: list[Step] = [
+        [delta("Let me see.")],
+        [call(0, "call_1", "weather", '{"city": "Os')],
+        [delta(finish="LENGTH"), finished()],
+    ]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=False, tools=[WEATHER])
+    assert (answer.stop_reason, [block.type for block in answer.content]) == ("max_tokens", ["text"])
+    assert answer.to_dict()["warnings"] == [
+        {
+            "code": "tool_call_cut",
+            "field": None,
+            "message": "the answer ended within a call of weather, which was left out",
+        }
+    ]
+
+
+async def test_a_streamed_call_that_the_token_limit_cut_ends_with_max_tokens() -> None:
+    steps: list[Step] = [[call(0, "call_1", "weather", '{"city": "Os')], [delta(finish="LENGTH"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=True, tools=[WEATHER])
+    assert (answer.stop_reason, [block.type for block in answer.content]) == ("max_tokens", ["tool_use"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_rejection_before_the_first_byte_is_a_status_in_anthropics_words(stream: bool) -> None:
+    rejection = WeftError(Reason.MODEL_NOT_FOUND, "no model or pool is called 'nope'")
+    async with serving(ScriptedDispatcher([[queued()], rejection])) as gateway, anthropic_of(gateway) as client:
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await ask(client, stream=stream)
+    assert caught.value.body == {
+        "type": "error",
+        "error": {
+            "type": "not_found_error",
+            "message": "no model or pool is called 'nope'",
+            "code": "model_not_found",
+        },
+        "request_id": caught.value.request_id,
+    }
+    assert caught.value.request_id is not None
+
+
+async def test_a_failure_after_content_is_an_error_of_the_client() -> None:
+    steps: list[Step] = [[delta("Hel")], WeftError(Reason.WORKER_LOST, "the connection was lost")]
+    texts: list[str] = []
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await collect(client, texts)
+    assert texts == ["Hel"]
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["error"] == {
+        "type": "api_error",
+        "message": "the connection was lost",
+        "code": "worker_lost",
+    }
+
+
+async def test_the_client_retries_a_full_queue_as_it_is_told() -> None:
+    busy = WeftError(Reason.QUEUE_FULL, "the queue is full", retry_after_seconds=0.5)
+    async with serving(ScriptedDispatcher([busy])) as gateway, anthropic_of(gateway) as client:
+        with pytest.raises(anthropic.ServiceUnavailableError) as caught:
+            await ask(client, stream=False)
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert caught.value.response.headers["x-should-retry"] == "true"
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["error"]["type"] == "overloaded_error"
+
+
+async def test_the_client_does_not_retry_what_will_not_help() -> None:
+    hopeless = WeftError(Reason.OUT_OF_MEMORY, "the model does not fit")
+    async with serving(ScriptedDispatcher([hopeless])) as gateway, anthropic_of(gateway, max_retries=2) as client:
+        with pytest.raises(anthropic.ServiceUnavailableError):
+            await ask(client, stream=False)
+        assert len(gateway.dispatcher.contexts) == 1
+
+
+async def test_parsed_output_follows_a_schema() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    steps: list[Step] = [[started()], [delta('{"city":"Oslo"}', finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(
+            client, stream=False, output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+        )
+        payload = gateway.dispatcher.payloads[0]
+    assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": '{"city":"Oslo"}'}]
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    assert [member.name for member in payload.response_format.json_schema.schema.fields] == ["type", "properties"]
+    assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_LOW
+
+
+async def test_two_messages_at_once_do_not_mix() -> None:
+    async with serving() as gateway, anthropic_of(gateway) as client:
+        answers = await asyncio.gather(*(ask(client, stream=bool(number % 2)) for number in range(10)))
+    assert {block.to_dict()["text"] for answer in answers for block in answer.content} == {"Hello, world"}
+    assert len({answer.id for answer in answers}) == 10
+
+
+async def test_the_tool_runner_goes_on_without_the_thread_that_it_does_not_get() -> None:
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"Rain in {city}"
+
+    async with serving(Turning([asks_for_weather(), hello()])) as gateway, anthropic_of(gateway) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=9, messages=[{"role": "user", "content": "Say hello"}], tools=[weather]
+        )
+        answer = await runner.until_done()
+        asked = gateway.dispatcher.payloads
+    assert [block.to_dict()["text"] for block in answer.content] == ["Hello, world"]
+    assert len(asked) == 2
+    assert isinstance(asked[1], chat_pb2.ChatPayload)
+    assert [chat_pb2.Role.Name(turn.role) for turn in asked[1].messages] == ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_TOOL"]
+    assert asked[1].messages[2].content[0].text == "Rain in Oslo"
+    assert [tool.function.name for tool in asked[1].tools] == ["weather"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_input_is_what_the_model_wrote_also_where_it_is_unusual(stream: bool) -> None:
+    arguments = ' {"n": 123456789012345678901234567890, "x": 1e5, "\\u00e9": ["\u2028", null], "n2": -0.0}\n'
+    steps: list[Step] = [[call(0, "", "weather", arguments)], [delta(finish="STOP"), finished()]]
+    async with serving(ScriptedDispatcher(steps)) as gateway, anthropic_of(gateway) as client:
+        answer = await ask(client, stream=stream, tools=[WEATHER])
+    (block,) = answer.content
+    assert isinstance(block, ToolUseBlock)
+    assert block.input == json.loads(arguments)
+    assert block.id.startswith("toolu-")
+    assert answer.stop_reason == "tool_use"

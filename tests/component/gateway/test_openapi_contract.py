@@ -1,0 +1,95 @@
+"""The OpenAPI document against the gateway that it describes."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import schemathesis
+from admin_script import admin_ports
+from bad_inputs_server import ForgetfulDispatcher
+from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
+from fastapi import FastAPI, Response
+from gateway_script import FixedFleet, model, schemas_once
+from hypothesis import HealthCheck, given, settings
+from registry_script import ScriptedRegistry
+from response_script import MemoryResponses
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from test_api_keys_http import SECRET, Ring, ScriptedKeys
+from test_gateway_requests import ScriptedRequests
+
+from gateway import GatewayConfig
+from gateway.app import create_app
+from gateway.ports import GatewayPorts
+from weft.kernel.principal import key_text
+
+
+def no_surprise(context: Any, response: Any, case: Any) -> None:  # noqa: ARG001 - a check has these
+    """501 is a promise not to: no runner offers it. Any other failure of the server's is one."""
+    assert response.status_code < 500 or response.status_code == 501, response.content
+
+
+CHECKS = [
+    no_surprise,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+SENT = {"host": "localhost", "authorization": f"Bearer {key_text('admin0000000', SECRET)}"}
+NOT_TOLD = {("GET", "/openapi.json")}
+
+
+def app() -> Any:
+    """A gateway with everything, over scripted collaborators."""
+    ports = GatewayPorts(
+        dispatcher=ForgetfulDispatcher(),
+        fleet=FixedFleet.of(model("tiny")),
+        registry=ScriptedRegistry(),
+        admin=admin_ports(),
+        requests=ScriptedRequests(),
+        responses=MemoryResponses(),
+        keys=Ring(),
+        api_keys=ScriptedKeys(),
+    )
+    with patch("gateway.openapi.models_json_schema", schemas_once):
+        return create_app(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    return schemathesis.openapi.from_asgi("/openapi.json", app(), headers=SENT)
+
+
+def test_the_document_names_every_route(document: Any) -> None:
+    told = {(method.upper(), nameless(path)) for path, item in document.raw_schema["paths"].items() for method in item}
+    assert {endpoint.route for endpoint in ENDPOINTS} - told <= NOT_TOLD
+
+
+@pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.route not in NOT_TOLD], ids=str)
+def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) -> None:
+    path = next(path for path in document.raw_schema["paths"] if nameless(path) == nameless(endpoint.path))
+    operation = document[path][endpoint.method]
+
+    @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy())
+    def keeps_to_it(case: Any) -> None:
+        case.call_and_validate(headers=SENT, checks=CHECKS)
+
+    keeps_to_it()
+
+
+@pytest.mark.parametrize(
+    "answer", [Response(status_code=500), Response(b"{}", 418), Response(b"x", media_type="text/csv")]
+)
+def test_a_route_that_does_not_keep_to_its_document_is_found_out(answer: Response) -> None:
+    broken = FastAPI()
+    broken.add_api_route("/route", lambda: answer, methods=["GET"])
+    operation = schemathesis.openapi.from_asgi("/openapi.json", broken)["/route"]["GET"]
+    with pytest.raises((FailureGroup, AssertionError)):
+        operation.Case().call_and_validate(checks=CHECKS)

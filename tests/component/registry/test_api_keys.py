@@ -1,0 +1,287 @@
+"""API keys from their making to their end."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+import structlog
+from google.protobuf.duration_pb2 import Duration
+from key_stage import KeyStage, bare_keys, registry_with_keys
+from registry_harness import refused, running_registry
+
+from registry_svc.keys.config import KeysConfig
+from registry_svc.keys.domain import KeyWish
+from weft.api.registry.v1 import key_service_pb2 as pb
+from weft.api.registry.v1 import key_service_pb2_grpc
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[KeyStage]:
+    async with registry_with_keys(tmp_path) as running:
+        yield running
+
+
+async def test_a_key_is_shown_once_and_is_good_until_it_is_revoked(stage: KeyStage) -> None:
+    key_id, text = await stage.create(description="alice's laptop")
+    assert re.fullmatch(rf"weft_{key_id}_[0-9a-f]{{64}}", text)
+    assert re.fullmatch(r"[a-z0-9]{12}", key_id)
+    assert await stage.is_good(text)
+    listed = (await stage.listed())[0]
+    assert (listed.id, listed.description, listed.tenant) == (key_id, "alice's laptop", "default")
+    assert tuple(listed.scopes) == DEFAULT_SCOPES
+    assert not listed.HasField("expire_time")
+    assert text.rpartition("_")[2] not in str(listed)
+
+    await stage.revoke(key_id)
+    assert not await stage.is_good(text)
+    assert (await stage.listed())[0].HasField("revoke_time")
+    await stage.revoke(key_id)
+    with refused(Reason.NOT_FOUND):
+        await stage.revoke("nobody000000")
+
+
+async def test_a_revoked_key_stays_listed_for_thirty_days_and_keeps_its_time(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        key_id, _ = await stage.create()
+        await stage.revoke(key_id)
+        revoked_at = (await stage.listed())[0].revoke_time
+    await clock.advance(30 * DAY - 60.0)
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        await stage.revoke(key_id)
+        assert [key.revoke_time for key in await stage.listed()] == [revoked_at]
+        await stage.mesh.advance(65.0)
+        assert await stage.listed() == []
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        assert await stage.listed() == [], "it is gone from the disk too"
+
+
+async def test_an_expired_key_is_good_no_more_to_the_second_and_stays_listed(stage: KeyStage) -> None:
+    key_id, text = await stage.create(seconds=60)
+    await stage.mesh.advance(59.0)
+    assert await stage.is_good(text)
+    ring = await stage.ring()
+    await stage.mesh.advance(1.0)
+    assert not await stage.is_good(text)
+    assert key_id in ring.keys
+    await stage.mesh.advance(10.0)
+    assert [key.id for key in await stage.listed()] == [key_id]
+    with refused(Reason.NOT_FOUND):
+        await stage.rotate(key_id)
+    await stage.revoke(key_id)
+
+
+async def test_rotation_gives_a_new_secret_and_the_old_one_an_hour(stage: KeyStage) -> None:
+    key_id, first = await stage.create(tenant="team-a", scopes=["models:view"])
+    await stage.mesh.advance(10.0)
+    rotated = await stage.rotate(key_id)
+    assert rotated.text != first
+    assert rotated.text.startswith(f"weft_{key_id}_")
+    assert (rotated.key.tenant, list(rotated.key.scopes)) == ("team-a", ["models:view"])
+    assert rotated.old_expire_time.seconds - rotated.key.rotate_time.seconds == 3_600
+    assert await stage.is_good(first)
+    assert await stage.is_good(rotated.text)
+    await stage.mesh.clock.advance(3_600.0)
+    assert not await stage.is_good(first)
+    assert await stage.is_good(rotated.text)
+
+
+async def test_the_grace_of_a_rotation_may_be_none_or_thirty_days_but_not_longer_than_the_key(stage: KeyStage) -> None:
+    key_id, first = await stage.create()
+    second = (await stage.rotate(key_id, grace=0)).text
+    assert not await stage.is_good(first)
+    third = (await stage.rotate(key_id, grace=30 * DAY)).text
+    assert await stage.is_good(second)
+    assert await stage.is_good(third)
+    for seconds in (-1, int(30 * DAY) + 1, 2**40):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await stage.keys.RotateKey(pb.RotateKeyRequest(id=key_id, grace=Duration(seconds=seconds)))
+        assert isinstance(errors[0], FieldError)
+        assert errors[0].field == "grace"
+    assert await stage.is_good(third)
+
+    brief, _ = await stage.create(seconds=60)
+    rotated = await stage.rotate(brief, grace=DAY)
+    assert rotated.old_expire_time == rotated.key.expire_time
+
+
+async def test_a_second_rotation_ends_the_grace_of_the_first(stage: KeyStage) -> None:
+    key_id, first = await stage.create()
+    second = (await stage.rotate(key_id)).text
+    third = (await stage.rotate(key_id)).text
+    assert [await stage.is_good(text) for text in (first, second, third)] == [False, True, True]
+
+
+async def test_a_revoked_key_cannot_be_rotated_and_its_old_secret_is_gone_too(stage: KeyStage) -> None:
+    key_id, first = await stage.create()
+    second = (await stage.rotate(key_id)).text
+    await stage.revoke(key_id)
+    assert [await stage.is_good(text) for text in (first, second)] == [False, False]
+    with refused(Reason.NOT_FOUND):
+        await stage.rotate(key_id)
+
+
+async def test_keys_rotations_and_revocations_outlive_the_registry(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        kept, text = await stage.create(description="kept", tenant="team-a", seconds=600)
+        new = (await stage.rotate(kept)).text
+        gone, gone_text = await stage.create()
+        await stage.revoke(gone)
+        before = await stage.listed()
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        assert await stage.listed() == before
+        assert [await stage.is_good(each) for each in (text, new, gone_text)] == [True, True, False]
+
+
+async def test_keys_are_listed_newest_first(stage: KeyStage) -> None:
+    for description in ("first", "second", "third"):
+        await stage.create(description=description)
+        await stage.mesh.advance(1.0)
+    assert [key.description for key in await stage.listed()] == ["third", "second", "first"]
+
+
+async def test_there_is_a_limit_of_keys_and_those_that_ended_make_room_the_earliest_first(tmp_path: Path) -> None:
+    config = KeysConfig(pepper_file=tmp_path / "key-pepper", max_keys=6)
+    async with registry_with_keys(tmp_path, config=config) as stage:
+        ids = [(await stage.create())[0] for _ in range(5)]
+        _, text = await stage.create()
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await stage.create()
+        # In another order than they were made and than they are called.
+        ended = [ids[2], ids[0], ids[4], ids[1], ids[3]]
+        for key_id in ended:
+            await stage.mesh.advance(1.0)
+            await stage.revoke(key_id)
+        for gone in range(1, len(ended) + 1):
+            await stage.create()
+            assert [key_id for key_id in ended if key_id in {key.id for key in await stage.listed()}] == ended[gone:]
+        with refused(Reason.TOO_MANY_RESOURCES):
+            await stage.create()
+        assert await stage.is_good(text)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.CreateKeyRequest(description="x" * 129), "description"),
+        (pb.CreateKeyRequest(description="a\nb"), "description"),
+        (pb.CreateKeyRequest(description="\x1b[2J"), "description"),
+        (pb.CreateKeyRequest(tenant="x" * 65), "tenant"),
+        (pb.CreateKeyRequest(tenant="a b"), "tenant"),
+        (pb.CreateKeyRequest(tenant="'; DROP TABLE api_keys; --"), "tenant"),
+        (pb.CreateKeyRequest(tenant="tenänt"), "tenant"),
+        (pb.CreateKeyRequest(scopes=["models:view", "nonsense"]), "scopes[1]"),
+        (pb.CreateKeyRequest(scopes=["x" * 100_000]), "scopes[0]"),
+        (pb.CreateKeyRequest(scopes=["models:view"] * 33), "scopes"),
+        (pb.CreateKeyRequest(lifetime=Duration(seconds=59)), "lifetime"),
+        (pb.CreateKeyRequest(lifetime=Duration(seconds=-1)), "lifetime"),
+        (pb.CreateKeyRequest(lifetime=Duration()), "lifetime"),
+        (pb.CreateKeyRequest(lifetime=Duration(seconds=2**62)), "lifetime"),
+    ],
+)
+async def test_bad_wishes_are_refused_by_field(stage: KeyStage, request_: pb.CreateKeyRequest, field: str) -> None:
+    with refused(Reason.INVALID_ARGUMENT) as errors:
+        await stage.keys.CreateKey(request_)
+    assert isinstance(errors[0], FieldError)
+    assert errors[0].field == field
+    assert await stage.listed() == []
+
+
+@pytest.mark.parametrize("key_id", ["", "x" * 65_536, "a b", "'; DROP TABLE api_keys; --", "../../etc/passwd"])
+async def test_what_is_no_id_is_refused(stage: KeyStage, key_id: str) -> None:
+    with refused(Reason.INVALID_ARGUMENT):
+        await stage.revoke(key_id)
+    with refused(Reason.INVALID_ARGUMENT):
+        await stage.rotate(key_id)
+
+
+async def test_nobody_makes_or_rotates_a_key_that_may_do_more_than_they_may(tmp_path: Path) -> None:
+    clerk = Principal(name="key:clerk", access=parse_scopes(["keys:*", "models:view"], "scopes"))
+    async with bare_keys(tmp_path) as (keys, _):
+        admin, _ = await keys.create(KeyWish(tenant="default", scopes=("*:*",)), LOCAL)
+        made, _ = await keys.create(KeyWish(tenant="default", scopes=("models:view",)), clerk)
+        assert (await keys.rotate(made.id, None, clerk))[0].rotated_at
+        with denied("inference:create"):
+            await keys.create(KeyWish(tenant="default", scopes=DEFAULT_SCOPES), clerk)
+        with denied("inference:create"):
+            await keys.rotate(admin.id, None, clerk)
+        with denied("mesh:create"):
+            await keys.create(KeyWish(tenant="default", scopes=("mesh:create",)), admin_of(admin.scopes))
+        assert [key.rotated_at is None for key in keys.newest_first() if key.id == admin.id] == [True]
+
+
+async def test_who_may_change_keys_and_make_none_gets_none_by_a_rotation(tmp_path: Path) -> None:
+    editor = Principal(name="key:editor", tenant="ann", access=parse_scopes(["keys:edit", "models:view"], "scopes"))
+    async with bare_keys(tmp_path) as (keys, _):
+        of_bob, _ = await keys.create(KeyWish(tenant="bob", scopes=("models:view",)), LOCAL)
+        with denied("keys:create"):
+            await keys.rotate(of_bob.id, None, editor)
+        assert [key.rotated_at for key in keys.newest_first()] == [None]
+
+
+def admin_of(scopes: tuple[str, ...]) -> Principal:
+    return Principal(name="key:admin", access=parse_scopes(scopes, "scopes"))
+
+
+@contextmanager
+def denied(scope: str) -> Iterator[None]:
+    with pytest.raises(WeftError) as refusal:
+        yield
+    assert refusal.value.reason is Reason.PERMISSION_DENIED
+    assert scope in refusal.value.message
+
+
+async def test_a_registry_without_a_pepper_file_has_no_keys_and_says_so(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        stub = cast("KeyServiceAsyncStub", key_service_pb2_grpc.KeyServiceStub(mesh.channel))
+        with refused(Reason.UNSUPPORTED_OPERATION):
+            await stub.CreateKey(pb.CreateKeyRequest())
+
+
+async def test_secrets_stand_in_no_log_no_file_and_no_error(tmp_path: Path) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with registry_with_keys(tmp_path) as stage:
+            key_id, first = await stage.create(description="findable", tenant="team-a")
+            second = (await stage.rotate(key_id)).text
+            with refused(Reason.NOT_FOUND) as unknown:
+                await stage.revoke("nobody000000")
+            with refused(Reason.INVALID_ARGUMENT) as malformed:
+                await stage.keys.RevokeKey(pb.RevokeKeyRequest(id=second + "\n"))
+            await stage.revoke(key_id)
+            for text in (first, second):
+                assert not files_with(tmp_path, secret_of(text)), "while it runs, its side files too"
+    pepper = (tmp_path / "key-pepper").read_bytes()
+    for text in (first, second):
+        secret = secret_of(text)
+        assert not files_with(tmp_path, secret)
+        assert not files_with(tmp_path, bytes.fromhex(secret.decode()))
+        assert secret.decode() not in str(lines)
+        assert secret.decode() not in f"{unknown}{malformed}"
+    assert files_with(tmp_path, b"findable"), "the search finds what is there"
+    assert [path.name for path in files_with(tmp_path, pepper)] == ["key-pepper"], "not in the database"
+
+    about = {line["event"]: line for line in lines if line["event"].startswith("key ")}
+    assert about["key made"]["id"] == about["key rotated"]["id"] == about["key revoked"]["id"] == key_id
+    assert about["key made"]["by"] == about["key rotated"]["by"] == about["key revoked"]["by"] == "local"
+    assert about["key made"]["tenant"] == "team-a"
+
+
+def secret_of(text: str) -> bytes:
+    return text.rpartition("_")[2].encode()
+
+
+def files_with(folder: Path, text: bytes) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_file() and text in path.read_bytes()]

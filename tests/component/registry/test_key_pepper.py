@@ -1,0 +1,136 @@
+"""The file that every digest is made with: made once, read by its owner alone, never silently replaced."""
+
+import os
+from pathlib import Path
+
+import pytest
+from key_stage import PEPPER_NAME, registry_with_keys
+
+from registry_svc.keys.config import KeysConfig
+from registry_svc.keys.pepper import PEPPER_BYTES, make_pepper, pepper_mark, read_pepper
+from weft.kernel.errors import FieldError
+from weft.testing.fake_clock import FakeClock
+
+FIELD = "registry.keys.pepper_file"
+
+
+async def refuses_to_start(folder: Path) -> str:
+    with pytest.raises(FieldError) as refusal:
+        async with registry_with_keys(folder):
+            pass
+    assert refusal.value.field == FIELD
+    return refusal.value.message
+
+
+def names_in(folder: Path, part: str) -> list[str]:
+    return [path.name for path in folder.iterdir() if part in path.name]
+
+
+async def test_the_first_start_makes_it_for_its_owner_alone_and_the_next_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / PEPPER_NAME
+    earlier = os.umask(0)
+    try:
+        async with registry_with_keys(tmp_path):
+            pepper = path.read_bytes()
+            assert len(pepper) == PEPPER_BYTES
+            assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(earlier)
+    async with registry_with_keys(tmp_path) as stage:
+        assert path.read_bytes() == pepper == (await stage.ring()).pepper
+    assert names_in(tmp_path, PEPPER_NAME) == [PEPPER_NAME], "no half-made one"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610, 0o602])
+async def test_a_registry_does_not_start_where_others_may_use_it(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / PEPPER_NAME
+    make_pepper(path)
+    path.chmod(mode)
+    message = await refuses_to_start(tmp_path)
+    assert f"chmod 600 {path}" in message
+    path.chmod(0o400)
+    async with registry_with_keys(tmp_path) as stage:
+        await stage.create()
+
+
+@pytest.mark.parametrize("length", [0, 1, PEPPER_BYTES - 1, PEPPER_BYTES + 1, 65_536])
+async def test_a_registry_does_not_start_where_it_has_another_length(tmp_path: Path, length: int) -> None:
+    path = tmp_path / PEPPER_NAME
+    path.touch(0o600)
+    path.write_bytes(b"x" * length)
+    assert "32 bytes" in await refuses_to_start(tmp_path)
+    assert path.stat().st_size == length, "it is left as it was"
+
+
+async def test_a_registry_does_not_start_where_it_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / PEPPER_NAME).mkdir()
+    assert "cannot be read" in await refuses_to_start(tmp_path)
+
+
+@pytest.mark.parametrize("another", [False, True])
+async def test_with_keys_in_the_store_a_lost_pepper_is_told_and_never_replaced(tmp_path: Path, another: bool) -> None:
+    path, clock = tmp_path / PEPPER_NAME, FakeClock()
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        _, text = await stage.create()
+    saved = path.read_bytes()
+    path.unlink()
+    if another:
+        make_pepper(path)
+    left = path.read_bytes() if another else None
+    message = await refuses_to_start(tmp_path)
+    assert "backup" in message
+    assert "revoke_all_if_pepper_lost" in message
+    assert (path.read_bytes() if path.exists() else None) == left
+    path.touch(0o600)
+    path.write_bytes(saved)
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        assert await stage.is_good(text), "restored, everything is as it was"
+
+
+async def test_an_operator_may_give_all_keys_up_for_a_lost_pepper(tmp_path: Path) -> None:
+    path, clock = tmp_path / PEPPER_NAME, FakeClock()
+    async with registry_with_keys(tmp_path, clock=clock) as stage:
+        key_id, text = await stage.create()
+    path.unlink()
+    giving_up = KeysConfig(pepper_file=path, revoke_all_if_pepper_lost=True)
+    for _ in range(2):
+        async with registry_with_keys(tmp_path, clock=clock, config=giving_up) as stage:
+            listed = {key.id: key.HasField("revoke_time") for key in await stage.listed()}
+            assert listed.pop(key_id)
+            assert not any(listed.values()), "keys that were made since stay"
+            assert not await stage.is_good(text)
+            _, fresh = await stage.create()
+            assert await stage.is_good(fresh)
+
+
+async def test_without_keys_that_are_good_a_lost_pepper_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / PEPPER_NAME
+    async with registry_with_keys(tmp_path) as stage:
+        key_id, _ = await stage.create()
+        await stage.revoke(key_id)
+    path.unlink()
+    async with registry_with_keys(tmp_path) as stage:
+        _, text = await stage.create()
+        assert await stage.is_good(text)
+        assert len(await stage.listed()) == 2
+
+
+def test_a_pepper_is_made_in_a_folder_that_is_not_there_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "state" / PEPPER_NAME
+    assert read_pepper(path) is None
+    pepper = make_pepper(path)
+    assert read_pepper(path) == pepper
+    assert make_pepper(tmp_path / "another") != pepper
+
+
+def test_a_mark_tells_peppers_apart_and_is_not_one() -> None:
+    one, other = b"1" * PEPPER_BYTES, b"2" * PEPPER_BYTES
+    assert pepper_mark(one) != pepper_mark(other)
+    assert one not in pepper_mark(one)
+
+
+def test_a_pepper_that_cannot_be_written_is_told_with_its_field(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FieldError) as refusal:
+        make_pepper(tmp_path / "file" / PEPPER_NAME)
+    assert refusal.value.field == FIELD

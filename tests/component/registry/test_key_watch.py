@@ -1,0 +1,220 @@
+"""What whoever checks keys is told, and when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from key_stage import KeyStage, bare_keys, knows, registry_with_keys
+from registry_harness import READ_LIMIT_SECONDS
+from sqlalchemy import text
+
+from registry_svc.keys.config import KeysConfig
+from registry_svc.keys.domain import ApiKey, KeyRemoved, KeyWish
+from registry_svc.keys.messages import verifier_message
+from weft.api.registry.v1 import key_service_pb2 as pb
+from weft.dispatch.key_ring import KeyRingWatcher
+from weft.host.registry_sections import KeysSection
+from weft.kernel.errors import WeftError
+from weft.kernel.names import MAX_TENANT_CHARS
+from weft.kernel.principal import LOCAL, MAX_SCOPES, KeyRing, Resource, Role, authenticate
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import MAX_MESSAGE_BYTES, open_channel
+from weft.testing.fake_clock import FakeClock
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[KeyStage]:
+    async with registry_with_keys(tmp_path) as running:
+        yield running
+
+
+async def read(call: Any) -> pb.WatchKeysResponse:
+    async with asyncio.timeout(READ_LIMIT_SECONDS):
+        response = await call.read()
+    assert isinstance(response, pb.WatchKeysResponse)
+    return response
+
+
+async def until(watcher: KeyRingWatcher, holds: Callable[[KeyRing], bool]) -> KeyRing:
+    """The first ring for which `holds` does."""
+    async with asyncio.timeout(READ_LIMIT_SECONDS):
+        while not holds(watcher.ring):  # noqa: ASYNC110 - the watcher tells nobody, it is asked
+            await asyncio.sleep(0)
+    return watcher.ring
+
+
+async def test_a_watch_begins_with_every_good_key_and_goes_on_with_every_change(stage: KeyStage) -> None:
+    kept, shown = await stage.create(description="kept", tenant="team-a", scopes=["models:view"])
+    revoked, _ = await stage.create()
+    await stage.revoke(revoked)
+    call = stage.keys.WatchKeys(pb.WatchKeysRequest())
+    snapshot = (await read(call)).snapshot
+    assert [verifier.key.id for verifier in snapshot.keys] == [kept]
+    assert (snapshot.keys[0].key.tenant, list(snapshot.keys[0].key.scopes)) == ("team-a", ["models:view"])
+    assert len(snapshot.pepper) == len(snapshot.keys[0].digest) == 32
+    assert shown.rpartition("_")[2] not in str(snapshot)
+
+    made, _ = await stage.create()
+    assert (await read(call)).changed.key.id == made
+    await stage.rotate(made)
+    rotated = (await read(call)).changed
+    assert rotated.previous_digest
+    assert rotated.HasField("previous_expire_time")
+    await stage.revoke(made)
+    assert (await read(call)).removed == made
+    await stage.revoke(made)
+    await stage.revoke(kept)
+    assert (await read(call)).removed == kept, "one that was revoked before is not told again"
+
+
+async def test_an_expired_key_leaves_the_watch_with_the_next_sweep(stage: KeyStage) -> None:
+    key_id, _ = await stage.create(seconds=60)
+    call = stage.keys.WatchKeys(pb.WatchKeysRequest())
+    await read(call)
+    await stage.mesh.advance(65.0)
+    assert (await read(call)).removed == key_id
+    late = stage.keys.WatchKeys(pb.WatchKeysRequest())
+    assert not (await read(late)).snapshot.keys
+
+
+async def test_a_watcher_that_reads_too_slowly_is_ended_with_watch_lagged(tmp_path: Path) -> None:
+    wish = KeyWish(tenant="default", scopes=("models:view",))
+    async with bare_keys(tmp_path, watch_buffer_responses=2) as (keys, _):
+        _, known, watcher = keys.watch()
+        assert known == ()
+        with watcher:
+            for _ in range(3):
+                await keys.create(wish, LOCAL)
+            with pytest.raises(WeftError) as ended:
+                await anext(watcher)
+        assert ended.value.reason is Reason.WATCH_LAGGED
+        _, known, watcher = keys.watch()
+        assert len(known) == 3, "watching again brings everything"
+        with watcher:
+            keys.close()
+            with pytest.raises(WeftError) as stopped:
+                await anext(watcher)
+        assert stopped.value.reason is Reason.SHUTTING_DOWN
+
+
+async def test_the_registry_itself_knows_every_change_at_once(stage: KeyStage) -> None:
+    registry, clock = stage.mesh.service, stage.mesh.clock
+    assert registry.key_ring.keys == {}
+    key_id, first = await stage.create(seconds=600)
+    assert knows(registry.key_ring, first, clock)
+    second = (await stage.rotate(key_id, grace=0)).text
+    assert (knows(registry.key_ring, first, clock), knows(registry.key_ring, second, clock)) == (False, True)
+    assert registry.key_ring == await stage.ring(), "as others know them"
+    other_id, other = await stage.create()
+    await stage.revoke(other_id)
+    assert not knows(registry.key_ring, other, clock)
+    await stage.mesh.advance(600.0)
+    assert not knows(registry.key_ring, second, clock)
+    await stage.mesh.advance(10.0)
+    assert registry.key_ring.keys == {}
+
+
+async def test_what_could_not_be_kept_is_neither_known_nor_told(tmp_path: Path) -> None:
+    wish = KeyWish(tenant="default", scopes=("models:view",))
+    async with bare_keys(tmp_path) as (keys, database):
+        kept, _ = await keys.create(wish, LOCAL)
+        async with database.transaction() as connection:
+            await connection.execute(text("ALTER TABLE api_keys RENAME TO hidden"))
+        _, _, watcher = keys.watch()
+        with watcher:
+            for change in (keys.create(wish, LOCAL), keys.rotate(kept.id, None, LOCAL), keys.revoke(kept.id, LOCAL)):
+                with pytest.raises(WeftError) as failed:
+                    await change
+                assert failed.value.reason is Reason.SERVICE_UNAVAILABLE
+            assert keys.newest_first() == [kept]
+            async with database.transaction() as connection:
+                await connection.execute(text("ALTER TABLE hidden RENAME TO api_keys"))
+            await keys.revoke(kept.id, LOCAL)
+            assert await anext(watcher) == KeyRemoved(kept.id), "the first that was told"
+
+
+async def test_nobody_is_known_before_the_first_snapshot(tmp_path: Path) -> None:
+    async with open_channel(f"unix:{tmp_path}/registry.sock") as channel:
+        clock = FakeClock()
+        watcher = KeyRingWatcher(channel, clock)
+        assert not watcher.is_ready
+        await watcher.start()
+        await clock.wait_for_sleepers(1)
+        assert not watcher.is_ready
+        assert watcher.ring == KeyRing()
+        await watcher.stop()
+        await watcher.stop()
+
+
+async def test_a_key_ring_follows_creation_rotation_and_revocation(stage: KeyStage) -> None:
+    watcher, clock = stage.watcher(), stage.mesh.clock
+    await watcher.start()
+    await watcher.wait_ready()
+    assert watcher.is_ready
+    key_id, first = await stage.create(tenant="team-a", scopes=["models:*"])
+    ring = await until(watcher, lambda ring: key_id in ring.keys)
+    principal = authenticate(ring, first, clock.utc_now())
+    assert (principal.name, principal.tenant) == (f"key:{key_id}", "team-a")
+    assert sorted(map(str, principal.access)) == ["models:create", "models:edit", "models:view"]
+
+    second = (await stage.rotate(key_id)).text
+    ring = await until(watcher, lambda ring: knows(ring, second, clock))
+    assert knows(ring, first, clock), "the old secret has its grace"
+    await clock.advance(3_600.0)
+    assert not knows(ring, first, clock)
+    assert knows(ring, second, clock)
+
+    await stage.revoke(key_id)
+    await until(watcher, lambda ring: not knows(ring, second, clock))
+    await watcher.stop()
+
+
+async def test_keys_stay_good_while_the_registry_is_away_and_revocations_of_that_time_arrive_later(
+    tmp_path: Path,
+) -> None:
+    registry_clock, clock = FakeClock(), FakeClock()
+    async with open_channel(f"unix:{tmp_path}/registry.sock") as channel:
+        watcher = KeyRingWatcher(channel, clock)
+        async with registry_with_keys(tmp_path, clock=registry_clock) as stage:
+            stays_id, stays = await stage.create()
+            goes_id, goes = await stage.create()
+            await watcher.start()
+            await watcher.wait_ready()
+        # Ended with SHUTTING_DOWN: it sleeps before it asks again.
+        await clock.wait_for_sleepers(1)
+        assert watcher.is_ready
+        assert knows(watcher.ring, stays, registry_clock)
+        assert knows(watcher.ring, goes, registry_clock)
+        async with registry_with_keys(tmp_path, clock=registry_clock) as stage:
+            await stage.revoke(goes_id)
+            async with asyncio.timeout(READ_LIMIT_SECONDS):
+                while goes_id in watcher.ring.keys:
+                    await clock.advance(5.0)
+            assert stays_id in watcher.ring.keys
+            assert knows(watcher.ring, stays, registry_clock)
+        await watcher.stop()
+
+
+def test_as_many_keys_as_can_be_configured_fit_into_one_snapshot() -> None:
+    scopes = [f"{resource.value}:{role.value}" for resource in Resource for role in Role]
+    largest = ApiKey(
+        id="x" * 12,
+        description="ö" * 128,
+        tenant="t" * MAX_TENANT_CHARS,
+        scopes=tuple(sorted(scopes, key=len)[-MAX_SCOPES:]),
+        digest=b"d" * 32,
+        previous_digest=b"p" * 32,
+        created_at=NOW,
+        expires_at=NOW,
+        previous_expires_at=NOW,
+    )
+    most = KeysSection.model_fields["max_keys"].metadata
+    limit = next(bound.le for bound in most if hasattr(bound, "le"))
+    framing = 8
+    assert limit * (verifier_message(largest).ByteSize() + framing) < MAX_MESSAGE_BYTES
+    assert KeysConfig().max_keys <= limit

@@ -1,0 +1,220 @@
+"""Answers that are kept: whose they are, how many, how long, and over a channel as in the process."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+
+import router_svc.responses.service
+from router_svc.responses.config import ResponseLimits
+from router_svc.responses.servicer import StoredResponseServicer
+from weft.api.router.v1 import stored_response_service_pb2_grpc
+from weft.dispatch.remote_responses import RemoteResponses
+from weft.dispatch.stored_responses import MAX_CHAIN, ResponseStore, StoredResponse
+from weft.host.grpc_host import GrpcHost
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import open_channel
+from weft.testing.fake_clock import FakeClock
+
+MADE = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+def response(name: str, *, tenant: str = "ann", previous: str = "", size: int = 10) -> StoredResponse:
+    return StoredResponse(id=name, tenant=tenant, previous_id=previous, created_at=MADE, body=b"b" * size, items=b"[]")
+
+
+def url_of(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path / 'router.db'}"
+
+
+@asynccontextmanager
+async def keeping(
+    tmp_path: Path, *, limits: ResponseLimits | None = None, clock: FakeClock | None = None
+) -> AsyncIterator[ResponseStore]:
+    service = router_svc.responses.service.build(url_of(tmp_path), limits or ResponseLimits(), clock=clock)
+    await service.start()
+    try:
+        yield service.store
+    finally:
+        await service.stop(0)
+
+
+@asynccontextmanager
+async def keeping_behind_a_channel(tmp_path: Path) -> AsyncIterator[ResponseStore]:
+    service = router_svc.responses.service.build(url_of(tmp_path), ResponseLimits())
+    host = GrpcHost()
+    address = host.bind(f"unix:{tmp_path}/s")
+    await host.start([service])
+    channel = open_channel(address)
+    try:
+        yield RemoteResponses(channel)
+    finally:
+        await channel.close()
+        await host.stop(0)
+
+
+async def refused(reason: Reason, awaited: object) -> str:
+    with pytest.raises(WeftError) as found:
+        await awaited  # type: ignore[misc]
+    assert found.value.reason is reason
+    return found.value.message
+
+
+@pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
+async def test_an_answer_that_was_saved_is_the_same_when_it_is_asked_for(make: object, tmp_path: Path) -> None:
+    async with make(tmp_path) as store:  # type: ignore[operator]
+        saved = StoredResponse(
+            id="resp_1", tenant="ann", previous_id="", created_at=MADE, body=b'{"x": "\xc3\xa4"}', items=b"[1]"
+        )
+        await store.save(saved)
+        assert await store.get("ann", "resp_1") == saved
+
+
+@pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
+async def test_an_answer_of_another_tenant_is_not_there_and_cannot_be_overwritten(make: object, tmp_path: Path) -> None:
+    async with make(tmp_path) as store:  # type: ignore[operator]
+        await store.save(response("resp_1"))
+        missing = await refused(Reason.NOT_FOUND, store.get("bob", "resp_none"))
+        foreign = await refused(Reason.NOT_FOUND, store.get("bob", "resp_1"))
+        assert foreign.replace("resp_1", "resp_none") == missing
+        await refused(Reason.NOT_FOUND, store.delete("bob", "resp_1"))
+        await refused(Reason.NOT_FOUND, store.chain("bob", "resp_1"))
+        await refused(Reason.ALREADY_EXISTS, store.save(response("resp_1", tenant="bob")))
+        assert (await store.get("ann", "resp_1")).tenant == "ann"
+
+
+@pytest.mark.parametrize("make", [keeping, keeping_behind_a_channel])
+async def test_a_conversation_comes_oldest_first_and_breaks_where_one_was_deleted(make: object, tmp_path: Path) -> None:
+    async with make(tmp_path) as store:  # type: ignore[operator]
+        await store.save(response("resp_1"))
+        await store.save(response("resp_2", previous="resp_1"))
+        await store.save(response("resp_3", previous="resp_2"))
+        assert [step.id for step in await store.chain("ann", "resp_3")] == ["resp_1", "resp_2", "resp_3"]
+        await store.delete("ann", "resp_2")
+        await refused(Reason.NOT_FOUND, store.chain("ann", "resp_3"))
+        assert [step.id for step in await store.chain("ann", "resp_1")] == ["resp_1"]
+
+
+async def test_what_was_saved_outlives_the_router_and_is_on_disk_with_the_acknowledgement(tmp_path: Path) -> None:
+    async with keeping(tmp_path) as store:
+        await store.save(response("resp_1"))
+        with sqlite3.connect(tmp_path / "router.db") as reader:
+            assert reader.execute("SELECT id FROM responses").fetchall() == [("resp_1",)]
+            assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert (tmp_path / "router.db").stat().st_mode & 0o077 == 0
+    async with keeping(tmp_path) as store:
+        assert (await store.get("ann", "resp_1")).id == "resp_1"
+
+
+async def test_answers_are_forgotten_when_their_time_is_over(tmp_path: Path) -> None:
+    clock = FakeClock()
+    old = StoredResponse(
+        id="resp_old", tenant="ann", previous_id="", created_at=clock.utc_now(), body=b"b", items=b"[]"
+    )
+    async with keeping(tmp_path, clock=clock) as store:
+        await store.save(old)
+        await clock.wait_for_sleepers(1)
+        await clock.advance(timedelta(days=30).total_seconds() - 1)
+        assert (await store.get("ann", "resp_old")).id == "resp_old"
+        await clock.wait_for_sleepers(1)
+        await clock.advance(600)
+        await clock.wait_for_sleepers(1)
+        await refused(Reason.NOT_FOUND, store.get("ann", "resp_old"))
+
+
+async def test_a_tenant_keeps_no_more_than_it_may_and_can_still_replace_and_delete(tmp_path: Path) -> None:
+    async with keeping(tmp_path, limits=ResponseLimits(max_per_tenant=2)) as store:
+        await store.save(response("resp_1"))
+        await store.save(response("resp_2"))
+        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_3")))
+        await store.save(response("resp_2", size=20))
+        await store.save(response("resp_b", tenant="bob"))
+        await store.delete("ann", "resp_1")
+        await store.save(response("resp_3"))
+    # The next life counts what is there.
+    async with keeping(tmp_path, limits=ResponseLimits(max_per_tenant=2)) as store:
+        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4")))
+
+
+async def test_bytes_are_bounded_for_an_answer_a_tenant_and_a_conversation(tmp_path: Path) -> None:
+    limits = ResponseLimits(max_bytes=100, max_tenant_bytes=300, max_chain_bytes=150)
+    async with keeping(tmp_path, limits=limits) as store:
+        await refused(Reason.REQUEST_TOO_LARGE, store.save(response("resp_0", size=99)))
+        await store.save(response("resp_1", size=98))
+        await store.save(response("resp_2", size=98, previous="resp_1"))
+        words = await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_2"))
+        assert "previous_response_id" in words
+        await store.save(response("resp_3", size=98))
+        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4", size=98)))
+        await store.save(response("resp_3", size=50))
+
+
+async def test_bytes_are_bounded_for_all_tenants_together(tmp_path: Path) -> None:
+    limits = ResponseLimits(max_total_bytes=250)
+    async with keeping(tmp_path, limits=limits) as store:
+        await store.save(response("resp_1", size=98))
+        await store.save(response("resp_b", tenant="bob", size=98))
+        words = await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_c", tenant="cid", size=98)))
+        assert "router.responses.max_total_bytes" in words
+        await store.save(response("resp_1", size=90))
+        await store.delete("bob", "resp_b")
+        await store.save(response("resp_c", tenant="cid", size=98))
+    # The next life counts what is there.
+    async with keeping(tmp_path, limits=limits) as store:
+        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_d", tenant="dan", size=98)))
+
+
+async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(tmp_path: Path) -> None:
+    called = asyncio.Event()
+
+    class Silent:
+        service_names = ()
+
+        def register(self, server: grpc.aio.Server) -> None:
+            servicer = StoredResponseServicer(self)  # type: ignore[arg-type] # nobody asks it anything else
+            stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(servicer, server)
+
+        async def start(self) -> None: ...
+
+        async def stop(self, grace_seconds: float) -> None: ...
+
+        async def chain(self, tenant: str, response_id: str) -> None:
+            called.set()
+            await asyncio.Event().wait()
+
+    host = GrpcHost()
+    address = host.bind(f"unix:{tmp_path}/s")
+    await host.start([Silent()])
+    channel = open_channel(address)
+    await refused(Reason.SERVICE_UNAVAILABLE, RemoteResponses(channel, timeout_seconds=0.05).chain("ann", "resp_1"))
+    called.clear()
+    asked = asyncio.create_task(RemoteResponses(channel).chain("ann", "resp_1"))
+    await called.wait()
+    await host.stop(0)
+    await refused(Reason.SERVICE_UNAVAILABLE, asked)
+    await channel.close()
+
+
+async def test_a_conversation_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async with keeping(tmp_path) as store:
+        for number in range(MAX_CHAIN + 1):
+            await store.save(response(f"resp_{number}", previous=f"resp_{number - 1}" if number else ""))
+        assert len(await store.chain("ann", f"resp_{MAX_CHAIN - 1}")) == MAX_CHAIN
+        await refused(Reason.INVALID_ARGUMENT, store.chain("ann", f"resp_{MAX_CHAIN}"))
+        # One that names itself as its own past cannot hold anybody up either.
+        await store.save(response("resp_loop", previous="resp_loop"))
+        await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
+
+
+async def test_a_postgres_without_its_driver_is_a_word_about_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_svc.store.database.find_spec", lambda _name: None)
+    service = router_svc.responses.service.build("postgresql+asyncpg://ann:hunter2@host/weft", ResponseLimits())
+    words = await refused(Reason.INVALID_ARGUMENT, service.start())
+    assert "weft[postgres]" in words
+    assert "hunter2" not in words

@@ -1,0 +1,38 @@
+"""What the program of an engine is told by its environment: not what opens the mesh."""
+
+import asyncio
+import os
+import sys
+
+from runner_svc.backends.engine_process import EngineProcess
+from runner_svc.supervise.process import StopGraces
+from weft.cli.runner import TOKEN_VARIABLE
+from weft.client._channel import KEY_VARIABLE
+from weft.host.tls import SERVICE_KEY_VARIABLE
+from weft.kernel.principal import KEY_VARIABLES
+
+PROGRAM = "import os, time; print('HEARD', *sorted(os.environ), flush=True); time.sleep(60)"
+
+
+async def test_an_engine_gets_the_environment_of_its_runner_without_the_keys_of_the_mesh() -> None:
+    heard: asyncio.Queue[list[str]] = asyncio.Queue()
+
+    def hear(line: str) -> None:
+        if line.startswith("HEARD"):
+            heard.put_nowait(line.split())
+
+    ours = {SERVICE_KEY_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE}
+    engine = EngineProcess(StopGraces(first_term_seconds=0.1))
+    environment = {**os.environ, **dict.fromkeys(ours, "weft_secret"), "CUDA_VISIBLE_DEVICES": "0"}
+    await engine.start([sys.executable, "-c", PROGRAM], environment, hear)
+    try:
+        async with asyncio.timeout(20):
+            names = set(await heard.get())
+    finally:
+        await engine.stop()
+    assert "CUDA_VISIBLE_DEVICES" in names
+    assert names & ours == set()
+
+
+def test_every_variable_that_holds_a_key_is_known() -> None:
+    assert frozenset({SERVICE_KEY_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE}) == KEY_VARIABLES

@@ -1,0 +1,44 @@
+"""A runner does nothing of what it offers beside text and vectors without a permit of the router's."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from runner_harness import running_runner
+
+from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.api.runner.v1 import model_call_service_pb2 as pb
+from weft.api.runner.v1 import model_call_service_pb2_grpc
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import served_model
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+from weft.testing.fake_backend.process import run_fake_backend
+
+REQUESTS: list[tuple[str, Any]] = [
+    ("Rerank", pb.RerankRequest(payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))),
+    ("Tokenize", pb.TokenizeRequest(payload=tokenize_pb2.TokenizePayload(text="a"))),
+    ("GenerateImages", pb.GenerateImagesRequest(payload=image_pb2.ImagePayload(prompt="a"))),
+    (
+        "Transcribe",
+        pb.TranscribeRequest(payload=audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"a"))),
+    ),
+    ("Speak", pb.SpeakRequest(payload=audio_pb2.SpeechPayload(input="a", voice="b"))),
+]
+
+
+@pytest.mark.parametrize(("method", "request_"), REQUESTS, ids=[method for method, _ in REQUESTS])
+async def test_a_call_without_a_permit_is_refused(method: str, request_: Any, tmp_path: Path) -> None:
+    async with run_fake_backend("--reranking", "--offers", "image,transcription,speech") as fake:
+        offered = ["rerank", "tokenize", "image", "transcription", "speech"]
+        model = {"name": "m", "url": f"{fake.base_url}/v1", "operations": offered}
+        section = RunnerSection.model_validate({"name": "r1", "runtime": "openai_http", "models": [model]})
+        async with (
+            running_runner(tmp_path, [served_model(section, section.models[0], 1.0)]),
+            open_channel(f"unix:{tmp_path}/runner.sock") as channel,
+        ):
+            call = getattr(model_call_service_pb2_grpc.ModelCallServiceStub(channel), method)(request_, timeout=10)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await (call.read() if method == "Speak" else call)
+    assert error_from_call(refused.value, Reason.INTERNAL).reason is Reason.TICKET_INVALID

@@ -1,0 +1,158 @@
+"""What servers may answer about tokens, scores, images and sound, and what they may not."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from runner_svc.backends import openai_media
+from runner_svc.backends.openai_http import Endpoint, OpenAiHttp
+from runner_svc.backends.openai_rerank import rerank
+from runner_svc.backends.openai_tokens import tokenize
+from runner_svc.backends.port import CallInfo
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import run_fake_backend
+
+CALL = CallInfo(request_id="r1", traceparent="")
+QUERY = rerank_pb2.RerankPayload(query="grey cat", documents=["a dog", "a grey cat", "a cat"])
+TEXT = tokenize_pb2.TokenizePayload(text="one two", with_pieces=True)
+
+
+def _chat(*parts: chat_pb2.ContentPart) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=parts or [chat_pb2.ContentPart(text="Say hello")])
+    return chat_pb2.ChatPayload(messages=[message])
+
+
+async def _unexplained(_: Reason) -> None:
+    return None
+
+
+@asynccontextmanager
+async def _over(base_url: str, **endpoint: Any) -> AsyncGenerator[OpenAiHttp]:
+    http = OpenAiHttp(Endpoint(base_url=base_url, **endpoint), TimeoutProfile(), _unexplained)
+    try:
+        yield http
+    finally:
+        await http.close()
+
+
+@asynccontextmanager
+async def _answering(reply: Any, media_type: str = "application/json") -> AsyncGenerator[OpenAiHttp]:
+    body = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {media_type}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    try:
+        async with _over(f"http://127.0.0.1:{port}", is_llama_server=True) as http:
+            yield http
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_llama_server"),
+    [((), True), ((), False), (("--speaks-vllm",), False)],
+    ids=["llama.cpp, started by weft", "llama.cpp, attached", "vLLM, attached"],
+)
+async def test_every_kind_of_server_counts_texts_and_chats(flags: tuple[str, ...], is_llama_server: bool) -> None:
+    async with (
+        run_fake_backend(*flags) as fake,
+        _over(fake.base_url, model="fake", is_llama_server=is_llama_server) as http,
+    ):
+        text = await tokenize(http, TEXT, CALL)
+        chat = await tokenize(http, tokenize_pb2.TokenizePayload(chat=_chat(), with_pieces=True), CALL)
+    assert (text.count, list(text.pieces)) == (2, [b"one", b" two"])
+    assert (chat.count, b"".join(chat.pieces)) == (4, b"<|user|>Say hello<|assistant|>")
+    assert bool(text.max_context_tokens) is bool(flags)
+
+
+async def test_pieces_of_characters_come_as_bytes() -> None:
+    reply = {"tokens": [{"id": 1, "piece": [240, 159]}, {"id": 2, "piece": "a"}]}
+    async with _answering(reply) as http:
+        result = await tokenize(http, TEXT, CALL)
+    assert (list(result.ids), list(result.pieces)) == ([1, 2], [b"\xf0\x9f", b"a"])
+
+
+async def test_a_chat_with_an_image_is_refused_by_the_part_that_cannot_be_counted() -> None:
+    image = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))
+    payload = tokenize_pb2.TokenizePayload(chat=_chat(chat_pb2.ContentPart(text="Look"), image))
+    async with _answering({}) as http:
+        with pytest.raises(FieldError) as refused:
+            await tokenize(http, payload, CALL)
+    assert (refused.value.field, refused.value.reason) == ("messages[0].content[1]", Reason.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [{}, {"tokens": "none"}, {"tokens": [-1]}, {"tokens": [1], "count": 2}, {"tokens": [{"id": 1, "piece": [999]}]}],
+)
+async def test_tokens_that_cannot_be_are_a_protocol_error(reply: dict[str, Any]) -> None:
+    async with _answering(reply) as http:
+        with pytest.raises(WeftError) as failed:
+            await tokenize(http, TEXT, CALL)
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+async def test_scores_come_the_best_first_and_no_more_than_asked_for() -> None:
+    async with run_fake_backend("--reranking") as fake, _over(fake.base_url) as http:
+        everything = await rerank(http, QUERY, CALL)
+        best = await rerank(http, rerank_pb2.RerankPayload(query="grey cat", documents=QUERY.documents, top_n=1), CALL)
+    assert [score.index for score in everything.scores] == [1, 2, 0]
+    assert [score.index for score in best.scores] == [1]
+    assert everything.usage.prompt_tokens == 13
+
+
+async def test_vllm_counts_the_sum_alone() -> None:
+    results = [{"index": index, "relevance_score": 0.5, "document": {"text": "x"}} for index in range(3)]
+    async with _answering({"results": results, "usage": {"total_tokens": 7}}) as http:
+        assert (await rerank(http, QUERY, CALL)).usage.prompt_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "places",
+    [[0, 1], [0, 1, 1], [0, 1, 3], [0, 1, -1]],
+    ids=["one is missing", "one twice", "one that is not there", "one below nothing"],
+)
+async def test_scores_of_other_documents_are_a_protocol_error(places: list[int]) -> None:
+    results = [{"index": place, "relevance_score": 0.5} for place in places]
+    async with _answering({"results": results}) as http:
+        with pytest.raises(WeftError) as failed:
+            await rerank(http, QUERY, CALL)
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize("image", [{"url": "http://elsewhere/a.png"}, {"b64_json": "no base64!"}])
+async def test_an_image_that_is_none_is_a_protocol_error(image: dict[str, Any]) -> None:
+    async with _answering({"data": [image]}) as http:
+        with pytest.raises(WeftError) as failed:
+            await openai_media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL)
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(("reply", "media_type"), [(b"{}", "application/json"), (b"", "audio/mpeg")])
+async def test_a_recording_that_is_none_is_a_protocol_error(reply: bytes, media_type: str) -> None:
+    async with _answering(reply, media_type) as http:
+        with pytest.raises(WeftError) as failed:
+            async for _ in openai_media.speak(http, audio_pb2.SpeechPayload(input="a", voice="b"), CALL):
+                pass
+    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+async def test_a_media_type_with_a_line_break_adds_no_header_to_a_form() -> None:
+    audio = chat_pb2.MediaPart(data=b"sound", media_type="audio/wav\r\nX-Evil: 1")
+    form = openai_media.form({"model": "m"}, [("file", audio)])
+    assert b"\r\nX-Evil" not in form.data
+    assert form.data.count(b"\r\n\r\n") == 2

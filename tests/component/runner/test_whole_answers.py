@@ -1,0 +1,80 @@
+"""Answers that nobody reads before they are complete."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repaving_stage import LONG
+from runner_harness import RunningRunner, events_of, refusal, running_runner
+
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.policy.phase import Phase
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.reasons import Reason
+from weft.testing.fake_backend.process import fake_backend_command
+
+TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
+
+
+def _model(**switches: Any) -> ServedModel:
+    config = LlamaServerConfig(
+        command=tuple(fake_backend_command(**switches)),
+        model_path=Path(__file__),
+        alias="m",
+        context_tokens=2048,
+        timeouts=TIMEOUTS,
+    )
+    return ServedModel(name="m", make_backend=lambda: LlamaServerBackend(config), timeouts=TIMEOUTS)
+
+
+@dataclass
+class _Whole:
+    """Asks for whole answers."""
+
+    stub: Any
+
+    def Generate(self, request: Any, timeout: float | None) -> Any:  # noqa: N802 - the stub's names
+        request.options.whole = True
+        return self.stub.Generate(request, timeout=timeout)
+
+
+async def _messages(runner: RunningRunner, *, whole: bool) -> list[list[Any]]:
+    stub = runner.generation
+    runner.generation = _Whole(stub) if whole else stub  # type: ignore[assignment]  # all that is used of it
+    messages = [list(message.events) async for message in runner.generate(max_tokens=40)]
+    runner.generation = stub
+    return messages
+
+
+def _text(messages: list[list[Any]]) -> str:
+    return "".join(event.delta.text for message in messages for event in message)
+
+
+async def test_a_whole_answer_says_the_same_in_no_more_than_two_messages(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(tokens_per_second=500)]) as runner:
+        await runner.until(Phase.READY)
+        streamed = await _messages(runner, whole=False)
+        whole = await _messages(runner, whole=True)
+    assert len(streamed) > len(whole)
+    assert len(whole) <= 2
+    assert _text(whole) == _text(streamed)
+    assert whole[0][0].HasField("started")
+    costs = [messages[-1][-1].finished.receipt.usage.completion_tokens for messages in (whole, streamed)]
+    assert costs == [16, 16]
+
+
+async def test_of_a_whole_answer_that_goes_on_the_first_content_is_known_and_its_failure_too(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, [_model(**LONG)]) as runner:
+        await runner.until(Phase.READY)
+        runner.generation = _Whole(runner.generation)  # type: ignore[assignment]  # all that is used of it
+        call = runner.generate(max_tokens=1500)
+        while not any(event.HasField("delta") for event in (await call.read()).events):
+            pass
+        (described,) = (await runner.control.Describe(runner_service_pb2.DescribeRequest())).instances
+        assert described.requests[0].state == runner_service_pb2.RequestRecord.STATE_GENERATING
+        os.kill(described.process_id, signal.SIGKILL)
+        assert (await refusal(events_of(call))).reason is Reason.SERVER_DIED

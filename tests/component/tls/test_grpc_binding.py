@@ -1,0 +1,90 @@
+"""Where a gRPC server may listen, and by what address others find it."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from tls_stage import say_to, serving
+
+from weft.host.grpc_host import GrpcHost
+from weft.kernel.address import needs_tls
+from weft.kernel.errors import FieldError
+from weft.kernel.tls import ServerTls
+from weft.testing.certificates import Authority
+
+ELSEWHERE = ("0.0.0.0:0", "[::]:0", "192.0.2.77:0", "mesh.example:0")
+
+
+@pytest.fixture
+def mutual(tmp_path: Path) -> ServerTls:
+    ca = Authority()
+    return ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca), requires_clients=True)
+
+
+@pytest.mark.parametrize("address", ["unix:/run/weft/x.sock", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1"])
+def test_this_machine_is_plaintext_unless_the_address_asks_for_tls(address: str) -> None:
+    assert not needs_tls(address)
+    assert needs_tls(f"tls:{address}")
+
+
+@pytest.mark.parametrize("address", [*ELSEWHERE, "dns:///mesh.example:1", "127.evil.example:1", "localhost.example:1"])
+def test_everything_else_is_tls(address: str) -> None:
+    assert needs_tls(address)
+    assert needs_tls(f"tls:{address}")
+
+
+@pytest.mark.parametrize("address", ELSEWHERE)
+async def test_binding_elsewhere_without_a_certificate_is_refused_and_says_what_is_missing(address: str) -> None:
+    with pytest.raises(FieldError, match="is not on this machine") as refused:
+        GrpcHost().bind(address)
+    for setting in ("tls.certificate_file", "tls.key_file", "tls.ca_file", "auth.required"):
+        assert setting in refused.value.message
+    with pytest.raises(FieldError) as refused:
+        GrpcHost(has_keys=True).bind(address)
+    assert "tls.certificate_file" in refused.value.message
+    assert "auth.required" not in refused.value.message
+
+
+async def test_binding_elsewhere_without_known_callers_is_refused(tmp_path: Path) -> None:
+    files = Authority().issue("host").write(tmp_path)
+    with pytest.raises(FieldError, match=r"tls\.ca_file\) or by keys \(auth\.required") as refused:
+        GrpcHost(tls=ServerTls(files=files)).bind("0.0.0.0:0")
+    assert "certificate_file" not in refused.value.message
+    assert GrpcHost(tls=ServerTls(files=files), has_keys=True).bind("0.0.0.0:0")
+
+
+async def test_loopback_with_tls_is_refused_without_a_certificate(mutual: ServerTls) -> None:
+    with pytest.raises(FieldError, match=r"asks for TLS, which needs a certificate \(tls\.certificate_file"):
+        GrpcHost(has_keys=True).bind("tls:127.0.0.1:0")
+    assert GrpcHost(tls=mutual).bind("tls:127.0.0.1:0").startswith("tls:127.0.0.1:")
+
+
+async def test_an_address_with_certificates_and_known_callers_is_bound(mutual: ServerTls) -> None:
+    assert GrpcHost(tls=mutual).bind("0.0.0.0:0").startswith(f"{socket.gethostname()}:")
+
+
+@pytest.mark.parametrize(
+    ("configured", "announced"),
+    [
+        ("mesh.example", "mesh.example"),
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8::7", "[2001:db8::7]"),
+        ("localhost", "tls:localhost"),
+        ("127.0.0.2", "tls:127.0.0.2"),
+    ],
+)
+async def test_who_listens_everywhere_is_announced_by_the_configured_name(
+    tmp_path: Path, configured: str, announced: str
+) -> None:
+    ca = Authority()
+    files = ca.issue("localhost").write(tmp_path, ca)
+    tls = ServerTls(files=files, requires_clients=True, announced_host=configured)
+    async with serving(tls, "0.0.0.0:0") as (address, _):
+        name, _, port = address.rpartition(":")
+        assert (name, needs_tls(address)) == (announced, True)
+        assert await say_to(f"tls:localhost:{port}", files) == b"hello"
+
+
+async def test_this_machine_needs_no_certificate() -> None:
+    async with serving(None, "127.0.0.1:0") as (address, _):
+        assert await say_to(address) == b"hello"

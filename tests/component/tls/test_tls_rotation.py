@@ -1,0 +1,132 @@
+"""Certificates that are replaced while calls run: no call fails, and the new ones count from then on."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+from tls_stage import ECHO, SECONDS, count, refusal_of, say, say_to, serving
+
+from weft.kernel.rpc import open_channel
+from weft.kernel.tls import ServerTls
+from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.testing.certificates import Authority
+
+CALLERS = 8
+CALLS = 40
+ROTATIONS = 5
+
+
+def security(folder: Path, ca: Authority) -> ChannelSecurity:
+    files = ca.issue("weft://mesh/caller-0").write(folder, ca, name="caller")
+    return ChannelSecurity(files=files, reload_interval_seconds=0.0)
+
+
+async def test_a_server_shows_its_new_certificate_to_the_next_who_connects(tmp_path: Path) -> None:
+    old, new = Authority(), Authority()
+    files = old.issue("127.0.0.1").write(tmp_path, name="server")
+    trusting_new = new.issue("caller").write(tmp_path, new, name="caller")
+    async with serving(ServerTls(files=files)) as (address, _):
+        assert "trusted authority" in await refusal_of(address, trusting_new)
+        new.issue("127.0.0.1").write(tmp_path, name="server")
+        assert await say_to(address, trusting_new) == b"hello"
+
+
+async def test_a_server_trusts_new_roots_without_a_restart(tmp_path: Path) -> None:
+    old, new = Authority(), Authority()
+    own = old.issue("127.0.0.1")
+    tls = ServerTls(files=own.write(tmp_path, old, name="server"), requires_clients=True)
+    caller = new.issue("caller").write(tmp_path, old, name="caller")
+    async with serving(tls) as (address, _):
+        await refusal_of(address, caller)
+        own.write(tmp_path, new, name="server")
+        assert await say_to(address, caller) == b"hello"
+
+
+async def test_a_caller_shows_its_new_certificate_with_the_next_call(tmp_path: Path) -> None:
+    ca = Authority()
+    tls = ServerTls(
+        files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"),
+        requires_clients=True,
+        allowed_clients=("weft://mesh/caller-0",),
+    )
+    async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
+        method: Any = channel.unary_unary(ECHO)
+        assert await method(b"hello", timeout=SECONDS) == b"hello"
+        ca.issue("weft://mesh/other").write(tmp_path, ca, name="caller")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await method(b"hello", timeout=SECONDS)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        ca.issue("weft://mesh/caller-0").write(tmp_path, ca, name="caller")
+        assert await method(b"hello", timeout=SECONDS) == b"hello"
+
+
+async def test_no_call_fails_while_certificates_of_both_ends_are_replaced_under_load(tmp_path: Path) -> None:
+    ca = Authority()
+    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
+    async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
+
+        async def call_again_and_again() -> int:
+            return sum([await say(channel) == b"hello" for _ in range(CALLS)])
+
+        async def rotate() -> None:
+            for number in range(ROTATIONS):
+                ca.issue("127.0.0.1").write(tmp_path, ca, name="server")
+                ca.issue(f"weft://mesh/caller-{number}").write(tmp_path, ca, name="caller")
+                await say(channel)
+
+        answered = await asyncio.gather(*(call_again_and_again() for _ in range(CALLERS)), rotate())
+    assert answered[:CALLERS] == [CALLS] * CALLERS
+
+
+async def test_a_stream_goes_on_when_its_callers_certificate_is_replaced_and_its_connection_ends_with_it(
+    tmp_path: Path,
+) -> None:
+    ca = Authority()
+    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
+    async with serving(tls) as (address, echo), open_channel(address, security(tmp_path, ca)) as channel:
+        stream = count(channel)
+        assert await stream.read() == b"1"
+        ca.issue("weft://mesh/caller-1").write(tmp_path, ca, name="caller")
+        assert await say(channel) == b"hello"
+        (retired,) = channel._connections._retired  # type: ignore[attr-defined]
+        assert retired.channel.get_state() is grpc.ChannelConnectivity.READY
+        echo.go_on.set()
+        assert [await stream.read(), await stream.read()] == [b"2", grpc.aio.EOF]
+        await asyncio.gather(*channel._connections._closing)  # type: ignore[attr-defined]
+        assert channel._connections._retired == []  # type: ignore[attr-defined]
+        assert retired.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_connections_of_old_certificates_do_not_pile_up(tmp_path: Path) -> None:
+    ca = Authority()
+    tls = ServerTls(files=ca.issue("127.0.0.1").write(tmp_path, ca, name="server"), requires_clients=True)
+    async with serving(tls) as (address, _), open_channel(address, security(tmp_path, ca)) as channel:
+        streams = []
+        for number in range(MAX_RETIRED + 2):
+            stream = count(channel)
+            assert await stream.read() == b"1"
+            streams.append(stream)
+            ca.issue(f"weft://mesh/caller-{number}").write(tmp_path, ca, name="caller")
+        await say(channel)
+        assert len(channel._connections._retired) == MAX_RETIRED  # type: ignore[attr-defined]
+        assert await streams[0].code() is grpc.StatusCode.CANCELLED
+        assert not streams[-1].done()
+
+
+async def test_files_that_cannot_be_used_leave_the_old_ones_in_use_and_sound_an_alarm_once(tmp_path: Path) -> None:
+    ca = Authority()
+    files = ca.issue("127.0.0.1").write(tmp_path, name="server")
+    caller = ca.issue("caller").write(tmp_path, ca, name="caller")
+    assert files.certificate_file is not None
+    async with serving(ServerTls(files=files)) as (address, _):
+        for broken in (b"", b"no PEM", ca.issue("127.0.0.1").certificate, ca.issue_expired("127.0.0.1").certificate):
+            with capture_logs() as logs:
+                files.certificate_file.write_bytes(broken)
+                assert await say_to(address, caller) == b"hello"
+                assert await say_to(address, caller) == b"hello"
+            assert [line["log_level"] for line in logs] == ["error"]
+        ca.issue("127.0.0.2").write(tmp_path, name="server")
+        assert await refusal_of(address, caller) == "the peer's certificate is for another name"

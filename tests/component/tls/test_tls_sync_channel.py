@@ -1,0 +1,125 @@
+"""Programs without an event loop: who they are, and their certificates, follow the files too."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_blocking_channel
+from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.testing.certificates import Authority
+
+SECONDS = 10.0
+
+
+class Server:
+    """Tells a caller by its certificate and its key; `Count` goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def who(self, _: bytes, context: Any) -> bytes:
+        key = dict(context.invocation_metadata()).get("authorization", "nobody")
+        uris = context.auth_context().get("peer_uri", [b"plaintext"])
+        return bytes(uris[0]) + b" " + str(key).encode()
+
+    def count(self, _: bytes, context: Any) -> Iterator[bytes]:
+        yield b"1"
+        self.go_on.wait(SECONDS)
+        yield b"2"
+
+
+@contextmanager
+def serving(ca: Authority) -> Iterator[tuple[int, int, Server]]:
+    """Its port with TLS, and the one without."""
+    told, pair = Server(), ca.issue("127.0.0.1")
+    with ThreadPoolExecutor(2 * MAX_RETIRED) as pool:
+        server = grpc.server(pool)
+        handlers: dict[str, Any] = {
+            "Who": grpc.unary_unary_rpc_method_handler(told.who),
+            "Count": grpc.unary_stream_rpc_method_handler(told.count),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("weft.test.Sync", handlers),))
+        credentials = grpc.ssl_server_credentials([(pair.key, pair.certificate)], ca.root, True)
+        secure, plain = server.add_secure_port("127.0.0.1:0", credentials), server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield secure, plain, told
+        finally:
+            told.go_on.set()
+            server.stop(None).wait()
+
+
+def who(channel: grpc.Channel) -> str:
+    method: Any = channel.unary_unary("/weft.test.Sync/Who")
+    return bytes(method(b"", timeout=SECONDS)).decode()
+
+
+def count(channel: grpc.Channel) -> Any:
+    method: Any = channel.unary_stream("/weft.test.Sync/Count")
+    return method(b"", timeout=SECONDS)
+
+
+@pytest.fixture
+def ca() -> Authority:
+    return Authority()
+
+
+def test_a_key_goes_with_every_call_with_tls_and_to_this_machine(ca: Authority, tmp_path: Path) -> None:
+    security = ChannelSecurity(files=ca.issue("weft://cli").write(tmp_path, ca), api_key="wk_secret")
+    with serving(ca) as (secure, plain, _):
+        with open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
+            assert who(channel) == "weft://cli Bearer wk_secret"
+        with open_blocking_channel(f"127.0.0.1:{plain}", security) as channel:
+            assert who(channel) == "plaintext Bearer wk_secret"
+        with open_blocking_channel(f"127.0.0.1:{plain}") as channel:
+            assert who(channel) == "plaintext nobody"
+
+
+def test_a_new_certificate_counts_for_the_next_call_and_a_stream_goes_on(ca: Authority, tmp_path: Path) -> None:
+    files = ca.issue("weft://first").write(tmp_path, ca)
+    security = ChannelSecurity(files=files, reload_interval_seconds=0.0)
+    with serving(ca) as (secure, _, server), open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
+        stream = count(channel)
+        assert next(stream) == b"1"
+        ca.issue("weft://second").write(tmp_path, ca)
+        assert who(channel) == "weft://second nobody"
+        assert len(channel._retired) == 1  # type: ignore[attr-defined]
+        server.go_on.set()
+        assert list(stream) == [b"2"]
+        assert who(channel) == "weft://second nobody"
+        assert channel._retired == []  # type: ignore[attr-defined]
+
+
+def test_connections_of_old_certificates_do_not_pile_up(ca: Authority, tmp_path: Path) -> None:
+    files = ca.issue("weft://first").write(tmp_path, ca)
+    security = ChannelSecurity(files=files, reload_interval_seconds=0.0)
+    with serving(ca) as (secure, _, server), open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
+        streams = []
+        for _ in range(MAX_RETIRED + 1):
+            streams.append(count(channel))
+            assert next(streams[-1]) == b"1"
+            ca.issue("weft://next").write(tmp_path, ca)
+        assert who(channel) == "weft://next nobody"
+        assert len(channel._retired) == MAX_RETIRED  # type: ignore[attr-defined]
+        with pytest.raises(grpc.RpcError):
+            next(streams[0])
+        server.go_on.set()
+        assert next(streams[-1]) == b"2"
+
+
+def test_a_server_that_is_not_trusted_is_refused_in_words(ca: Authority, tmp_path: Path) -> None:
+    security = ChannelSecurity(files=ca.issue("weft://cli").write(tmp_path, Authority()))
+    with serving(ca) as (secure, _, _), open_blocking_channel(f"tls:127.0.0.1:{secure}", security) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            who(channel)
+        error = error_from_call(refused.value, Reason.SERVICE_UNAVAILABLE)
+    assert isinstance(error, WeftError)
+    assert error.message == "the peer's certificate is not from a trusted authority"

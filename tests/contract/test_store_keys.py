@@ -1,0 +1,132 @@
+"""API keys on every kind of database."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from registry_svc.keys.domain import ApiKey
+from registry_svc.store.key_port import KeyStore, StoredKeys
+from registry_svc.store.key_sql import MAX_IDS_PER_STATEMENT, SqlKeyStore
+from registry_svc.store.sql import SqlStore
+from weft.kernel.errors import WeftError
+from weft.kernel.names import MAX_TENANT_CHARS
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
+MARK = bytes(range(32))
+
+
+def key(key_id: str) -> ApiKey:
+    """Every field set to something that a careless store would lose."""
+    return ApiKey(
+        id=key_id,
+        description="Änne's läptop — 日本語 'quoted' %s :name \\ end",
+        tenant="t" * MAX_TENANT_CHARS,
+        scopes=("models:view", "*:*", "inference:create"),
+        digest=b"\x00\xff" * 16,
+        created_at=NOW,
+        expires_at=NOW + timedelta(days=3660),
+        revoked_at=NOW + timedelta(seconds=1),
+        rotated_at=NOW + timedelta(microseconds=1),
+        previous_digest=b"'\x00\\\xff" * 8,
+        previous_expires_at=NOW + timedelta(hours=1),
+    )
+
+
+def plain(key_id: str) -> ApiKey:
+    """Every field that may be empty empty."""
+    return ApiKey(id=key_id, description="", tenant="default", scopes=(), digest=b"d" * 32, created_at=NOW)
+
+
+@pytest.fixture
+def keys(store: SqlStore) -> SqlKeyStore:
+    """On an open, empty database."""
+    return SqlKeyStore(store)
+
+
+async def test_an_empty_store_holds_nothing(keys: KeyStore) -> None:
+    assert await keys.load() == StoredKeys()
+
+
+async def test_keys_come_back_whole_and_in_order(keys: KeyStore) -> None:
+    await keys.save([key("b"), plain("a")])
+    await keys.save([key("0")])
+    await keys.save([])
+    assert await keys.load() == StoredKeys(keys=(key("0"), plain("a"), key("b")))
+
+
+async def test_saving_again_replaces(keys: KeyStore) -> None:
+    await keys.save([plain("a"), plain("b")])
+    await keys.save([key("a")])
+    assert (await keys.load()).keys == (key("a"), plain("b"))
+
+
+async def test_what_was_committed_is_there_for_the_next_owner(store: SqlStore, database_url: str) -> None:
+    await SqlKeyStore(store).save([key("a")])
+    await SqlKeyStore(store).save_pepper_mark(MARK)
+    await store.close()
+    again = SqlStore(database_url)
+    await again.open()
+    assert await SqlKeyStore(again).load() == StoredKeys(keys=(key("a"),), pepper_mark=MARK)
+    await again.close()
+
+
+async def test_deleted_keys_are_gone_and_others_stay(keys: KeyStore) -> None:
+    await keys.save([key("a"), key("b"), key("c")])
+    await keys.delete(["a", "c", "unknown"])
+    await keys.delete([])
+    assert (await keys.load()).keys == (key("b"),)
+
+
+async def test_more_keys_than_one_statement_takes_go_together(keys: KeyStore) -> None:
+    many = [plain(f"{number:012}") for number in range(MAX_IDS_PER_STATEMENT + 1)]
+    await keys.save(many)
+    await keys.save([replace(each, description="again") for each in many])
+    assert {each.description for each in (await keys.load()).keys} == {"again"}
+    await keys.delete([each.id for each in many])
+    assert (await keys.load()).keys == ()
+
+
+async def test_a_new_pepper_is_kept_together_with_what_becomes_of_the_keys(keys: KeyStore) -> None:
+    await keys.save_pepper_mark(b"earlier" * 4)
+    await keys.save([plain("a"), plain("b")])
+    gone = plain("a").revoked(NOW)
+    await keys.save_pepper_mark(MARK, [gone])
+    assert await keys.load() == StoredKeys(keys=(gone, plain("b")), pepper_mark=MARK)
+
+
+async def test_a_new_pepper_whose_keys_cannot_be_kept_is_not_kept_either(store: SqlStore) -> None:
+    keys = SqlKeyStore(store)
+    await keys.save_pepper_mark(b"earlier" * 4)
+    with pytest.raises(WeftError) as failure:
+        await keys.save_pepper_mark(MARK, [plain("a"), plain("a")])
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert await keys.load() == StoredKeys(pepper_mark=b"earlier" * 4)
+
+
+async def test_a_database_that_fails_is_told_and_keeps_what_it_had(store: SqlStore) -> None:
+    keys = SqlKeyStore(store)
+    await keys.save([plain("a")])
+    with pytest.raises(WeftError) as failure:
+        await keys.save([key("a"), plain("b"), plain("b")])
+    assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
+    assert (await keys.load()).keys == (plain("a"),)
+    async with store.transaction() as connection:
+        await connection.execute(text("ALTER TABLE key_pepper RENAME TO hidden"))
+    with pytest.raises(WeftError):
+        await keys.save_pepper_mark(MARK, [key("a")])
+    async with store.transaction() as connection:
+        await connection.execute(text("ALTER TABLE hidden RENAME TO key_pepper"))
+    assert await keys.load() == StoredKeys(keys=(plain("a"),))
+
+
+async def test_a_store_whose_database_is_not_open_says_so(tmp_path: Path) -> None:
+    keys = SqlKeyStore(SqlStore(f"sqlite+aiosqlite:///{tmp_path}/registry.db"))
+    with pytest.raises(WeftError) as refusal:
+        await keys.load()
+    assert refusal.value.reason is Reason.SERVICE_UNAVAILABLE

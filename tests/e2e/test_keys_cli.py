@@ -1,0 +1,192 @@
+"""`weft keys` against a registry that runs as a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from registry_process import key_ring, serving_registry, stop_in_order, weft
+
+from weft.cli.keys import KeyRole, scopes_of
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import Access, Principal, Resource, Role, authenticate
+
+KEY = re.compile(r"weft_[a-z0-9]{12}_[0-9a-f]{64}")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home on which a registry serves."""
+    folder = tmp_path_factory.mktemp("keys")
+    with serving_registry(folder) as process:
+        yield folder
+        stop_in_order(process)
+
+
+def created(home: Path, *options: str) -> dict[str, Any]:
+    """What `weft keys create -o json` says."""
+    done = weft(home, "keys", "create", "-o", "json", *options)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+async def principal(home: Path, text: str) -> Principal | None:
+    """Who the holder of a key is; None: nobody."""
+    try:
+        return authenticate(await key_ring(home), text, datetime.now(UTC))
+    except WeftError:
+        return None
+
+
+async def test_a_key_is_printed_once_with_a_line_that_uses_it(home: Path) -> None:
+    done = weft(home, "keys", "create", "--tenant", "team-a", "--description", "Ann's notebook", "--expires", "90d")
+    assert done.exit_code == 0, done.output
+    text = KEY.findall(done.stdout)[0]
+    assert f"-H 'Authorization: Bearer {text}'" in done.stdout
+    found = await principal(home, text)
+    assert found is not None
+    assert found.tenant == "team-a"
+    assert found.access == created_access("user")
+
+    key_id, secret = text.split("_")[1:]
+    for output in ("table", "json", "yaml", "name"):
+        listed = weft(home, "keys", "list", "-o", output).stdout
+        assert key_id in listed
+        assert secret not in listed
+    (row,) = [
+        row for row in json.loads(weft(home, "keys", "list", "-o", "json").stdout)["items"] if row["id"] == key_id
+    ]
+    assert (row["state"], row["description"], row["tenant"]) == ("good", "Ann's notebook", "team-a")
+    lasts = datetime.fromisoformat(row["expireTime"]) - datetime.fromisoformat(row["createTime"])
+    assert lasts == timedelta(days=90)
+
+
+def created_access(role: str) -> frozenset[Access]:
+    mine = [resource for resource in Resource if resource is not Resource.MESH]
+    every = {Access(resource, each) for resource in mine for each in Role}
+    match role:
+        case "user":
+            words = {"inference:create", "inference:edit", "inference:view", "models:view"}
+            return frozenset(access for access in every if str(access) in words)
+        case "viewer":
+            return frozenset(access for access in every if access.role is Role.VIEW)
+        case "operator":
+            return frozenset(access for access in every if access.resource is not Resource.KEYS)
+        case "service":
+            return frozenset(Access(resource, each) for resource in Resource for each in Role)
+        case _:
+            return frozenset(every)
+
+
+@pytest.mark.parametrize("role", KeyRole)
+async def test_a_role_is_a_set_of_scopes_and_others_can_be_added(home: Path, role: KeyRole) -> None:
+    document = created(home, "--role", role.value)
+    found = await principal(home, document["key"])
+    assert found is not None
+    assert found.access == created_access(role.value)
+    more = created(home, "--role", role.value, "--scope", "mesh:view", "--scope", scopes_of(role)[0])
+    assert more["scopes"] == [*scopes_of(role), "mesh:view"]
+
+
+async def test_a_rotated_key_has_two_secrets_for_a_while_and_a_revoked_one_none(home: Path) -> None:
+    first = weft(home, "keys", "create", "-o", "name").stdout.strip()
+    assert KEY.fullmatch(first)
+    key_id = first.split("_")[1]
+    rotated = json.loads(weft(home, "keys", "rotate", key_id, "--grace", "1h", "-o", "json").stdout)
+    assert rotated["id"] == key_id
+    assert await principal(home, first)
+    assert await principal(home, rotated["key"])
+    left = datetime.fromisoformat(rotated["oldExpireTime"]) - datetime.now(UTC)
+    assert timedelta(minutes=50) < left <= timedelta(hours=1)
+
+    third = weft(home, "keys", "rotate", key_id, "--grace", "0")
+    assert "the old secret is good until" in third.stdout
+    assert [bool(await principal(home, text)) for text in (first, rotated["key"])] == [False, False]
+    text = KEY.findall(third.stdout)[0]
+    assert await principal(home, text)
+
+    assert weft(home, "keys", "revoke", key_id).stdout == f"key {key_id} revoked\n"
+    assert await principal(home, text) is None
+    again = weft(home, "keys", "revoke", key_id, "-o", "yaml")
+    assert yaml.safe_load(again.stdout) == {"kind": "ApiKey", "id": key_id, "state": "revoked"}
+    refused = weft(home, "keys", "rotate", key_id)
+    assert (refused.exit_code, refused.stdout) == (3, "")
+    assert "no key of this id that is good" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "word"),
+    [
+        (("create", "--scope", "models:write"), 2, "--scope: "),
+        (("create", "--tenant", "a b"), 2, "--tenant: "),
+        (("create", "--expires", "soon"), 2, "--expires: "),
+        (("create", "--expires", "1s"), 2, "--expires: "),
+        (("create", "--description", "x" * 129), 2, "--description: "),
+        (("create", "--role", "king"), 2, "--role"),
+        (("rotate", "nobody000000", "--grace", "31d"), 2, "--grace: "),
+        (("rotate", "nobody000000", "--grace", "now"), 2, "--grace: "),
+        (("revoke", "nobody000000"), 3, "no key of this id"),
+        (("revoke", "a b"), 2, "ID: "),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_option(
+    home: Path, arguments: tuple[str, ...], exit_code: int, word: str
+) -> None:
+    before = weft(home, "keys", "list", "-o", "name").stdout
+    done = weft(home, "keys", *arguments)
+    assert (done.exit_code, done.stdout) == (exit_code, "")
+    assert word in done.stderr
+    assert weft(home, "keys", "list", "-o", "name").stdout == before
+
+
+def offered(home: Path, line: str) -> list[str]:
+    """What bash would be offered for `line`, whose last word is being typed."""
+    variables = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", "from weft.cli.main import app; app(prog_name='weft')"],
+        env={**os.environ, "WEFT_HOME": str(home), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_ids_of_keys_that_are_not_revoked_are_offered_after_a_tab(home: Path, tmp_path: Path) -> None:
+    kept, gone = created(home)["id"], created(home)["id"]
+    weft(home, "keys", "revoke", gone)
+    assert kept in offered(home, "weft keys revoke ")
+    assert gone not in offered(home, "weft keys revoke ")
+    assert offered(home, f"weft keys rotate {kept[:8]}") == [kept]
+    assert offered(tmp_path, "weft keys revoke ") == []
+
+
+def test_secrets_stand_nowhere_on_the_disk(home: Path) -> None:
+    text = created(home, "--description", "findable")["key"]
+    secret = text.split("_")[2]
+    rotated = weft(home, "keys", "rotate", text.split("_")[1], "-o", "name").stdout.strip().split("_")[2]
+    found = {word: [path.name for path in files_of(home) if word in path.read_bytes()] for word in (b"findable",)}
+    assert found[b"findable"], "the search finds what is there"
+    for word in (secret.encode(), bytes.fromhex(secret), rotated.encode(), bytes.fromhex(rotated)):
+        assert [path for path in files_of(home) if word in path.read_bytes()] == []
+    assert (home / "state" / "key-pepper").stat().st_mode & 0o777 == 0o600
+
+
+def files_of(home: Path) -> list[Path]:
+    return [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_without_a_mesh_it_says_how_to_start_one(tmp_path: Path) -> None:
+    done = weft(tmp_path, "keys", "list")
+    assert done.exit_code == 1
+    assert "weft up" in done.stderr

@@ -1,0 +1,107 @@
+"""A mesh that asks for keys, over HTTP and gRPC, with real processes: a key works at once, and is useless at once."""
+
+import asyncio
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from mesh_process import WEFT, MeshProcess, fake_runner, running_mesh, user_environment, write_config
+
+from weft.client import WeftError, connect
+from weft.kernel.reasons import Reason
+
+CHAT = {"model": "m-box", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("keys-mesh")
+    config = write_config(folder, fake_runner("box"), auth={"required": True})
+    with running_mesh(folder / "home", "--config", str(config), "--grpc-port", "0") as running:
+        yield running
+
+
+def weft(mesh: MeshProcess, *arguments: str) -> str:
+    done = subprocess.run(
+        [*WEFT, *arguments, "--home", str(mesh.home)], capture_output=True, text=True, check=False,
+        env=user_environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def new_key(mesh: MeshProcess, *arguments: str) -> str:
+    return weft(mesh, "keys", "create", "-o", "name", *arguments)
+
+
+async def ask(mesh: MeshProcess, key: str | None, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, Any]:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    asked = {"model": "m-box", **body} if body else CHAT
+    async with aiohttp.ClientSession() as http, http.post(mesh.url + path, json=asked, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_a_key_works_from_the_moment_it_is_printed_until_the_moment_it_is_revoked(mesh: MeshProcess) -> None:
+    assert (await ask(mesh, None))[0] == 401
+    key = new_key(mesh, "--tenant", "ann")
+    assert (await ask(mesh, key))[0] == 200
+    weft(mesh, "keys", "revoke", key.split("_")[1])
+    assert (await ask(mesh, key))[0] == 401
+
+
+async def test_the_receipt_and_the_log_line_say_whose_request_it_was_and_another_tenant_does_not_see_it(
+    mesh: MeshProcess,
+) -> None:
+    ann, bob = new_key(mesh, "--tenant", "ann"), new_key(mesh, "--tenant", "bob")
+    headers = {"Authorization": f"Bearer {ann}", "X-Request-Id": "req-of-ann"}
+    async with aiohttp.ClientSession() as http:
+        async with http.post(mesh.url + "/v1/chat/completions", json=CHAT, headers=headers) as answer:
+            assert answer.status == 200
+            assert answer.headers["x-request-id"] == "req-of-ann"
+            assert "x-queue-wait-ms" in answer.headers
+        for key, status in ((ann, 200), (bob, 404)):
+            shown = {"Authorization": f"Bearer {key}"}
+            async with http.get(mesh.url + "/v1/requests/req-of-ann", headers=shown) as answer:
+                assert answer.status == status
+    line = mesh.request_line("req-of-ann")
+    assert (line["tenant"], line["caller"]) == ("ann", f"key:{ann.split('_')[1]}")
+
+
+async def test_a_stored_answer_is_there_for_its_tenant_alone(mesh: MeshProcess) -> None:
+    ann, bob = new_key(mesh, "--tenant", "ann"), new_key(mesh, "--tenant", "bob")
+    status, found = await ask(mesh, ann, "/v1/responses", input="hi")
+    assert status == 200, found
+    async with aiohttp.ClientSession() as http:
+        for key, expected in ((ann, 200), (bob, 404)):
+            shown = {"Authorization": f"Bearer {key}"}
+            async with http.get(f"{mesh.url}/v1/responses/{found['id']}", headers=shown) as answer:
+                assert answer.status == expected
+    assert (await ask(mesh, bob, "/v1/responses", input="go on", previous_response_id=found["id"]))[0] == 404
+
+
+async def test_over_grpc_a_port_asks_for_keys_and_the_socket_of_this_user_does_not(mesh: MeshProcess) -> None:
+    key = new_key(mesh)
+    with connect(home=mesh.home) as local:
+        assert list(local.chat("m-box", "hi", timeout=20.0))
+    address = str(mesh.facts["grpcPort"])
+
+    def chat(**options: Any) -> int:
+        with connect(address, **options) as remote:
+            return len(list(remote.chat("m-box", "hi", timeout=20.0)))
+
+    with pytest.raises(WeftError) as refused:
+        await asyncio.to_thread(chat)
+    assert refused.value.reason is Reason.UNAUTHENTICATED
+    assert await asyncio.to_thread(chat, api_key=key) > 0
+
+
+def test_no_secret_is_in_any_log_or_list_of_the_mesh(mesh: MeshProcess) -> None:
+    secrets = re.findall(r"[0-9a-f]{64}", new_key(mesh))
+    listed = weft(mesh, "keys", "list", "-o", "json")
+    assert json.loads(listed)["items"]
+    for text in (listed, *(path.read_text() for path in (mesh.home / "logs").iterdir() if path.is_file())):
+        assert not [secret for secret in secrets if secret in text]

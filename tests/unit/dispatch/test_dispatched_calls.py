@@ -1,0 +1,155 @@
+"""Requests that are answered whole, and speech, against a scripted scheduler and a real runner stub over gRPC."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_dispatcher import DIED, ScriptedScheduler
+
+from weft.api.common.v1 import audio_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
+from weft.api.runner.v1 import model_call_service_pb2 as pb
+from weft.api.runner.v1 import model_call_service_pb2_grpc
+from weft.dispatch import Dispatcher, RequestContext, SpeechCall
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.telemetry import new_traceparent
+
+QUERY = rerank_pb2.RerankPayload(query="a cat", documents=["a dog", "a much longer document about some cats"])
+WORDS = audio_pb2.SpeechPayload(input="Hello", voice="alloy")
+SOUND = pb.SpeakResponse(data=b"some", media_type="audio/mpeg")
+END = pb.SpeakResponse(receipt=receipt_pb2.Receipt(host="titan"))
+
+
+class ScriptedRunner(model_call_service_pb2_grpc.ModelCallServiceServicer):
+    """Plays one script per call."""
+
+    def __init__(self, *scripts: Any) -> None:
+        self._scripts = list(scripts)
+
+    async def Rerank(self, request: pb.RerankRequest, context: Any) -> pb.RerankResponse:  # noqa: N802
+        async with answering(context):
+            step = self._scripts.pop(0)
+            if isinstance(step, Exception):
+                raise step
+            return step  # type: ignore[no-any-return]
+        raise AssertionError("abort has raised")
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:  # noqa: N802
+        async with answering(context):
+            return pb.TokenizeResponse(result=tokenize_pb2.TokenizeResult(count=len(request.payload.text)))
+        raise AssertionError("abort has raised")
+
+    async def GenerateImages(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Transcribe(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    async def Speak(self, request: pb.SpeakRequest, context: Any) -> AsyncIterator[pb.SpeakResponse]:  # noqa: N802
+        async with answering(context):
+            for step in self._scripts.pop(0):
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+
+
+@asynccontextmanager
+async def _dispatching(folder: Path, *scripts: Any) -> AsyncGenerator[tuple[Dispatcher, ScriptedScheduler]]:
+    server, channels = new_server(), ChannelPool()
+    model_call_service_pb2_grpc.add_ModelCallServiceServicer_to_server(ScriptedRunner(*scripts), server)
+    address = f"unix:{folder / 'runner.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    scheduler = ScriptedScheduler(address)
+    try:
+        yield Dispatcher(scheduler, channels), scheduler
+    finally:
+        await channels.close()
+        await server.stop(grace=0.5)
+
+
+def _context(operation: Operation, model: str = "m") -> RequestContext:
+    return RequestContext(request_id="r1", tenant="t", model=model, operation=operation, traceparent=new_traceparent())
+
+
+async def test_scores_come_after_another_attempt_and_with_a_receipt_of_both(tmp_path: Path) -> None:
+    answer = pb.RerankResponse(scores=[rerank_pb2.RerankScore(index=1, score=0.5)])
+    answer.receipt.usage.prompt_tokens = 9
+    async with _dispatching(tmp_path, DIED, answer) as (dispatcher, scheduler):
+        call = dispatcher.rerank(_context(Operation.RERANK), QUERY)
+        scores = await call.result()
+    assert [score.index for score in scores] == [1]
+    assert scheduler.failed == [(1, Reason.SERVER_DIED)]
+    assert scheduler.finished == [Reason.UNSPECIFIED]
+    assert call.receipt is not None
+    assert (len(call.receipt.attempts), call.receipt.usage.prompt_tokens) == (2, 9)
+    assert scheduler.asked is not None
+    # The query with its longest document, at four characters a token: each is read with the query by itself.
+    assert (scheduler.asked.operation, scheduler.asked.prompt_tokens) == (Operation.RERANK, 10)
+
+
+async def test_a_count_of_tokens_asks_for_no_room_however_long_the_text_is(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path) as (dispatcher, scheduler):
+        payload = tokenize_pb2.TokenizePayload(text="a" * 10_000)
+        assert (await dispatcher.tokenize(_context(Operation.TOKENIZE), payload).result()).count == 10_000
+    assert scheduler.asked is not None
+    assert (scheduler.asked.prompt_tokens, scheduler.asked.max_output_tokens) == (0, 0)
+    assert scheduler.asked.prefix_digests == ()
+
+
+async def test_speech_comes_in_pieces_the_first_of_which_says_what_it_is(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path, [SOUND, pb.SpeakResponse(data=b"more"), END]) as (dispatcher, scheduler):
+        call = dispatcher.speak(_context(Operation.SPEECH), WORDS)
+        pieces = [piece async for piece in call.pieces()]
+    assert [(piece.data, piece.media_type) for piece in pieces] == [(b"some", "audio/mpeg"), (b"more", "")]
+    assert scheduler.first_content == [1]
+    assert call.receipt is not None
+    assert (call.receipt.outcome, call.receipt.host) == (receipt_pb2.OUTCOME_COMPLETED, "titan")
+
+
+async def test_speech_that_fails_before_its_first_byte_is_tried_again(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path, [DIED], [SOUND, END]) as (dispatcher, scheduler):
+        pieces = [piece.data async for piece in dispatcher.speak(_context(Operation.SPEECH), WORDS).pieces()]
+    assert pieces == [b"some"]
+    assert scheduler.failed == [(1, Reason.SERVER_DIED)]
+
+
+@pytest.mark.parametrize("script", [[SOUND, DIED], [SOUND]], ids=["an error", "an end without a receipt"])
+async def test_speech_that_breaks_off_is_never_begun_again(tmp_path: Path, script: list[Any]) -> None:
+    pieces: list[bytes] = []
+
+    async def listen(call: SpeechCall) -> None:
+        async for piece in call.pieces():
+            pieces.append(piece.data)  # noqa: PERF401 - what came before the error counts
+
+    async with _dispatching(tmp_path, script, [SOUND, END]) as (dispatcher, scheduler):
+        call = dispatcher.speak(_context(Operation.SPEECH), WORDS)
+        with pytest.raises(WeftError) as failed:
+            await listen(call)
+    assert pieces == [b"some"]
+    assert failed.value.metadata["content_started"] == "true"
+    assert scheduler.failed == []
+    assert call.receipt is not None
+    assert call.receipt.outcome == receipt_pb2.OUTCOME_FAILED
+
+
+async def test_a_runner_that_says_nothing_at_all_has_not_spoken(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path, [END], [SOUND, END]) as (dispatcher, scheduler):
+        pieces = [piece.data async for piece in dispatcher.speak(_context(Operation.SPEECH), WORDS).pieces()]
+    assert pieces == [b"some"]
+    assert scheduler.failed == [(1, Reason.WORKER_LOST)]
+
+
+async def test_an_agent_neither_ranks_nor_speaks(tmp_path: Path) -> None:
+    async with _dispatching(tmp_path) as (dispatcher, scheduler):
+        with pytest.raises(WeftError) as refused:
+            await dispatcher.rerank(_context(Operation.RERANK, "agent/someone"), QUERY).result()
+        with pytest.raises(WeftError) as unheard:
+            async for _ in dispatcher.speak(_context(Operation.SPEECH, "agent/someone"), WORDS).pieces():
+                pass
+    assert refused.value.reason is unheard.value.reason is Reason.UNSUPPORTED_OPERATION
+    assert scheduler.asked is None

@@ -1,0 +1,75 @@
+"""What becomes of a ring with each step of the watch."""
+
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from weft.api.registry.v1 import key_service_pb2 as pb
+from weft.dispatch.key_ring import apply_watch
+from weft.kernel.principal import KeyRing, KeyVerifier, parse_scopes
+
+NOW, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+VIEW = parse_scopes(["models:view"], "scopes")
+
+
+def stamp(moment: datetime) -> Timestamp:
+    message = Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def told(key_id: str, *, digest: bytes = b"d" * 32, scopes: tuple[str, ...] = ("models:view",)) -> pb.KeyVerifier:
+    return pb.KeyVerifier(key=pb.Key(id=key_id, tenant="team-a", scopes=scopes), digest=digest)
+
+
+def known(key_id: str, digest: bytes = b"d" * 32) -> KeyVerifier:
+    return KeyVerifier(key_id=key_id, tenant="team-a", access=VIEW, digest=digest)
+
+
+def ring_of(*keys: KeyVerifier) -> KeyRing:
+    return KeyRing(pepper=b"p", keys={key.key_id: key for key in keys})
+
+
+def snapshot(*keys: pb.KeyVerifier) -> pb.WatchKeysResponse:
+    return pb.WatchKeysResponse(snapshot=pb.KeySnapshot(pepper=b"p", keys=keys))
+
+
+def test_a_snapshot_replaces_everything() -> None:
+    before = KeyRing(pepper=b"earlier", keys={"gone": known("gone")})
+    assert apply_watch(before, snapshot(told("a"), told("b"))) == ring_of(known("a"), known("b"))
+    assert apply_watch(before, snapshot()) == ring_of()
+
+
+def test_a_change_adds_or_replaces_one_key_and_leaves_the_ring_before_it_alone() -> None:
+    before = ring_of(known("a"))
+    after = apply_watch(before, pb.WatchKeysResponse(changed=told("b")))
+    assert after == ring_of(known("a"), known("b"))
+    replaced = apply_watch(after, pb.WatchKeysResponse(changed=told("a", digest=b"new")))
+    assert replaced == ring_of(known("a", b"new"), known("b"))
+    assert before == ring_of(known("a")), "whoever checks a key by it is not disturbed"
+
+
+def test_a_removal_takes_one_key_away_and_one_that_is_not_there_changes_nothing() -> None:
+    before = ring_of(known("a"), known("b"))
+    assert apply_watch(before, pb.WatchKeysResponse(removed="a")) == ring_of(known("b"))
+    assert apply_watch(before, pb.WatchKeysResponse(removed="c")) == before
+
+
+def test_a_kind_of_step_that_is_not_known_changes_nothing() -> None:
+    assert apply_watch(ring_of(known("a")), pb.WatchKeysResponse()) == ring_of(known("a"))
+
+
+def test_times_and_the_secret_before_the_rotation_are_taken_over() -> None:
+    changed = told("a")
+    changed.key.expire_time.CopyFrom(stamp(LATER))
+    changed.previous_digest = b"old"
+    changed.previous_expire_time.CopyFrom(stamp(NOW))
+    (verifier,) = apply_watch(ring_of(), pb.WatchKeysResponse(changed=changed)).keys.values()
+    assert (verifier.expires_at, verifier.previous_digest, verifier.previous_expires_at) == (LATER, b"old", NOW)
+    (plain,) = apply_watch(ring_of(), pb.WatchKeysResponse(changed=told("a"))).keys.values()
+    assert (plain.expires_at, plain.previous_digest, plain.previous_expires_at) == (None, b"", None)
+
+
+def test_a_scope_of_a_newer_registry_allows_nothing_and_spoils_no_other_key() -> None:
+    after = apply_watch(ring_of(), snapshot(told("a", scopes=("future:edit", "models:view")), told("b")))
+    assert (after.keys["a"].access, after.keys["b"].access) == (VIEW, VIEW)

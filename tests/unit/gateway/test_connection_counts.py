@@ -1,0 +1,66 @@
+import resource
+
+import pytest
+import structlog
+
+from gateway.config import ConnectionLimits
+from gateway.connection_counts import ConnectionCounts, within_open_files
+from weft.kernel.reasons import Reason
+
+FEW = ConnectionLimits(max_connections=5, max_connections_per_address=2)
+
+
+def reason_of(counts: ConnectionCounts, address: str) -> Reason | None:
+    refusal = counts.admit(address)
+    return None if refusal is None else refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("192.0.2.1", "::ffff:192.0.2.1"),
+        ("2001:db8::1", "2001:db8::2"),
+        ("fe80::1%eth0", "fe80::2%eth0"),
+    ],
+)
+def test_one_address_has_its_share_and_gets_it_back(first: str, again: str) -> None:
+    counts = ConnectionCounts(FEW)
+    assert [reason_of(counts, first), reason_of(counts, again)] == [None, None]
+    assert reason_of(counts, again) is Reason.TOO_MANY_RESOURCES
+    counts.release(again)
+    counts.release(first)
+    assert reason_of(counts, again) is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "", "unix"])
+def test_this_machine_is_held_to_the_total_alone(address: str) -> None:
+    counts = ConnectionCounts(FEW)
+    assert [reason_of(counts, address) for _ in range(6)] == [None] * 5 + [Reason.QUEUE_FULL]
+
+
+def test_addresses_that_are_gone_are_forgotten() -> None:
+    counts = ConnectionCounts(ConnectionLimits())
+    for number in range(200):
+        counts.admit(f"192.0.2.{number}")
+        counts.release(f"192.0.2.{number}")
+    assert not counts._by_origin
+
+
+def test_half_of_the_open_files_are_left_for_the_process_itself_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 4096))
+    with structlog.testing.capture_logs() as lines:
+        limits = within_open_files(ConnectionLimits(max_connections=501, idle_seconds=3))
+    assert (limits.max_connections, limits.idle_seconds) == (500, 3)
+    assert [(line["log_level"], line["configured"], line["most"]) for line in lines] == [("warning", 501, 500)]
+
+
+@pytest.mark.parametrize("soft", [1002, resource.RLIM_INFINITY])
+def test_where_there_is_room_nothing_changes(monkeypatch: pytest.MonkeyPatch, soft: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    limits = ConnectionLimits(max_connections=501)
+    with structlog.testing.capture_logs() as lines:
+        assert within_open_files(limits) is limits
+    assert not lines

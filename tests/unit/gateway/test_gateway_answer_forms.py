@@ -1,0 +1,120 @@
+"""Forms of answers that only some clients ask for, and what clients take for granted about the order of things."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.translate import embeddings
+from gateway.translate.chat_answer import ChatAnswer
+from gateway.translate.chat_stream import ChatStream
+from gateway.translate.completion_answer import CompletionAnswer
+from gateway.translate.completion_stream import CompletionStream
+from gateway.translate.pieces import AnswerIdentity
+from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.kernel.errors import FieldError
+
+IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
+CALLS = event_pb2.FINISH_REASON_TOOL_CALLS
+END = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))
+Frame = list[event_pb2.InferenceEvent]
+
+
+def piece(text: str = "", **fields: Any) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text, **fields))
+
+
+def call(index: int, **fields: str) -> event_pb2.InferenceEvent:
+    return piece(tool_calls=[event_pb2.ToolCallDelta(index=index, **fields)])
+
+
+def streamed(frame: Frame, **options: Any) -> list[dict[str, Any]]:
+    encoded = ChatStream(IDENTITY, logprobs=False, **{"choice_count": 1, **options}).encode(frame).decode()
+    found = [part[6:] for part in encoded.split("\n\n") if part.startswith("data: ")]
+    return [json.loads(data) for data in found if data != "[DONE]"]
+
+
+def whole(frame: Frame, **options: Any) -> dict[str, Any]:
+    answer = ChatAnswer(IDENTITY, choice_count=1, logprobs=False, **options)
+    answer.add(frame)
+    document: dict[str, Any] = json.loads(answer.body())
+    return document
+
+
+def test_what_clients_look_for_is_there_even_when_there_is_nothing_to_say() -> None:
+    document = whole([piece("a", finish_reason=event_pb2.FINISH_REASON_STOP), END])
+    assert document["system_fingerprint"] is None
+    assert document["service_tier"] is None
+    (choice,) = document["choices"]
+    assert choice["logprobs"] is None
+    assert choice["message"] == {"role": "assistant", "content": "a", "refusal": None, "annotations": []}
+    usage = document["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_a_choice_that_speaks_first_is_introduced_after_those_before_it() -> None:
+    chunks = streamed([piece("b", index=2), piece("a", index=0)], choice_count=3)
+    seen = [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"]) for chunk in chunks]
+    preamble = {"role": "assistant", "content": ""}
+    assert seen == [(0, preamble), (1, preamble), (2, preamble), (2, {"content": "b"}), (0, {"content": "a"})]
+
+
+def test_calls_are_numbered_as_they_come() -> None:
+    frame = [call(5, id="c5", name="f"), call(2, id="c2", name="g"), call(5, arguments_text="{}"), piece(index=0)]
+    calls = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in streamed(frame)]
+    assert [entry[0]["index"] for entry in calls if entry] == [0, 1, 0]
+    made = whole([*frame, piece(finish_reason=CALLS), END])["choices"][0]["message"]["tool_calls"]
+    assert [entry["id"] for entry in made] == ["c5", "c2"]
+
+
+def test_the_older_form_calls_one_function_and_finishes_with_its_own_word() -> None:
+    frame = [
+        piece(tool_calls=[event_pb2.ToolCallDelta(index=1, id="c", name="f", arguments_text="{")]),
+        piece(
+            tool_calls=[
+                event_pb2.ToolCallDelta(index=1, arguments_text='"a":'),
+                event_pb2.ToolCallDelta(index=1, arguments_text="1}"),
+            ]
+        ),
+        piece(finish_reason=CALLS),
+        END,
+    ]
+    chunks = [chunk["choices"][0] for chunk in streamed(frame, functions=True)]
+    told = [chunk["delta"]["function_call"] for chunk in chunks if "function_call" in chunk["delta"]]
+    assert told == [{"name": "f", "arguments": "{"}, {"arguments": '"a":1}'}]
+    assert chunks[-1]["finish_reason"] == "function_call"
+    assert all("tool_calls" not in chunk["delta"] for chunk in chunks)
+    (choice,) = whole(frame, functions=True)["choices"]
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "function_call"
+
+
+def test_a_second_call_that_the_older_form_has_no_room_for_is_told() -> None:
+    frame = [call(0, id="c", name="f"), call(1, id="d", name="g"), piece(finish_reason=CALLS), END]
+    raw = ChatStream(IDENTITY, choice_count=1, logprobs=False, functions=True).encode(frame)
+    assert b": warning tool_call_not_run" in raw
+    assert b'"g"' not in raw
+    (warning,) = whole(frame, functions=True)["warnings"]
+    assert warning["code"] == "tool_call_not_run"
+
+
+def test_a_text_completion_knows_no_calls_of_tools() -> None:
+    frame = [piece("a", finish_reason=CALLS), END]
+    answer = CompletionAnswer(IDENTITY, choice_count=1, logprobs=False)
+    answer.add(frame)
+    assert json.loads(answer.body())["choices"][0]["finish_reason"] == "stop"
+    stream = CompletionStream(IDENTITY, choice_count=1, logprobs=False).encode(frame)
+    assert b'"finish_reason":"stop"' in stream
+    assert b"tool_calls" not in stream
+
+
+@pytest.mark.parametrize("found", [3, 1])
+def test_vectors_of_another_length_than_asked_are_no_answer(found: int) -> None:
+    vectors = [embedding_pb2.Embedding(index=0, values=[1.0] * found)]
+    usage = usage_pb2.Usage()
+    with pytest.raises(FieldError, match=f"have {found}") as refused:
+        embeddings.to_body(vectors, expected=1, model="m", usage=usage, as_base64=False, dimensions=2)
+    assert refused.value.field == "dimensions"
+    assert embeddings.to_body(vectors, expected=1, model="m", usage=usage, as_base64=False, dimensions=found)

@@ -1,0 +1,302 @@
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config import RequestLimits
+from gateway.json_guard import parse
+from gateway.media import MediaConfig, RequestMedia
+from gateway.schemas.messages import MessagesRequest
+from gateway.translate.messages import TranslatedMessages, to_payload
+from gateway.translate.messages_turns import TOOL_FAILED
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.reasons import Reason
+
+PNG = base64.b64encode(
+    base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+).decode()
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+USE = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
+WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+
+
+def translated(**fields: object) -> TranslatedMessages:
+    request = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]} | fields
+    asked = parse(MessagesRequest, json.dumps(request).encode(), max_depth=64)
+    media = RequestMedia(MediaConfig(allowed_hosts=("images.example.org",)), allow_remote=asked.allow_remote)
+    return to_payload(asked, RequestLimits(max_stop=2, max_messages=20, max_tools=3), media)
+
+
+def payload(**fields: object) -> chat_pb2.ChatPayload:
+    return translated(**fields).payload
+
+
+def turns(*messages: dict[str, Any], **fields: object) -> list[tuple[str, list[str]]]:
+    found = payload(messages=list(messages), **fields)
+    return [
+        (
+            chat_pb2.Role.Name(turn.role).removeprefix("ROLE_").lower(),
+            [part.text or str(part.WhichOneof("kind")) for part in turn.content],
+        )
+        for turn in found.messages
+    ]
+
+
+def user(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(content)}
+
+
+def assistant(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(content)}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
+
+
+def test_text_comes_as_a_string_or_as_blocks() -> None:
+    assert turns({"role": "user", "content": "Hi"}) == [("user", ["Hi"])]
+    assert turns(user(text("a"), text("b"))) == [("user", ["a", "b"])]
+
+
+def test_the_system_prompt_is_the_first_turn_and_a_system_turn_stays_where_it_is() -> None:
+    blocks = [text("one"), text("two"), text("")]
+    assert turns(user(text("Hi")), {"role": "system", "content": "Now"}, user(text("Go")), system=blocks) == [
+        ("system", ["one", "two"]),
+        ("user", ["Hi"]),
+        ("system", ["Now"]),
+        ("user", ["Go"]),
+    ]
+    assert turns(user(text("Hi")), system="") == [("user", ["Hi"])]
+
+
+def test_successive_turns_of_one_role_are_one() -> None:
+    assert turns(user(text("a")), user(text("b")), assistant(text("c")), assistant(text("d"))) == [
+        ("user", ["a", "b"]),
+        ("assistant", ["c", "d"]),
+    ]
+
+
+def test_results_of_tools_are_turns_of_their_own_before_the_words_after_them() -> None:
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [text("4 degrees"), IMAGE]}
+    found = payload(messages=[user(text("Weather?")), assistant(text("Let me see"), USE), user(result, text("So?"))])
+    roles = [chat_pb2.Role.Name(turn.role) for turn in found.messages]
+    assert roles == ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_TOOL", "ROLE_USER"]
+    call = found.messages[1].tool_calls[0]
+    assert (call.id, call.name, json.loads(call.arguments_text)) == ("call_1", "weather", {"city": "Oslo"})
+    assert found.messages[2].tool_call_id == "call_1"
+    assert [part.WhichOneof("kind") for part in found.messages[2].content] == ["text", "image"]
+
+
+@pytest.mark.parametrize("value", [10**30, -(2**63), 0.1, "\u00e9\u2028", [], {"b": 1, "a": None}])
+def test_the_input_of_an_earlier_call_goes_back_as_it_was(value: object) -> None:
+    found = payload(messages=[assistant(USE | {"input": {"x": value}})])
+    assert json.loads(found.messages[0].tool_calls[0].arguments_text) == {"x": value}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("no such city", [TOOL_FAILED + "no such city"]),
+        (None, [TOOL_FAILED]),
+        ([text("a"), text("b")], [TOOL_FAILED + "a", "b"]),
+        ([IMAGE], [TOOL_FAILED, "image"]),
+    ],
+)
+def test_the_model_is_told_that_a_tool_failed(content: object, told: list[str]) -> None:
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": content, "is_error": True}
+    assert turns(assistant(USE), user(result))[-1] == ("tool", told)
+
+
+def test_a_result_without_content_is_empty() -> None:
+    found = payload(messages=[assistant(USE), user({"type": "tool_result", "tool_use_id": "call_1"})])
+    assert [part.text for part in found.messages[1].content] == [""]
+
+
+def test_a_tool_that_was_searched_for_is_named_to_the_model() -> None:
+    reference = {"type": "tool_reference", "tool_name": "weather"}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [reference]}
+    assert turns(assistant(USE), user(result))[-1] == ("tool", ["The tool weather is available."])
+
+
+def test_how_thoughts_are_shown_is_up_to_the_client() -> None:
+    assert not payload(thinking={"type": "adaptive", "display": "updates"}).HasField("thinking")
+
+
+def test_thoughts_of_the_assistant_go_back_to_it() -> None:
+    thinking = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    found = payload(messages=[user(text("a")), assistant(thinking, text("b"), thinking)])
+    assert found.messages[1].reasoning == "Hm.Hm."
+
+
+def test_encrypted_thoughts_are_left_out_with_a_warning() -> None:
+    found = translated(messages=[user(text("a")), assistant({"type": "redacted_thinking", "data": "xyz"}, text("b"))])
+    assert [part.text for part in found.payload.messages[1].content] == ["b"]
+    assert [warning.field for warning in found.warnings] == ["messages[1].content[0]"]
+
+
+def test_images_come_as_bytes_or_as_an_address_of_an_allowed_host() -> None:
+    address = {"type": "image", "source": {"type": "url", "url": "https://images.example.org/a.png"}}
+    found = payload(messages=[user(IMAGE, address)])
+    assert found.messages[0].content[0].image.media_type == "image/png"
+    assert found.messages[0].content[1].image.data == b"https://images.example.org/a.png"
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "part"),
+    [
+        (user({"type": "document", "source": {"type": "text", "data": "x"}}), "content[0].type", "documents"),
+        (user({"type": "container_upload", "file_id": "f"}), "content[0].type", "container_upload"),
+        (user(USE), "content[0].type", "'tool_use' is not supported in a message of role 'user'"),
+        (assistant(IMAGE), "content[0].type", "role 'assistant'"),
+        ({"role": "system", "content": [IMAGE]}, "content[0].type", "role 'system'"),
+        (user(), "content", "at least one block"),
+        (user({"type": "image", "source": {"type": "file", "file_id": "f"}}), "content[0].source.type", "no files"),
+        (
+            user({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "%"}}),
+            "content[0].source.data",
+            "base64",
+        ),
+        (
+            user({"type": "image", "source": {"type": "url", "url": "https://elsewhere.example/a.png"}}),
+            "content[0].source.url",
+            "",
+        ),
+        (user({"type": "tool_result", "tool_use_id": "nope"}), "content[0].tool_use_id", "no tool_use"),
+        (user({"type": "text"}), "content[0].text", "required"),
+        (user({"no": "type"}), "content[0].type", "required"),
+        ({"role": "robot", "content": "x"}, "role", "'user', 'assistant' or 'system'"),
+        ({"role": "user", "content": None}, "content", "string or a list"),
+    ],
+)
+def test_what_does_not_go_into_a_message_is_named(message: dict[str, Any], field: str, part: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        translated(messages=[message])
+    assert caught.value.field == f"messages[0].{field}"
+    assert part in caught.value.message
+
+
+def test_a_document_in_a_result_is_named() -> None:
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "document"}]}
+    with pytest.raises(FieldError) as caught:
+        translated(messages=[assistant(USE), user(result)])
+    assert caught.value.field == "messages[1].content[0].content[0].type"
+
+
+def test_tools_are_functions_and_others_are_dropped_with_a_warning() -> None:
+    custom = {"type": "custom", "description": "Tells", "strict": True, "cache_control": None, **WEATHER}
+    found = translated(tools=[custom, SEARCH], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    (tool,) = found.payload.tools
+    assert (tool.function.name, tool.function.description, tool.function.strict) == ("weather", "Tells", True)
+    assert plain_object(tool.function.parameters) == {"type": "object"}
+    assert found.payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_AUTO
+    assert found.payload.HasField("parallel_tool_calls")
+    assert not found.payload.parallel_tool_calls
+    assert [(warning.field, "web_search_20250305" in warning.message) for warning in found.warnings] == [
+        ("tools[1]", True)
+    ]
+
+
+@pytest.mark.parametrize(("choice", "mode"), [("none", "MODE_NONE"), ("auto", "MODE_AUTO"), ("any", "MODE_REQUIRED")])
+def test_a_choice_of_tools_is_a_mode(choice: str, mode: str) -> None:
+    found = payload(tools=[WEATHER], tool_choice={"type": choice})
+    assert chat_pb2.ToolChoice.Mode.Name(found.tool_choice.mode) == mode
+    assert not found.HasField("parallel_tool_calls")
+
+
+def test_one_tool_can_be_forced() -> None:
+    assert (
+        payload(tools=[WEATHER], tool_choice={"type": "tool", "name": "weather"}).tool_choice.function_name == "weather"
+    )
+
+
+def test_a_choice_without_tools_says_nothing() -> None:
+    found = payload(tools=[SEARCH], tool_choice={"type": "auto", "disable_parallel_tool_use": False})
+    assert not found.HasField("tool_choice")
+    assert not found.HasField("parallel_tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tools": [WEATHER] * 4}, "tools"),
+        ({"tools": [{"name": "weather"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "weather", "input_schema": {"type": "thing"}}]}, "tools[0].input_schema.type"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "file:///etc/passwd"}}}},
+            "output_config.format.schema.$ref",
+        ),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"top_p": -1}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"stop_sequences": ["a", "b", "c"]}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}] * 21}, "messages"),
+        ({"metadata": {"user_id": 7}}, "metadata.user_id"),
+        ({"system": [IMAGE]}, "system[0].type"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(WeftError) as caught:
+        translated(**fields)
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+    assert caught.value.metadata["field"] == field
+
+
+def test_sampling_says_only_what_the_request_says() -> None:
+    found = payload(temperature=0, top_k=40, stop_sequences=["END"]).sampling
+    assert (found.max_tokens, found.temperature, found.top_k, list(found.stop)) == (9, 0, 40, ["END"])
+    assert found.HasField("temperature")
+    assert not found.HasField("top_p")
+
+
+@pytest.mark.parametrize(
+    ("thinking", "told"),
+    [
+        ({"type": "enabled", "budget_tokens": 2048, "display": "summarized"}, True),
+        ({"type": "disabled"}, False),
+        ({"type": "adaptive"}, None),
+        ({"type": "between_tools"}, None),
+    ],
+)
+def test_thinking_is_on_off_or_up_to_the_model(thinking: dict[str, object], told: bool | None) -> None:
+    found = payload(thinking=thinking)
+    assert (found.thinking if found.HasField("thinking") else None) is told
+    budget = {"thinking_budget_tokens": 2048} if "budget_tokens" in thinking else {}
+    assert plain_object(found.extra_parameters) == budget
+
+
+def test_a_schema_for_the_answer_may_stand_in_its_older_place() -> None:
+    found = payload(output_format={"type": "json_schema", "schema": {"type": "object"}})
+    assert plain_object(found.response_format.json_schema.schema) == {"type": "object"}
+    assert found.response_format.json_schema.strict
+
+
+def test_what_is_not_offered_is_told_and_what_is_anthropics_own_is_ignored() -> None:
+    found = translated(
+        mcp_servers=[{"type": "url", "url": "https://x"}],
+        container=None,
+        context_management={"edits": []},
+        x_unheard=1,
+        speed="fast",
+    )
+    assert [warning.field for warning in found.warnings] == ["mcp_servers", "x_unheard"]
+    assert not found.payload.extra_parameters.fields

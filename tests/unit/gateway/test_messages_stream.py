@@ -1,0 +1,337 @@
+"""Whatever a runner can say, the real client of Anthropic's API reads it: an answer, or the error that it should be."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.translate.messages_answer import MessagesAnswer
+from gateway.translate.messages_stream import MessagesStream
+from gateway.translate.pieces import AnswerIdentity
+from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+Event = event_pb2.InferenceEvent
+IDENTITY = AnswerIdentity(answer_id="msg-1", created=1, model="chat")
+LOST = WeftError(Reason.WORKER_LOST, "the connection was lost")
+
+
+def say(**fields: object) -> Event:
+    return Event(delta=event_pb2.Delta(**fields))  # type: ignore[arg-type]
+
+
+def piece(index: int, arguments: str, *, first: bool) -> Event:
+    call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments)
+    if first:
+        call.id, call.name = f"call_{index}", "weather"
+    return say(tool_calls=[call])
+
+
+@dataclass
+class Told:
+    """What a stream said, and how it ended."""
+
+    raw: bytes
+    answer: anthropic.types.Message | None = None
+    error: anthropic.APIStatusError | None = None
+    encoder_error: WeftError | None = None
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.raw.decode().split("\n")
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+@dataclass
+class Reader:
+    """The real client, for which a stream is bytes of the test's own."""
+
+    raw: bytes = b""
+    client: anthropic.Anthropic = field(init=False)
+
+    def __post_init__(self) -> None:
+        transport = httpx2.MockTransport(self._answer)
+        http = httpx2.Client(transport=transport)
+        self.client = anthropic.Anthropic(base_url="http://test", api_key="x", max_retries=0, http_client=http)
+
+    def _answer(self, _request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.raw)
+
+    def read(self, raw: bytes) -> Told:
+        self.raw, told = raw, Told(raw)
+        try:
+            with self.client.messages.stream(
+                model="chat", max_tokens=9, messages=[{"role": "user", "content": "x"}]
+            ) as stream:
+                told.answer = stream.get_final_message()
+        except anthropic.APIStatusError as error:
+            told.error = error
+        return told
+
+
+READER = Reader()
+
+
+def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None) -> Told:
+    """Encode frames as an answer does, and have the client read them. `failing_after` so many frames the work fails."""
+    encoder, out, failure = MessagesStream(IDENTITY), [], None
+    try:
+        for place, frame in enumerate(frames):
+            if place == failing_after:
+                raise LOST
+            out.append(encoder.encode(frame))
+        if not encoder.is_done:
+            raise LOST
+    except WeftError as error:
+        failure = error
+        out.append(encoder.failure(error, "req-1"))
+    told = READER.read(b"".join(out))
+    told.encoder_error = failure
+    return told
+
+
+def whole(frames: Sequence[list[Event]]) -> dict[str, Any]:
+    """The same answer in one piece."""
+    answer = MessagesAnswer(IDENTITY)
+    for frame in frames:
+        answer.add(frame)
+    found: dict[str, Any] = json.loads(answer.body())
+    return found
+
+
+def end(finish: str = "STOP", prompt: int = 9, cached: int = 4) -> list[Event]:
+    receipt = receipt_pb2.Receipt()
+    counts = usage_pb2.Usage(prompt_tokens=prompt, completion_tokens=3, cached_prompt_tokens=cached)
+    return [
+        say(finish_reason=event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}")),
+        Event(usage=counts),
+        Event(finished=event_pb2.Finished(receipt=receipt)),
+    ]
+
+
+def blocks(told: Told) -> list[dict[str, Any]]:
+    assert told.answer is not None, told
+    return [block.to_dict() for block in told.answer.content]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+OBJECTS = st.dictionaries(TEXTS, st.none() | st.booleans() | st.integers() | TEXTS | st.lists(TEXTS, max_size=2))
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> list[Event]:
+    """The pieces of one to three calls, some of them wrong, cut or mixed with one another."""
+    told: list[list[Event]] = []
+    for index in range(draw(st.integers(1, 3))):
+        text = draw(
+            OBJECTS.map(json.dumps) | st.sampled_from(["", " ", "{} ", '{"a":', "[1]", "{}x", "nonsense", "{,"])
+        )
+        cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+        edges = [0, *cuts, len(text)]
+        told.append(
+            [
+                piece(index, text[start:stop], first=start == 0 and place == 0)
+                for place, (start, stop) in enumerate(pairwise(edges))
+            ]
+        )
+    if draw(st.booleans()):
+        return [event for events in told for event in events]
+    mixed: list[Event] = []
+    while any(told):
+        mixed.append(draw(st.sampled_from([events for events in told if events])).pop(0))
+    return mixed
+
+
+NOTICES = st.sampled_from([
+    Event(signal=signal_pb2.Signal(name="LOW_CONFIDENCE")),
+    Event(warning=warning_pb2.Warning(message="odd\nevent: message_stop")),
+    Event(tool_call=event_pb2.ToolCall(id="m1", name="files.read")),
+    Event(tool_result=event_pb2.ToolResult(id="m1", content="ok")),
+    Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4, cached_tokens=2)),
+    Event(usage=usage_pb2.Usage(prompt_tokens=9, completion_tokens=1)),
+])  # fmt: skip
+SAYINGS = (
+    TEXTS.map(lambda text: say(text=text))
+    | TEXTS.map(lambda text: say(reasoning=text))
+    | TEXTS.map(lambda text: say(refusal=text))
+    | TEXTS.map(lambda text: say(text=text, reasoning=text))
+    | st.just(say(text="of another choice", index=1))
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[list[Event]]:
+    """The frames of one answer, from the queue to its end, which may be missing."""
+    events = draw(st.lists(SAYINGS | NOTICES, max_size=6))
+    if draw(st.booleans()):
+        told = draw(calls())
+        for event in told:
+            events.append(event)
+            if draw(st.integers(0, 9)) == 0:
+                events.append(draw(SAYINGS | NOTICES))
+    events += draw(st.lists(SAYINGS, max_size=2))
+    finish = draw(st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS", "CONTENT_FILTER", "UNSPECIFIED"]))
+    frames = [[Event(queued=event_pb2.Queued(position=1))], [Event(started=event_pb2.Started(model="tiny"))]]
+    while events:
+        size = draw(st.integers(1, 3))
+        frames.append(events[:size])
+        events = events[size:]
+    return [*frames, end(finish)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(answers(), st.none() | st.integers(0, 12))
+def test_the_client_raises_nothing_but_the_error_of_the_stream(
+    frames: list[list[Event]], failing_after: int | None
+) -> None:
+    told = stream(frames, failing_after=failing_after)
+    names = [event["type"] for event in told.events]
+    assert (told.error is None) == (told.encoder_error is None)
+    if told.encoder_error is not None:
+        assert told.error is not None
+        assert isinstance(told.error.body, dict)
+        assert told.error.body["error"]["code"] == told.encoder_error.reason.name.lower()
+        assert names[-1] == "error"
+        assert "message_stop" not in names
+        return
+    assert (names[0], names[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    require_one_block_at_a_time(told.events)
+    require_same(told, whole(frames))
+
+
+def require_one_block_at_a_time(events: Sequence[dict[str, Any]]) -> None:
+    """Blocks are numbered from 0, and each is over before the next begins."""
+    place, is_open = -1, False
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert not is_open
+            place, is_open = place + 1, True
+        if event["type"].startswith("content_block"):
+            assert is_open
+            assert event["index"] == place
+        if event["type"] == "content_block_stop":
+            is_open = False
+    assert not is_open
+
+
+def require_same(told: Told, document: dict[str, Any]) -> None:
+    """Streamed or not, it is the same answer; only words in the middle of a call's arguments are told after it."""
+    assert told.answer is not None
+    assert told.answer.stop_reason == document["stop_reason"]
+    assert told.answer.usage.to_dict() == document["usage"]
+    streamed = blocks(told)
+    for kind, member in (("text", "text"), ("thinking", "thinking")):
+        assert joined(streamed, kind, member) == joined(document["content"], kind, member)
+    if not document.get("warnings"):
+        assert inputs(streamed) == inputs(document["content"])
+
+
+def joined(content: Sequence[dict[str, Any]], kind: str, member: str) -> str:
+    return "".join(block[member] for block in content if block["type"] == kind)
+
+
+def inputs(content: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {block["id"]: block["input"] for block in content if block["type"] == "tool_use"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(OBJECTS)
+def test_every_prefix_that_goes_out_is_one_that_the_client_can_parse(arguments: dict[str, Any]) -> None:
+    text = json.dumps(arguments)
+    frames = [[piece(0, character, first=place == 0)] for place, character in enumerate(text)]
+    told = stream([*frames, end("TOOL_CALLS")])
+    assert blocks(told) == [{"type": "tool_use", "id": "call_0", "name": "weather", "input": arguments}]
+    sent = [event["delta"]["partial_json"] for event in told.events if event["type"] == "content_block_delta"]
+    assert "".join(sent) == text
+
+
+def test_a_long_call_goes_out_while_it_is_written() -> None:
+    text = json.dumps({"file": "x" * 50_000})
+    pieces = [text[start : start + 4] for start in range(0, len(text), 4)]
+    encoder, sizes = MessagesStream(IDENTITY), []
+    for place, part in enumerate(pieces):
+        sizes.append(len(encoder.encode([piece(0, part, first=place == 0)])))
+    longest, silence = 0, 0
+    for size in sizes:
+        silence = 0 if size else silence + 1
+        longest = max(longest, silence)
+    assert longest * 4 <= len(text) // 60
+
+
+def test_calls_that_come_at_once_are_told_one_after_the_other() -> None:
+    frames = [
+        [piece(0, '{"a"', first=True)],
+        [piece(1, '{"b"', first=True)],
+        [piece(0, ":1", first=False), say(text="meanwhile"), piece(1, ":2}", first=False)],
+        [piece(0, "}", first=False)],
+    ]
+    assert blocks(stream([*frames, end("TOOL_CALLS")])) == [
+        {"type": "tool_use", "id": "call_0", "name": "weather", "input": {"a": 1}},
+        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"b": 2}},
+        {"type": "text", "text": "meanwhile"},
+    ]
+
+
+def test_words_between_two_whole_calls_stand_between_them() -> None:
+    frames = [[piece(0, '{"a":1}', first=True)], [say(text="and")], [piece(1, "{}", first=True)]]
+    assert [block["type"] for block in blocks(stream([*frames, end("TOOL_CALLS")]))] == ["tool_use", "text", "tool_use"]
+
+
+def test_a_call_that_goes_on_after_its_end_is_an_error() -> None:
+    frames = [[piece(0, "{}", first=True)], [say(text="x")], [piece(0, '{"a":1}', first=False)]]
+    told = stream([*frames, end("TOOL_CALLS")])
+    assert told.encoder_error is not None
+    assert told.encoder_error.reason is Reason.TOOL_CALL_INVALID
+
+
+def test_the_first_event_has_the_counts_that_prefill_told_and_the_last_those_of_the_end() -> None:
+    progress = Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4, cached_tokens=2))
+    told = stream([[progress], [say(text="Hi")], end(prompt=9, cached=4)])
+    first, last = told.events[0], told.events[-2]
+    assert first["message"]["usage"]["input_tokens"] == 7
+    assert first["message"]["usage"]["cache_read_input_tokens"] == 2
+    assert last["usage"] == {
+        "input_tokens": 5,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 3,
+    }
+
+
+def test_another_attempt_before_content_leaves_no_trace() -> None:
+    first = Event(started=event_pb2.Started(model="old"))
+    second = Event(started=event_pb2.Started(model="new"))
+    progress = Event(progress=event_pb2.Progress(prompt_tokens=9))
+    cut = say(finish_reason=event_pb2.FINISH_REASON_LENGTH)
+    told = stream([[first], [progress, cut], [second], [say(text="Hi")], end()])
+    assert told.answer is not None
+    assert told.events[0]["message"]["usage"]["input_tokens"] == 0
+    assert (told.answer.model, told.answer.stop_reason) == ("new", "end_turn")
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_a_failure_at_any_point_is_the_last_event_of_the_stream(at: int) -> None:
+    frames = [
+        [Event(started=event_pb2.Started(model="tiny"))],
+        [say(reasoning="Hm")],
+        [say(text="Hel")],
+        [say(text="lo")],
+        [piece(0, '{"a":', first=True)],
+        [piece(0, "1}", first=False)],
+        end("TOOL_CALLS"),
+    ]
+    told = stream(frames, failing_after=at)
+    assert told.error is not None
+    assert told.events[-1] == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "the connection was lost", "code": "worker_lost"},
+        "request_id": "req-1",
+    }

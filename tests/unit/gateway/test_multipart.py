@@ -1,0 +1,95 @@
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.config import RequestLimits
+from gateway.multipart import Part, boundary_of, parts_of
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+
+LIMITS = RequestLimits()
+EDGE = b"--edge\r\n"
+END = b"\r\n--edge--\r\n"
+
+
+def field(name: str, value: bytes = b"x", extra: bytes = b"") -> bytes:
+    return b'Content-Disposition: form-data; name="' + name.encode() + b'"' + extra + b"\r\n\r\n" + value
+
+
+def test_fields_and_files_come_out_as_they_went_in() -> None:
+    upload = field("file", b"\r\n\x00--edge\r\n--edg", b'; filename="C:\\\\a/../b.wav"\r\nContent-Type: audio/wav; x=1')
+    raw = EDGE + upload + b"\r\n" + EDGE + field("model", "tiný".encode()) + b"\r\n" + EDGE + field("empty", b"") + END
+    file, model, empty = parts_of(raw, b"edge", LIMITS)
+    assert (file.name, file.filename, file.media_type, file.data) == (
+        "file",
+        "b.wav",
+        "audio/wav",
+        b"\r\n\x00--edge\r\n--edg",
+    )
+    assert (model.name, model.filename, model.text()) == ("model", None, "tiný")
+    assert empty.data == b""
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason", "words"),
+    [
+        (b"", Reason.MALFORMED_REQUEST, "begin with its boundary"),
+        (b"preamble\r\n" + EDGE + field("a") + END, Reason.MALFORMED_REQUEST, "begin with its boundary"),
+        (EDGE, Reason.MALFORMED_REQUEST, "within the headers"),
+        (EDGE + field("a"), Reason.MALFORMED_REQUEST, "ends within a part"),
+        (EDGE + field("a") + b"\r\n--edge", Reason.MALFORMED_REQUEST, "not at the end of its line"),
+        (EDGE + b"\r\nx" + END, Reason.MALFORMED_REQUEST, "header of a part is malformed"),
+        (EDGE + b"Content-Type: text/plain\r\n\r\nx" + END, Reason.MALFORMED_REQUEST, "no name"),
+        (EDGE + field("") + END, Reason.MALFORMED_REQUEST, "no name"),
+        (EDGE + field("n" * 257) + END, Reason.MALFORMED_REQUEST, "no name"),
+        (EDGE + field("a", b"x", b'; filename="a\x00b"') + END, Reason.MALFORMED_REQUEST, "control characters"),
+        (EDGE + field("a", b"x", b'; filename="\xff"') + END, Reason.MALFORMED_REQUEST, "UTF-8"),
+        (EDGE + b"X: " + b"y" * 9000 + b"\r\n\r\nx" + END, Reason.REQUEST_TOO_LARGE, "longer than 8192"),
+        ((EDGE + field("a") + b"\r\n") * 21 + b"--edge--", Reason.REQUEST_TOO_LARGE, "more than 20 parts"),
+        ((EDGE + field("a") + b"\r\n") * 10_000, Reason.REQUEST_TOO_LARGE, "more than 20 parts"),
+    ],
+)
+def test_a_form_that_is_not_whole_or_too_much_is_refused(raw: bytes, reason: Reason, words: str) -> None:
+    with pytest.raises(WeftError, match=words) as refused:
+        parts_of(raw, b"edge", LIMITS)
+    assert refused.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("content_type", "reason"),
+    [
+        (b"multipart/form-data", Reason.MALFORMED_REQUEST),
+        (b"multipart/form-data; boundary=", Reason.MALFORMED_REQUEST),
+        (b'multipart/form-data; boundary="a\x01b"', Reason.MALFORMED_REQUEST),
+        (b"multipart/form-data; boundary=" + b"x" * 71, Reason.REQUEST_TOO_LARGE),
+        (b"multipart/form-data; boundary=" + b"x" * 10_000_000, Reason.REQUEST_TOO_LARGE),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_boundary_that_is_none_or_too_long_is_refused(content_type: bytes, reason: Reason) -> None:
+    with pytest.raises(WeftError) as refused:
+        boundary_of(content_type, LIMITS)
+    assert refused.value.reason is reason
+
+
+def test_a_boundary_may_stand_in_quotes() -> None:
+    assert boundary_of(b'multipart/form-data; charset=utf-8; boundary="a b"', LIMITS) == b"a b"
+
+
+def test_a_value_is_read_as_text_and_a_file_is_not() -> None:
+    with pytest.raises(FieldError, match="not a file"):
+        Part(name="model", data=b"x", filename="x").text()
+    with pytest.raises(FieldError, match="UTF-8"):
+        Part(name="model", data=b"\xff").text()
+
+
+@settings(deadline=None)
+@example(b"--edge\r\n\r\n\r\n--edge--")
+@given(
+    st.lists(st.sampled_from([b"--edge", b"\r\n", b"--", field("a"), b"x", b"\r\n--edge--"]), max_size=12).map(b"".join)
+)
+def test_any_bytes_make_parts_or_an_error_of_the_caller(raw: bytes) -> None:
+    try:
+        parts_of(raw, b"edge", LIMITS)
+    except WeftError as error:
+        assert error.traits.http_status in {400, 413}  # noqa: PT017 - nothing raised is fine, too

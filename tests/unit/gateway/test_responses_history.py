@@ -1,0 +1,172 @@
+"""Whatever a response held, another one can continue it."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config import RequestLimits
+from gateway.json_guard import parse
+from gateway.media import MediaConfig, RequestMedia
+from gateway.responses.history import conversation_of, exchange_of, items_to_keep
+from gateway.schemas.responses import ResponsesRequest
+from gateway.translate.responses import own_items, to_asked
+from gateway.translate.responses_answer import ResponsesAnswer
+from gateway.translate.responses_document import ResponseDocument, ResponseState
+from gateway.translate.responses_ids import (
+    input_item_id,
+    new_response_id,
+    output_item_id,
+    response_of,
+)
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
+from weft.dispatch.stored_responses import StoredResponse, response_not_found
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
+CALL = st.builds(
+    event_pb2.ToolCallDelta,
+    index=st.integers(0, 2),
+    id=st.sampled_from(["", "call_a", "x" * 300]),
+    name=st.sampled_from(["", "weather", "w" * 300]),
+    arguments_text=TEXTS,
+)
+DELTA = st.builds(
+    event_pb2.Delta, text=TEXTS, reasoning=TEXTS, refusal=st.just("") | TEXTS, tool_calls=st.lists(CALL, max_size=2)
+)
+
+
+class Kept:
+    """A ResponseStore of what it is given, all of one tenant."""
+
+    def __init__(self, *responses: StoredResponse) -> None:
+        self._responses = {response.id: response for response in responses}
+
+    async def save(self, response: StoredResponse) -> None:
+        raise AssertionError(response)
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        found = self._responses.get(response_id)
+        if found is None or found.tenant != tenant:
+            raise response_not_found(response_id)
+        return found
+
+    async def chain(self, tenant: str, response_id: str) -> list[StoredResponse]:
+        return [await self.get(tenant, response_id)]
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        raise AssertionError(tenant, response_id)
+
+
+def request_of(**fields: object) -> ResponsesRequest:
+    return parse(ResponsesRequest, json.dumps({"model": "m", "input": "hi", **fields}).encode(), max_depth=64)
+
+
+def kept(request: ResponsesRequest, *deltas: event_pb2.Delta, finish: str = "STOP") -> StoredResponse:
+    """The response to `request` that these deltas make, as it is kept."""
+    response_id = new_response_id()
+    document = ResponseDocument(request, response_id, clock=FakeClock(), arrived=0.0)
+    answer = ResponsesAnswer(document, ResponseState(model="m", is_stored=True), logprobs=False)
+    last = event_pb2.Delta(finish_reason=event_pb2.FinishReason.Value(f"FINISH_REASON_{finish}"))
+    answer.add([event_pb2.InferenceEvent(delta=delta) for delta in (*deltas, last)])
+    return StoredResponse(
+        id=response_id,
+        tenant="acme",
+        previous_id="",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+        body=answer.conclude(receipt_pb2.Receipt()),
+        items=items_to_keep(own_items(request), response_id),
+    )
+
+
+async def continued(store: Kept | None, tenant: str = "acme", **fields: Any) -> chat_pb2.ChatPayload:
+    request = request_of(**fields)
+    conversation = await conversation_of(store, tenant, own_items(request), request.previous_response_id)
+    return to_asked(request, conversation, RequestMedia(MediaConfig()), RequestLimits()).payload
+
+
+@settings(deadline=None)
+@given(deltas=st.lists(DELTA, max_size=6), finish=st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS"]))
+async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], finish: str) -> None:
+    before = kept(request_of(), *deltas, finish=finish)
+    payload = await continued(Kept(before), previous_response_id=before.id, input="Go on")
+    said = "".join(part.text for message in payload.messages[1:-1] for part in message.content)
+    assert said == "".join(delta.text for delta in deltas)
+    assert [part.text for message in (payload.messages[0], payload.messages[-1]) for part in message.content] == [
+        "hi",
+        "Go on",
+    ]
+
+
+async def test_every_item_of_an_answer_can_be_named() -> None:
+    call = event_pb2.ToolCallDelta(index=0, id="call_a", name="weather", arguments_text="{}")
+    delta = event_pb2.Delta(reasoning="Hm.", text="Wait.", tool_calls=[call])
+    before = kept(request_of(), delta, finish="TOOL_CALLS")
+    ids = [item.id for item in exchange_of(before)]
+    result = {"type": "function_call_output", "call_id": "call_a", "output": "sunny"}
+    references = [{"type": "item_reference", "id": item_id} for item_id in ids]
+    payload = await continued(Kept(before), input=[*references, result])
+    assert [message.role for message in payload.messages] == [
+        chat_pb2.ROLE_USER,
+        chat_pb2.ROLE_ASSISTANT,
+        chat_pb2.ROLE_TOOL,
+    ]
+    turn = payload.messages[1]
+    assert (turn.reasoning, turn.content[0].text, turn.tool_calls[0].name) == ("Hm.", "Wait.", "weather")
+
+
+@pytest.mark.parametrize("tenant", ["acme", "other"])
+async def test_a_name_of_nothing_is_refused_by_its_place(tenant: str) -> None:
+    before = kept(request_of(), event_pb2.Delta(text="Hi"))
+    item_id = output_item_id(before.id, "message", 7 if tenant == "acme" else 0)
+    reference = {"type": "item_reference", "id": item_id}
+    for store in (Kept(before), None):
+        with pytest.raises(FieldError) as caught:
+            await continued(store, tenant, input=[{"role": "user", "content": "hi"}, reference])
+        assert caught.value.field == "input[1].id"
+
+
+async def test_a_response_of_another_tenant_is_not_found() -> None:
+    before = kept(request_of(), event_pb2.Delta(text="Hi"))
+    with pytest.raises(WeftError) as caught:
+        await continued(Kept(before), "other", previous_response_id=before.id)
+    assert caught.value.reason is Reason.NOT_FOUND
+    assert caught.value.metadata["field"] == "previous_response_id"
+
+
+def test_items_are_kept_with_a_type_an_id_and_content_as_a_list() -> None:
+    request = request_of(
+        input=[
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "two", "id": "msg_mine"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+        ]
+    )
+    response_id = new_response_id()
+    first, second, call, result = json.loads(items_to_keep(own_items(request), response_id))
+    assert first == {
+        "id": input_item_id(response_id, "message", 0),
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "one"}],
+    }
+    assert (second["id"], second["content"]) == ("msg_mine", [{"type": "output_text", "text": "two"}])
+    assert (call["type"], result["output"]) == ("function_call", "sunny")
+
+
+@pytest.mark.parametrize("make", [output_item_id, input_item_id])
+@pytest.mark.parametrize("kind", ["message", "reasoning", "function_call", "function_call_output", "item_reference"])
+def test_the_id_of_an_item_tells_its_response(make: Any, kind: str) -> None:
+    response_id = new_response_id()
+    assert response_of(make(response_id, kind, 12)) == response_id
+
+
+@pytest.mark.parametrize("item_id", ["", "msg_1", "msg_" + "g" * 24 + "_0", "resp_" + "0" * 24, "a/b"])
+def test_the_id_of_somebody_elses_item_tells_nothing(item_id: str) -> None:
+    assert response_of(item_id) is None

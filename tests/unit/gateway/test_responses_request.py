@@ -1,0 +1,380 @@
+import base64
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from gateway.config import RequestLimits
+from gateway.json_guard import parse
+from gateway.media import MediaConfig, RequestMedia
+from gateway.schemas.responses import ResponsesRequest
+from gateway.schemas.responses_items import InputItem
+from gateway.translate.responses import AskedResponse, Conversation, own_items, to_asked, uses_pool_envelope
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import plain_object
+from weft.testing.media_files import png, wav
+
+LIMITS = RequestLimits(max_messages=8, max_tools=3)
+PIXEL = f"data:image/png;base64,{base64.b64encode(png(1, 1)).decode()}"
+SOUND = base64.b64encode(wav(seconds=1)).decode()
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+USER = {"role": "user", "content": "Say hi"}
+
+
+def request_of(**fields: object) -> ResponsesRequest:
+    return parse(ResponsesRequest, json.dumps({"model": "m", **fields}).encode(), max_depth=64)
+
+
+def asked_of(*, earlier: tuple[dict[str, object], ...] = (), **fields: object) -> AskedResponse:
+    request = request_of(**({"input": "Say hi"} | fields))
+    before = [InputItem.model_validate(item) for item in earlier]
+    return to_asked(request, Conversation(own_items(request), before), RequestMedia(MediaConfig()), LIMITS)
+
+
+def payload_of(**fields: Any) -> chat_pb2.ChatPayload:
+    return asked_of(**fields).payload
+
+
+def messages_of(**fields: Any) -> list[dict[str, Any]]:
+    return MessageToDict(payload_of(**fields), preserving_proto_field_name=True)["messages"]  # type: ignore[no-any-return]
+
+
+def refused_field(**fields: Any) -> str:
+    with pytest.raises(FieldError) as caught:
+        asked_of(**fields)
+    return caught.value.field
+
+
+def test_text_is_what_the_user_says_after_the_instructions() -> None:
+    assert messages_of(instructions="Be terse.") == [
+        {"role": "ROLE_SYSTEM", "content": [{"text": "Be terse."}]},
+        {"role": "ROLE_USER", "content": [{"text": "Say hi"}]},
+    ]
+
+
+def test_the_items_of_one_turn_of_the_assistant_are_one_message() -> None:
+    turn, answer = messages_of(input=[USER, THOUGHT, SAID, CALL, OUTPUT])[1:]
+    assert turn == {
+        "role": "ROLE_ASSISTANT",
+        "reasoning": "Hm.",
+        "content": [{"text": "Let me see."}],
+        "tool_calls": [{"id": "c1", "name": "f", "arguments_text": "{}"}],
+    }
+    assert answer == {"role": "ROLE_TOOL", "tool_call_id": "c1", "content": [{"text": "sunny"}]}
+
+
+def test_calls_at_once_are_one_message_and_calls_in_turn_are_two() -> None:
+    second = CALL | {"call_id": "c2"}
+    result = OUTPUT | {"call_id": "c2"}
+    at_once = messages_of(input=[USER, CALL, second, OUTPUT, result])
+    in_turn = messages_of(input=[USER, CALL, OUTPUT, second, result])
+    roles = [[message["role"] for message in messages] for messages in (at_once, in_turn)]
+    assert roles == [
+        ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_TOOL", "ROLE_TOOL"],
+        ["ROLE_USER", "ROLE_ASSISTANT", "ROLE_TOOL", "ROLE_ASSISTANT", "ROLE_TOOL"],
+    ]
+
+
+def test_two_messages_of_the_assistant_stay_two() -> None:
+    assert [message["role"] for message in messages_of(input=[USER, SAID, SAID, USER])] == [
+        "ROLE_USER",
+        "ROLE_ASSISTANT",
+        "ROLE_ASSISTANT",
+        "ROLE_USER",
+    ]
+
+
+def test_what_came_before_stands_between_instructions_and_input() -> None:
+    before = ({"role": "user", "content": "Hello"}, SAID)
+    assert [message["role"] for message in messages_of(earlier=before, instructions="Be terse.")] == [
+        "ROLE_SYSTEM",
+        "ROLE_USER",
+        "ROLE_ASSISTANT",
+        "ROLE_USER",
+    ]
+
+
+def test_an_output_may_answer_a_call_of_the_response_before() -> None:
+    assert messages_of(earlier=(USER, CALL), input=[OUTPUT])[-1]["tool_call_id"] == "c1"
+
+
+def test_content_parts_of_every_kind_arrive() -> None:
+    content = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": PIXEL, "detail": "low"},
+        {"type": "input_audio", "input_audio": {"data": SOUND, "format": "wav"}},
+    ]
+    parts = payload_of(input=[{"role": "user", "content": content}]).messages[0].content
+    assert [part.WhichOneof("kind") for part in parts] == ["text", "image", "audio"]
+    assert (parts[1].image.media_type, parts[1].image.detail) == ("image/png", "low")
+
+
+def test_an_output_may_be_a_list_of_parts_and_may_be_empty() -> None:
+    parts = [{"type": "input_text", "text": "sunny"}, {"type": "input_image", "image_url": PIXEL}]
+    message = payload_of(input=[USER, CALL, OUTPUT | {"output": parts}]).messages[-1]
+    assert [part.WhichOneof("kind") for part in message.content] == ["text", "image"]
+    assert payload_of(input=[USER, CALL, OUTPUT | {"output": []}]).messages[-1].content[0].text == ""
+
+
+def test_reasoning_is_read_from_its_summary_where_there_is_no_more() -> None:
+    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}]}
+    assert messages_of(input=[USER, item, SAID])[1]["reasoning"] == "In short."
+
+
+def test_reasoning_that_only_another_service_can_read_is_left_out_with_a_warning() -> None:
+    asked = asked_of(input=[{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, USER])
+    assert len(asked.payload.messages) == 1
+    assert [(warning.field, "encrypted" in warning.message) for warning in asked.warnings] == [("input", True)]
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        ({"type": "computer_call", "id": "x"}, "input[0].type"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0].type"),
+        ({"content": "hi"}, "input[0].role"),
+        ({"role": "user"}, "input[0].content"),
+        ({"role": "user", "content": []}, "input[0].content"),
+        ({"role": "tool", "content": "hi"}, "input[0].role"),
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "video"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].image_url"),
+        ({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}, "input[0].content[0].file_id"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,!"}]},
+            "input[0].content[0].image_url",
+        ),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "input[0].content[0].input_audio"),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
+        ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "input[0].name"),
+        ({"type": "function_call", "call_id": "c", "name": "f"}, "input[0].arguments"),
+        (OUTPUT, "input[0].call_id"),
+        ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
+    ],
+)
+def test_an_item_that_cannot_be_read_is_refused_by_its_place(item: dict[str, object], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        asked_of(input=[item])
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [THOUGHT] * 9}, "input"),
+        ({"messages": [USER]}, "input"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"n": 2}, "n"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "shouting"}}, "text.verbosity"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [FUNCTION] * 4}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"source_lang_code": "nl"}, "target_lang_code"),
+        ({"target_lang_code": "not a code"}, "target_lang_code"),
+        ({"thinking": "sometimes"}, "thinking"),
+        ({"thinking": "enabled", "enable_thinking": False}, "thinking"),
+        ({"temperature": 0.5, "decoding": {"temperature": 0.7}}, "decoding.temperature"),
+        ({"decoding": {"top_k": -1}}, "decoding.top_k"),
+        ({"decoding": {"stop": ["x"] * 17}}, "decoding.stop"),
+        ({"input": None, "messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"input": None, "messages": [{"role": "assistant", "content": "x"}]}, "messages[0].role"),
+    ],
+)
+def test_a_value_that_cannot_be_honoured_is_refused_by_its_field(fields: dict[str, object], field: str) -> None:
+    assert refused_field(**fields) == field
+
+
+def test_sampling_and_the_form_of_the_answer_arrive() -> None:
+    payload = payload_of(
+        max_output_tokens=12,
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        parallel_tool_calls=False,
+        tools=[FUNCTION | {"description": "d", "strict": True}],
+        tool_choice={"type": "function", "name": "f"},
+        reasoning={"effort": "low"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    sampling = payload.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (12, 0, 0.5, 7)
+    assert payload.parallel_tool_calls is False
+    assert (payload.tools[0].function.name, payload.tools[0].function.strict) == ("f", True)
+    assert payload.tool_choice.function_name == "f"
+    assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_LOW
+    assert plain_object(payload.response_format.json_schema.schema) == {"type": "object"}
+    assert (payload.logprobs, payload.top_logprobs) == (True, 2)
+
+
+def test_a_json_object_with_a_schema_follows_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    target = payload_of(text={"format": {"type": "json_object", "schema": schema}}).response_format
+    assert plain_object(target.json_schema.schema) == schema
+    assert payload_of(text={"format": {"type": "json_object"}}).response_format.json_object
+
+
+def test_a_plain_request_sets_nothing_but_its_message() -> None:
+    payload = MessageToDict(payload_of(), preserving_proto_field_name=True)
+    payload.pop("sampling", None)
+    assert payload == {"messages": [{"role": "ROLE_USER", "content": [{"text": "Say hi"}]}]}
+
+
+def test_only_the_tools_that_are_allowed_are_told_to_the_model() -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    payload = payload_of(tools=[FUNCTION, FUNCTION | {"name": "g"}], tool_choice=choice)
+    assert [tool.function.name for tool in payload.tools] == ["g"]
+    assert payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
+
+
+def test_tools_of_other_kinds_are_left_out_with_a_warning() -> None:
+    asked = asked_of(tools=[{"type": "web_search"}, FUNCTION, {"type": "namespace", "name": "n", "tools": []}])
+    assert [tool.function.name for tool in asked.payload.tools] == ["f"]
+    assert [warning.field for warning in asked.warnings] == ["tools[0]", "tools[2]"]
+
+
+def test_what_is_accepted_and_not_done_is_said() -> None:
+    asked = asked_of(
+        truncation="auto",
+        reasoning={"summary": "auto"},
+        include=["reasoning.encrypted_content"],
+        max_tool_calls=3,
+        x_unheard=1,
+        client_metadata={"a": 1},
+        service_tier="auto",
+    )
+    assert {warning.field for warning in asked.warnings} == {
+        "truncation",
+        "reasoning.summary",
+        "include",
+        "max_tool_calls",
+        "x_unheard",
+    }
+    assert not asked.payload.extra_parameters.fields
+
+
+def test_fields_that_weft_does_not_know_go_to_the_engine() -> None:
+    payload = payload_of(grammar="root ::= x", text={"verbosity": "low"}, decoding={"beam_size": 4})
+    assert plain_object(payload.extra_parameters) == {"grammar": "root ::= x", "verbosity": "low", "beam_size": 4}
+
+
+def test_decoding_is_sampling_in_one_object() -> None:
+    decoding = {
+        "beam_size": 1,
+        "top_k": 1,
+        "top_p": 1.0,
+        "temperature": 0.1,
+        "repetition_penalty": 1.5,
+        "max_tokens": 256,
+        "stop": ["a"],
+    }
+    payload = payload_of(decoding=decoding, stop="b")
+    sampling = payload.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (1, 1.0, 0.1)
+    assert (sampling.repeat_penalty, sampling.max_tokens, list(sampling.stop)) == (1.5, 256, ["b", "a"])
+    assert not payload.extra_parameters.fields
+
+
+def test_turns_stand_in_place_of_items() -> None:
+    turns = [USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "?"}]}]
+    assert [message["role"] for message in messages_of(input=None, messages=turns)] == [
+        "ROLE_USER",
+        "ROLE_ASSISTANT",
+        "ROLE_USER",
+    ]
+
+
+def test_parts_in_place_of_items_are_one_message() -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    (message,) = payload_of(input=parts).messages
+    assert [part.WhichOneof("kind") for part in message.content] == ["text", "image"]
+    assert refused_field(input=[*parts, {"type": "image_url"}]) == "input[2].image_url"
+    assert refused_field(input=[*parts, {"type": "image_url", "image_url": {"url": "data:,x"}}]) == (
+        "input[2].image_url.url"
+    )
+
+
+@pytest.mark.parametrize(("word", "thinks"), [("enabled", True), ("disabled", False)])
+def test_thinking_can_be_said_in_three_ways(word: str, thinks: bool) -> None:
+    for fields in (
+        {"thinking": word},
+        {"enable_thinking": thinks},
+        {"chat_template_kwargs": {"enable_thinking": thinks}},
+    ):
+        payload = payload_of(**fields)
+        assert payload.HasField("thinking")
+        assert payload.thinking is thinks
+    assert not payload_of(thinking="default").HasField("thinking")
+
+
+def test_languages_are_arguments_of_the_template() -> None:
+    payload = payload_of(source_lang_code="nl", target_lang_code="en", chat_template_kwargs={"x": 1})
+    assert plain_object(payload.extra_parameters) == {
+        "chat_template_kwargs": {"x": 1, "source_lang_code": "nl", "target_lang_code": "en"}
+    }
+    assert payload.messages[-1].content[0].text == "Say hi"
+
+
+@pytest.mark.parametrize("source", [None, "auto", "mixed"])
+@pytest.mark.parametrize(("target", "fallback"), [("de", "en"), ("en", "fr"), ("en-GB", "fr"), ("EN_us", "fr")])
+def test_a_source_that_is_not_known_is_another_language_and_a_word_of_advice(
+    source: str | None, target: str, fallback: str
+) -> None:
+    payload = payload_of(source_lang_code=source, target_lang_code=target)
+    arguments = plain_object(payload.extra_parameters)["chat_template_kwargs"]
+    assert arguments == {"source_lang_code": fallback, "target_lang_code": target}
+    text = payload.messages[-1].content[0].text
+    assert text.endswith("\n\nSay hi")
+    assert "each segment" in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decoding": {}},
+        {"thinking": "default"},
+        {"target_lang_code": "en"},
+        {"include": ["metrics"]},
+        {"input": None, "messages": [USER]},
+        {"input": [{"type": "text", "text": "hi"}]},
+    ],
+)
+def test_the_figures_come_with_each_field_that_asks_for_them(fields: dict[str, object]) -> None:
+    assert uses_pool_envelope(request_of(**({"input": "hi"} | fields)))
+
+
+def test_a_request_of_an_official_client_asks_for_no_figures() -> None:
+    assert not uses_pool_envelope(request_of(input=[USER], temperature=0.5, allow_remote=True, include=[], tools=[]))

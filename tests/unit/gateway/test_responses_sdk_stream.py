@@ -1,0 +1,391 @@
+"""Every stream of a response that can be sent, failures at every point, through the stream helper of openai-py."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.schemas.responses import ResponsesRequest
+from gateway.translate.responses_document import ResponseDocument, ResponseState
+from gateway.translate.responses_stream import ResponsesStream
+from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+Event = event_pb2.InferenceEvent
+Frame = list[Event]
+RESPONSE_ID = "resp_" + "0123456789abcdef01234567"
+LOST = WeftError(Reason.WORKER_LOST, "the connection to the runner was lost")
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
+LOGPROB = st.builds(
+    event_pb2.TokenLogprob,
+    token=TEXTS,
+    logprob=st.floats(-20, 0) | st.just(float("-inf")),
+    top=st.lists(st.builds(event_pb2.TopLogprob, token=TEXTS, logprob=st.floats(-20, 0)), max_size=2),
+)
+CALL = st.builds(
+    event_pb2.ToolCallDelta,
+    index=st.integers(0, 2),
+    id=st.sampled_from(["", "call_a", "call_b"]),
+    name=st.sampled_from(["", "weather", "search"]),
+    arguments_text=TEXTS,
+)
+DELTA = st.builds(
+    lambda delta: Event(delta=delta),
+    st.builds(
+        event_pb2.Delta,
+        text=TEXTS,
+        reasoning=st.just("") | TEXTS,
+        refusal=st.just("") | TEXTS,
+        tool_calls=st.lists(CALL, max_size=2),
+        logprobs=st.lists(LOGPROB, max_size=2),
+    ),
+)
+NOTICE = st.sampled_from(
+    [
+        Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4)),
+        Event(signal=signal_pb2.Signal(name="mood")),
+        Event(warning=warning_pb2.Warning(code=warning_pb2.WARNING_CODE_REPETITION, message="over and over")),
+        Event(tool_call=event_pb2.ToolCall(id="t1", name="clock")),
+        Event(tool_result=event_pb2.ToolResult(id="t1", content="noon")),
+    ]
+)
+BEFORE = st.sampled_from(
+    [
+        Event(queued=event_pb2.Queued(position=1, reason="busy")),
+        Event(loading=event_pb2.Loading(stage="reading")),
+        Event(started=event_pb2.Started(runner="r1", model="tiny", attempt=1)),
+        Event(started=event_pb2.Started(runner="r2", model="small", attempt=2)),
+    ]
+)
+FINISH = st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS", "CONTENT_FILTER"])
+
+
+@dataclass
+class Answering:
+    """A client of openai-py whose server says `body`."""
+
+    body: bytes = b""
+    client: openai.OpenAI = field(init=False)
+
+    def __post_init__(self) -> None:
+        http = httpx2.Client(transport=httpx2.MockTransport(self._answer))
+        self.client = openai.OpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=http)
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.body, request=request)
+
+
+@pytest.fixture(scope="module")
+def answering() -> Answering:
+    return Answering()
+
+
+def stream_of(*, logprobs: bool = False, events: bool = False, **fields: object) -> ResponsesStream:
+    request = ResponsesRequest.model_validate({"model": "chat", "input": "hi", **fields})
+    document = ResponseDocument(request, RESPONSE_ID, clock=FakeClock(), arrived=999.0)
+    state = ResponseState(model="chat", is_stored=False)
+    return ResponsesStream(document, state, logprobs=logprobs, include_events=events)
+
+
+def end(reason: str = "STOP") -> Frame:
+    finish = event_pb2.FinishReason.Value(f"FINISH_REASON_{reason}")
+    usage = usage_pb2.Usage(prompt_tokens=5, completion_tokens=2)
+    return [
+        Event(delta=event_pb2.Delta(finish_reason=finish)),
+        Event(usage=usage),
+        Event(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt(model="tiny"))),
+    ]
+
+
+def events_in(body: bytes) -> list[dict[str, Any]]:
+    """The events, their names checked against their types."""
+    found = []
+    for block in body.decode().split("\n\n"):
+        if not block or block.startswith(":"):
+            continue
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        found.append(event)
+    return found
+
+
+def read(answering: Answering, body: bytes) -> list[Any]:
+    """What the stream helper says of `body`."""
+    answering.body = body
+    with answering.client.responses.stream(model="chat", input="hi") as stream:
+        return list(stream)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    before=st.lists(BEFORE, max_size=3),
+    said=st.lists(DELTA | NOTICE, max_size=12),
+    reason=FINISH,
+    logprobs=st.booleans(),
+    extras=st.booleans(),
+)
+def test_the_stream_helper_takes_every_whole_answer(
+    answering: Answering, before: list[Event], said: list[Event], reason: str, logprobs: bool, extras: bool
+) -> None:
+    encoder = stream_of(logprobs=logprobs, events=extras, include=["metrics"] if extras else [])
+    body = b"".join(encoder.encode(frame) for frame in ([event] for event in [*before, *said]))
+    body += encoder.encode(end(reason))
+    assert encoder.is_done
+    told = events_in(body)
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    seen = read(answering, body)
+    last = seen[-1]
+    assert last.response.id == RESPONSE_ID
+    assert last.response.output_text == "".join(event.delta.text for event in said)
+    assert_items_are_told_once(told)
+    if reason in {"STOP", "TOOL_CALLS"}:
+        assert last.type == "response.completed"
+    else:
+        assert last.type == "response.incomplete"
+        assert (
+            last.response.incomplete_details.reason
+            == {
+                "LENGTH": "max_output_tokens",
+                "CONTENT_FILTER": "content_filter",
+            }[reason]
+        )
+
+
+def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
+    """Added, grown and done are one thing: pieces add up to wholes, and wholes to the last event."""
+    final = told[-1]["response"]["output"]
+    added = [event["item"] for event in told if event["type"] == "response.output_item.added"]
+    done = {event["output_index"]: event["item"] for event in told if event["type"] == "response.output_item.done"}
+    assert [item["id"] for item in added] == [item["id"] for item in final]
+    assert [done[index] for index in range(len(final))] == final
+    assert len({item["id"] for item in final}) == len(final)
+    calls = [item["call_id"] for item in final if item["type"] == "function_call"]
+    assert len(set(calls)) == len(calls)
+    for index, item in enumerate(final):
+        pieces = [event for event in told if event.get("output_index") == index and event["type"].endswith(".delta")]
+        if item["type"] == "function_call":
+            assert "".join(event["delta"] for event in pieces) == item["arguments"]
+            continue
+        for place, part in enumerate(item["content"]):
+            grown = [event for event in pieces if event["content_index"] == place]
+            assert "".join(event["delta"] for event in grown) == part.get("text", part.get("refusal"))
+            if part["type"] == "output_text":
+                assert [entry for event in grown for entry in event["logprobs"]] == part["logprobs"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
+def test_a_failure_at_any_point_raises_the_error_of_the_api_and_nothing_else(
+    answering: Answering, before: list[Event], said: list[Event], place: int
+) -> None:
+    encoder = stream_of()
+    frames: list[Frame] = [[event] for event in [*before, *said]] + [end()[:1]]
+    body = b"".join(encoder.encode(frame) for frame in frames[:place])
+    body += encoder.failure(LOST, "req-1")
+    told = events_in(body)
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert [event["type"] for event in told[-2:]] == ["response.failed", "error"]
+    with pytest.raises(openai.APIError) as caught:
+        read(answering, body)
+    assert caught.value.code == "worker_lost"
+    assert caught.value.message == "the connection to the runner was lost"
+
+
+def test_the_failed_response_has_what_was_said_until_then_and_why_it_stopped() -> None:
+    encoder = stream_of()
+    body = encoder.encode([Event(delta=event_pb2.Delta(text="Hel"))]) + encoder.failure(LOST, "req-1")
+    *_, failed, error = events_in(body)
+    response = failed["response"]
+    assert (response["status"], response["store"]) == ("failed", False)
+    assert response["error"] == {"code": "worker_lost", "message": "the connection to the runner was lost"}
+    assert response["output"][0]["status"] == "incomplete"
+    assert response["output"][0]["content"][0]["text"] == "Hel"
+    assert (error["code"], error["message"], error["param"]) == (*response["error"].values(), None)
+    assert error["request_id"] == "req-1"
+
+
+def test_a_fault_of_our_own_is_not_told_in_its_words() -> None:
+    body = stream_of().failure(WeftError(Reason.INTERNAL, "/home/me/secret.py"))
+    assert b"secret" not in body
+
+
+def test_a_response_that_is_cancelled_is_cancelled_and_not_failed() -> None:
+    encoder = stream_of()
+    body = encoder.encode([Event(delta=event_pb2.Delta(text="Hel"))])
+    body += encoder.failure(WeftError(Reason.CANCELLED, "the response was cancelled"))
+    *_, failed, error = events_in(body)
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "cancelled")
+    assert failed["response"]["error"] is None
+    assert error["code"] == "cancelled"
+
+
+def test_text_is_told_in_the_order_that_clients_check() -> None:
+    encoder = stream_of()
+    frames = [[Event(delta=event_pb2.Delta(text="Hel"))], [Event(delta=event_pb2.Delta(text="lo"))], end()]
+    told = events_in(b"".join(map(encoder.encode, frames)))
+    assert [event["type"] for event in told] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_reasoning_is_an_item_of_its_own_before_the_message() -> None:
+    encoder = stream_of()
+    frames = [[Event(delta=event_pb2.Delta(reasoning="Hm."))], [Event(delta=event_pb2.Delta(text="Hi"))], end()]
+    output = events_in(b"".join(map(encoder.encode, frames)))[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    assert output[0]["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert output[0]["summary"] == []
+
+
+def test_calls_that_grow_in_turns_stay_apart() -> None:
+    def piece(index: int, arguments: str, **fields: str) -> Event:
+        call = event_pb2.ToolCallDelta(index=index, arguments_text=arguments, **fields)
+        return Event(delta=event_pb2.Delta(tool_calls=[call]))
+
+    encoder = stream_of()
+    frames = [
+        [piece(0, '{"a', id="call_1", name="f")],
+        [piece(1, '{"b', id="call_1", name="g")],
+        [piece(0, '":1}')],
+        [piece(1, '":2}')],
+        end("TOOL_CALLS"),
+    ]
+    first, second = events_in(b"".join(map(encoder.encode, frames)))[-1]["response"]["output"]
+    assert (first["name"], first["arguments"]) == ("f", '{"a":1}')
+    assert (second["name"], second["arguments"]) == ("g", '{"b":2}')
+    assert first["call_id"] == "call_1"
+    assert second["call_id"] != "call_1"
+
+
+def test_only_what_grew_last_is_cut_off() -> None:
+    encoder = stream_of()
+    calls = [event_pb2.ToolCallDelta(index=index, id=f"c{index}", name="f", arguments_text="{") for index in range(2)]
+    body = encoder.encode([Event(delta=event_pb2.Delta(tool_calls=calls))]) + encoder.encode(end("LENGTH"))
+    response = events_in(body)[-1]["response"]
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+    assert (response["status"], response["completed_at"]) == ("incomplete", None)
+
+
+def test_an_answer_without_a_word_is_an_empty_message() -> None:
+    encoder = stream_of()
+    output = events_in(encoder.encode(end()))[-1]["response"]["output"]
+    assert [(item["type"], item["content"][0]["text"]) for item in output] == [("message", "")]
+
+
+def test_another_attempt_begins_no_second_response() -> None:
+    encoder = stream_of()
+    started = [Event(started=event_pb2.Started(runner="r1", model=name, attempt=1)) for name in ("tiny", "small")]
+    frames = [[started[0]], [started[1]], [Event(delta=event_pb2.Delta(text="Hi"))], end()]
+    told = events_in(b"".join(map(encoder.encode, frames)))
+    assert [event["type"] for event in told].count("response.created") == 1
+    assert told[0]["response"]["model"] == "tiny"
+    assert told[-1]["response"]["model"] == "small"
+
+
+def test_a_token_that_is_half_a_character_keeps_its_probability() -> None:
+    encoder = stream_of(logprobs=True)
+    half = event_pb2.TokenLogprob(token="", logprob=-1.0, raw_bytes=b"\xf0\x9f")
+    rest = event_pb2.TokenLogprob(token="", logprob=-2.0, raw_bytes=b"\x98\x80")
+    frames = [
+        [Event(delta=event_pb2.Delta(logprobs=[half]))],
+        [Event(delta=event_pb2.Delta(text="\N{GRINNING FACE}", logprobs=[rest]))],
+        end(),
+    ]
+    told = events_in(b"".join(map(encoder.encode, frames)))
+    delta = next(event for event in told if event["type"] == "response.output_text.delta")
+    assert [(entry["logprob"], entry["bytes"]) for entry in delta["logprobs"]] == [
+        (-1.0, [0xF0, 0x9F]),
+        (-2.0, [0x98, 0x80]),
+    ]
+
+
+def test_probabilities_nobody_asked_for_are_an_empty_list() -> None:
+    encoder = stream_of()
+    logprobs = [event_pb2.TokenLogprob(token="Hi", logprob=-1.0)]
+    body = encoder.encode([Event(delta=event_pb2.Delta(text="Hi", logprobs=logprobs))]) + encoder.encode(end())
+    delta = next(event for event in events_in(body) if event["type"] == "response.output_text.delta")
+    assert delta["logprobs"] == []
+
+
+def test_figures_come_before_the_end_and_only_where_they_are_asked_for() -> None:
+    def types(**fields: Any) -> list[str]:
+        encoder = stream_of(**fields)
+        return [event["type"] for event in events_in(encoder.encode(end()))]
+
+    assert types(include=["metrics"])[-2:] == ["response.metrics", "response.completed"]
+    assert types(decoding={"top_k": 1})[-2:] == ["response.metrics", "response.completed"]
+    assert "response.metrics" not in types()
+
+
+def test_figures_that_are_not_known_are_null() -> None:
+    encoder = stream_of(include=["metrics"])
+    receipt = receipt_pb2.Receipt(model="tiny", tokens_per_second=42.5)
+    receipt.gpu_time.FromMilliseconds(450)
+    stop = Event(delta=event_pb2.Delta(text="Hi", finish_reason=event_pb2.FINISH_REASON_STOP))
+    finished = Event(finished=event_pb2.Finished(receipt=receipt))
+    response = events_in(encoder.encode([stop]) + encoder.encode([finished]))[-1]["response"]
+    metrics = response["metrics"]
+    assert response["output_text"] == "Hi"
+    assert (metrics["gpu_generate_total_ms"], metrics["engine_tokens_per_second"]) == (450.0, 42.5)
+    assert metrics["pool_total_wall_ms"] == 1000.0
+    assert metrics["engine_tokenize_ms"] is None
+    assert metrics["engine_queue_wait_ms"] is None
+    assert metrics["engine_prompt_tokens"] is None
+
+
+def test_warnings_and_signals_stand_in_the_last_response() -> None:
+    encoder = stream_of()
+    warning = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_REPETITION, message="over and over")
+    frames = [
+        [Event(delta=event_pb2.Delta(text="Hi"))],
+        [Event(warning=warning), Event(signal=signal_pb2.Signal(name="mood"))],
+        end(),
+    ]
+    told = events_in(b"".join(map(encoder.encode, frames)))
+    assert {event["type"] for event in told} & {"response.weft"} == set()
+    response = told[-1]["response"]
+    assert response["warnings"] == [{"code": "repetition", "field": None, "message": "over and over"}]
+    assert response["signals"] == [{"name": "mood", "arguments": {}}]
+
+
+def test_an_answer_that_ends_without_a_finish_reason_is_no_answer() -> None:
+    encoder = stream_of()
+    encoder.encode([Event(delta=event_pb2.Delta(text="Hi"))])
+    with pytest.raises(WeftError) as caught:
+        encoder.encode([Event(finished=event_pb2.Finished())])
+    assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_what_the_response_repeats_is_what_was_asked() -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "web_search"}]
+    encoder = stream_of(
+        tools=tools,
+        instructions="Be terse.",
+        metadata={"a": "b"},
+        temperature=0.5,
+        tool_choice={"type": "function", "name": "f"},
+    )
+    response = events_in(encoder.encode(end()))[0]["response"]
+    assert [tool["name"] for tool in response["tools"]] == ["f"]
+    assert (response["instructions"], response["metadata"], response["temperature"]) == ("Be terse.", {"a": "b"}, 0.5)
+    assert response["tool_choice"] == {"type": "function", "name": "f"}
+    assert (response["status"], response["usage"]) == ("in_progress", None)

@@ -1,0 +1,155 @@
+from typing import Any
+
+import pytest
+
+from gateway.config import SchemaLimits
+from gateway.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
+from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import to_json_object
+
+LIMITS = SchemaLimits()
+
+
+def chained(length: int) -> dict[str, Any]:
+    """A chain of references."""
+    definitions: dict[str, Any] = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "string"}}}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def either(count: int) -> dict[str, Any]:
+    return {"anyOf": [{"const": n} for n in range(count)]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "words"),
+    [
+        (deep(32), ".items" * 32, "nested deeper than 32"),
+        ({"description": "x" * 65_536}, "", "at most 65536 bytes"),
+        ({"properties": {f"p{n}": {} for n in range(2000)}}, ".properties.p1999", "at most 2000 schemas"),
+        ({"enum": list(range(1001))}, ".enum", "at most 1000 values"),
+        (
+            {"items": {"anyOf": [{"enum": list(range(501))}, {"enum": list(range(501))}]}},
+            ".items.anyOf[1].enum",
+            "1000",
+        ),
+        ({"enum": "a"}, ".enum", "must be a list"),
+        ({"minItems": 10**9}, ".minItems", "from 0 to 100000"),
+        ({"properties": {"a": {"maxLength": -1}}}, ".properties.a.maxLength", "from 0 to 100000"),
+        ({"maxItems": 1.5}, ".maxItems", "whole number"),
+        ({"maxItems": True}, ".maxItems", "whole number"),
+        ({"maxItems": "3"}, ".maxItems", "whole number"),
+        ({"$ref": "file:///etc/passwd"}, ".$ref", "a place in this schema"),
+        ({"items": {"$ref": "http://example.com/s"}}, ".items.$ref", "a place in this schema"),
+        ({"$ref": 3}, ".$ref", "a place in this schema"),
+        ({"$dynamicRef": "other.json#x"}, ".$dynamicRef", "a place in this schema"),
+        ({"type": "any"}, ".type", "one or more of array"),
+        ({"type": ["string", "STRING"]}, ".type", "one or more of array"),
+        ({"type": []}, ".type", "one or more of array"),
+        ({"type": {"a": 1}}, ".type", "one or more of array"),
+        ({"pattern": "a" * 513}, ".pattern", "at most 512 characters"),
+        ({"pattern": r"(a)\1"}, ".pattern", "safe to run"),
+        ({"pattern": "(?=a)"}, ".pattern", "look-around"),
+        ({"pattern": 7}, ".pattern", "at most 512"),
+        ({"pattern": "((a{100}){100}){100}"}, ".pattern", "safe to run"),
+        ({"pattern": r"[\p{L}]{0,500}"}, ".pattern", "too large"),
+        ({"patternProperties": {"(": {}}}, ".patternProperties", "safe to run"),
+        ({"allOf": [either(2)] * 11}, "", "more than 1024 combinations"),
+        ({"allOf": [{"$ref": "#/$defs/a"}] * 11, "$defs": {"a": either(2)}}, "", "more than 1024 combinations"),
+        ({"properties": {"a": {"allOf": [either(33), either(33)]}}}, "", "more than 1024 combinations"),
+        ({"$ref": "#"}, "", "defined by itself"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "", "defined by itself"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"oneOf": [{"$ref": "#/$defs/a"}]}}},
+            "",
+            "defined by itself",
+        ),
+        (chained(200), "", "64 references in a row"),
+    ],
+    ids=str,
+)
+def test_what_no_engine_should_see_is_refused_and_its_place_is_named(
+    schema: dict[str, Any], place: str, words: str
+) -> None:
+    with pytest.raises(FieldError, match=words) as refused:
+        require_safe_schema(schema, "tools[0].function.parameters", LIMITS)
+    assert refused.value.field == f"tools[0].function.parameters{place}"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"properties": {"type": {"type": "string"}, "$ref": {"type": "null"}, "enum": {"type": "null"}}},
+        {"type": ["string", "null"], "pattern": r"^\d{4}-\d{2}-\d{2}$"},
+        {"pattern": "^[\\u00e9\\\\u]+$"},
+        {"enum": ["a", 1, None, {"type": "whatever it likes"}]},
+        {"const": {"$ref": "http://is.a/value"}},
+        {"examples": [{"pattern": "(?=a)"}], "default": {"minItems": -1}},
+        {"minItems": 0, "maxItems": 3.0, "maxLength": 100_000},
+        {"properties": {"child": {"$ref": "#"}, "more": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+         "$defs": {"n": {"anyOf": [{"type": "null"}, {"properties": {"next": {"$ref": "#/$defs/n"}}}]}}},
+        {"properties": {f"p{n}": {"anyOf": [{"type": "string"}, {"type": "null"}]} for n in range(100)}},
+        {"$ref": "#/$defs/nowhere"},
+        {"$ref": "#anchor"},
+        {"$ref": "#/prefixItems/99999999999999999999/x", "prefixItems": [{}]},
+        {"additionalProperties": False, "items": [{"type": "string"}, {"type": "integer"}]},
+        deep(31),
+        chained(50),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_clients_send_passes(schema: dict[str, Any]) -> None:
+    require_safe_schema(schema, "schema", LIMITS)
+
+
+def test_a_recursive_schema_can_still_be_told_to_the_mesh() -> None:
+    schema = deep(20)
+    require_safe_schema(schema, "schema", LIMITS)
+    to_json_object(schema, "schema")
+
+
+def test_schemas_of_one_request_are_counted_together() -> None:
+    guard = SchemaGuard(SchemaLimits(max_total_bytes=100, max_patterns=2))
+    guard.require_safe({"pattern": "a"}, "tools[0]")
+    guard.require_safe({"pattern": "b"}, "tools[1]")
+    with pytest.raises(FieldError, match="at most 2 patterns") as refused:
+        guard.require_safe({"pattern": "c"}, "tools[2]")
+    assert refused.value.field == "tools[2].pattern"
+    with pytest.raises(FieldError, match="at most 100 bytes together"):
+        guard.require_safe({"description": "x" * 80}, "tools[3]")
+
+
+def test_a_pattern_of_half_a_character_is_refused() -> None:
+    with pytest.raises(FieldError, match="no text"):
+        require_safe_pattern("\ud800", "pattern")
+
+
+def test_an_upper_bound_that_no_answer_reaches_is_left_out_where_it_is_one_and_nothing_else_changes() -> None:
+    """Claude Code bounds the text of a file by half a megabyte; it was refused."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "script": {"type": "string", "maxLength": 524_288, "minLength": 1},
+            "maxLength": {"type": "string", "maxLength": 40},
+            "lines": {"type": "array", "maxItems": 10**9, "items": {"type": "string"}},
+        },
+        "default": {"maxLength": 524_288},
+        "enum": [{"maxItems": 10**9}],
+    }
+    kept = require_safe_schema(schema, "f", SchemaLimits())
+    assert kept["properties"] == {
+        "script": {"type": "string", "minLength": 1},
+        "maxLength": {"type": "string", "maxLength": 40},
+        "lines": {"type": "array", "items": {"type": "string"}},
+    }
+    assert (kept["default"], kept["enum"]) == (schema["default"], schema["enum"])
+    assert schema["properties"]["script"]["maxLength"] == 524_288  # type: ignore[index]  # it is as it came
+    bounded = {"maxLength": 100_000}
+    assert require_safe_schema(bounded, "f", SchemaLimits()) is bounded

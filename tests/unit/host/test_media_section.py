@@ -1,0 +1,44 @@
+from dataclasses import fields
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.media import MediaConfig
+from weft.host.config import WeftConfig
+from weft.host.gateway import gateway_config
+from weft.host.media_section import MediaSection
+
+
+def test_every_limit_of_media_has_a_name_in_the_file_and_the_same_default() -> None:
+    assert set(MediaSection.model_fields) == {entry.name for entry in fields(MediaConfig)}
+    assert gateway_config(WeftConfig()).media == MediaConfig()
+
+
+def test_what_the_file_says_reaches_the_gateway() -> None:
+    section = {"allowed_hosts": ["*.Example.org", "a.example.net:8443"], "max_files": 3, "connect_timeout_seconds": 1.5}
+    media = gateway_config(WeftConfig.model_validate({"gateway": {"media": section}})).media
+    assert media.allowed_hosts == ("*.example.org", "a.example.net:8443")
+    assert (media.max_files, media.connect_timeout_seconds) == (3, 1.5)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"allowed_hosts": ["*"]},
+        {"allowed_hosts": ["127.0.0.1"]},
+        {"allowed_hosts": ["https://example.org"]},
+        {"allowed_hosts": "example.org"},
+        {"max_bytes": 0},
+        {"max_bytes": 64 * 1024 * 1024},
+        {"max_files": 0},
+        {"max_concurrent_fetches": 0},
+        {"total_timeout_seconds": 0},
+        {"max_pixels": 0},
+        {"max_frames": -1},
+        {"allow_http": True},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_or_name_is_refused(section: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        MediaSection.model_validate(section)

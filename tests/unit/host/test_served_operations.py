@@ -1,0 +1,55 @@
+"""What a configured model is said to offer."""
+
+from typing import Any
+
+import pytest
+
+from weft.host.runner_sections import RunnerSection
+from weft.host.served_models import SharedParts, served_model
+from weft.kernel.errors import FieldError
+from weft.kernel.request import TEXT_OPERATIONS, Operation
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "llama_server": {"path": "model.gguf"},
+    "openai_http": {"url": "http://127.0.0.1:1/v1"},
+    "openai_remote": {"url": "https://api.example.com/v1"},
+}
+
+
+def _operations(runtime: str, **model: Any) -> frozenset[Operation]:
+    fields = {"name": "r", "runtime": runtime, "models": [{"name": "m", **ENGINES[runtime], **model}]}
+    section = RunnerSection.model_validate(fields)
+    return served_model(section, section.models[0], 1.0, SharedParts(environment={})).operations
+
+
+@pytest.mark.parametrize(
+    ("runtime", "model", "operations"),
+    [
+        ("openai_http", {}, TEXT_OPERATIONS),
+        ("openai_http", {"embeddings": False}, {Operation.CHAT, Operation.COMPLETION}),
+        ("openai_http", {"operations": ["chat", "tokenize"]}, {Operation.CHAT, Operation.TOKENIZE}),
+        ("openai_http", {"operations": ["image"]}, {Operation.IMAGE}),
+        ("openai_remote", {}, {Operation.CHAT}),
+        ("openai_remote", {"embeddings": True}, {Operation.CHAT, Operation.EMBEDDING}),
+        ("openai_remote", {"operations": ["speech"]}, {Operation.SPEECH}),
+        ("llama_server", {}, TEXT_OPERATIONS | {Operation.TOKENIZE}),
+        ("llama_server", {"extra_arguments": ["--reranking"]}, {Operation.RERANK, Operation.TOKENIZE}),
+    ],
+)
+def test_a_model_offers_what_its_section_says_or_what_is_usual(
+    runtime: str, model: dict[str, Any], operations: set[Operation]
+) -> None:
+    assert _operations(runtime, **model) == operations
+
+
+@pytest.mark.parametrize(
+    ("runtime", "model", "field"),
+    [
+        ("llama_server", {"operations": ["chat"]}, "operations"),
+        ("openai_http", {"operations": ["chat"], "embeddings": True}, "embeddings"),
+    ],
+)
+def test_what_says_two_things_is_refused(runtime: str, model: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        _operations(runtime, **model)
+    assert refused.value.field == f"runners.r.models.m.{field}"

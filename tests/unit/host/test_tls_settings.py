@@ -1,0 +1,79 @@
+"""What the file says about TLS, for those who listen and those who connect."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.host.config import WeftConfig
+from weft.host.gateway import gateway_config
+from weft.host.tls import channel_security, edge_files, server_tls
+from weft.kernel.errors import FieldError
+from weft.testing.certificates import Authority
+
+
+def config(**tls: Any) -> WeftConfig:
+    return WeftConfig.model_validate({"tls": tls})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    ca = Authority()
+    written = ca.issue("host").write(tmp_path, ca)
+    names = ("certificate_file", "key_file", "ca_file")
+    return {name: str(path) for name, path in zip(names, written.paths, strict=True)}
+
+
+def test_without_a_certificate_there_is_no_tls_and_callers_show_none() -> None:
+    assert server_tls(config(), "registry") is None
+    assert edge_files(config()) is None
+    assert channel_security(config()).files.paths == ()
+
+
+def test_roots_make_servers_ask_for_certificates_unless_told_otherwise(files: dict[str, str]) -> None:
+    alone = {name: files[name] for name in ("certificate_file", "key_file")}
+    asked = {
+        "with roots": server_tls(config(**files), "router"),
+        "without": server_tls(config(**alone), "router"),
+        "told not to": server_tls(config(**files, client_certificates="none"), "router"),
+    }
+    found = {why: tls is not None and tls.requires_clients for why, tls in asked.items()}
+    assert found == {"with roots": True, "without": False, "told not to": False}
+
+
+def test_each_service_has_callers_of_its_own(files: dict[str, str]) -> None:
+    told = config(**files, allowed_clients={"runner": ["weft://mesh/router"]}, announced_host="mesh.example")
+    runner, registry = server_tls(told, "runner"), server_tls(told, "registry")
+    assert runner is not None
+    assert registry is not None
+    assert (runner.allowed_clients, registry.allowed_clients) == (("weft://mesh/router",), ())
+    assert runner.announced_host == "mesh.example"
+
+
+def test_certificates_that_are_required_need_roots(files: dict[str, str]) -> None:
+    del files["ca_file"]
+    with pytest.raises(FieldError, match=r"tls\.ca_file"):
+        server_tls(config(**files, client_certificates="required"), "registry")
+
+
+def test_callers_cannot_be_told_apart_without_their_certificates(files: dict[str, str]) -> None:
+    allowed = {"registry": ["weft://mesh/*"]}
+    with pytest.raises(FieldError, match=r"tls\.allowed_clients\.registry"):
+        server_tls(config(**files, client_certificates="none", allowed_clients=allowed), "registry")
+
+
+def test_a_process_does_not_start_with_files_that_it_could_not_show(files: dict[str, str]) -> None:
+    Path(files["key_file"]).write_text("no key")
+    with pytest.raises(FieldError, match=r"tls\.certificate_file"):
+        channel_security(config(**files))
+
+
+def test_the_home_of_the_user_is_known_and_https_has_files_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    edge = {"certificate_file": "~/edge.pem", "key_file": "~/edge.key", "handshake_timeout_seconds": 3.0}
+    told = WeftConfig.model_validate({"gateway": {"tls": edge, "allowed_hosts": ["Mesh.Example"]}})
+    built = gateway_config(told)
+    assert built.tls is not None
+    assert built.tls.files.paths == (Path("/home/ann/edge.pem"), Path("/home/ann/edge.key"))
+    assert (built.tls.files.section, built.tls.handshake_timeout_seconds) == ("gateway.tls", 3.0)
+    assert built.allowed_hosts == {"mesh.example"}

@@ -1,0 +1,245 @@
+"""Who calls: keys, scopes, and that a wrong id is checked as a wrong secret is."""
+
+import hmac
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.principal import (
+    DEFAULT_SCOPES,
+    LOCAL,
+    MAX_SCOPES,
+    Access,
+    KeyRing,
+    KeyVerifier,
+    Resource,
+    Role,
+    authenticate,
+    kept_access,
+    key_digest,
+    key_text,
+    parse_scope,
+    parse_scopes,
+    service_principal,
+)
+from weft.kernel.reasons import Reason
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SOON, EARLIER = NOW + timedelta(seconds=1), NOW - timedelta(seconds=1)
+PEPPER = b"p" * 32
+NEW, OLD, OTHER = "a1" * 32, "b2" * 32, "c3" * 32
+KEY_ID = "k3y000000001"
+KEY = KeyVerifier(
+    key_id=KEY_ID, tenant="team-a", access=parse_scopes(DEFAULT_SCOPES, "scopes"), digest=key_digest(PEPPER, NEW)
+)
+OLD_DIGEST = key_digest(PEPPER, OLD)
+
+
+def ring(*keys: KeyVerifier) -> KeyRing:
+    return KeyRing(pepper=PEPPER, keys={key.key_id: key for key in keys})
+
+
+def refusal(keys: KeyRing, presented: str | None, now: datetime = NOW) -> WeftError:
+    with pytest.raises(WeftError) as refused:
+        authenticate(keys, presented, now)
+    assert refused.value.reason is Reason.UNAUTHENTICATED
+    return refused.value
+
+
+def test_a_good_key_is_a_principal_with_its_name_tenant_and_access() -> None:
+    found = authenticate(ring(KEY), key_text(KEY_ID, NEW), NOW)
+    assert (found.name, found.tenant, found.names_tenants) == (f"key:{KEY_ID}", "team-a", False)
+    assert found.access == KEY.access
+
+
+@pytest.mark.parametrize(
+    ("key", "secret"),
+    [
+        pytest.param(replace(KEY, expires_at=SOON), NEW, id="it expires later"),
+        pytest.param(replace(KEY, previous_digest=OLD_DIGEST, previous_expires_at=SOON), NEW, id="new after rotation"),
+        pytest.param(replace(KEY, previous_digest=OLD_DIGEST, previous_expires_at=SOON), OLD, id="old within grace"),
+        pytest.param(replace(KEY, previous_digest=OLD_DIGEST, previous_expires_at=NOW), NEW, id="new after grace"),
+    ],
+)
+def test_keys_that_are_good(key: KeyVerifier, secret: str) -> None:
+    assert authenticate(ring(key), key_text(KEY_ID, secret), NOW).name == f"key:{KEY_ID}"
+
+
+@pytest.mark.parametrize(
+    ("key", "secret"),
+    [
+        pytest.param(KEY, OTHER, id="another secret"),
+        pytest.param(KEY, OLD, id="no earlier secret"),
+        pytest.param(replace(KEY, expires_at=NOW), NEW, id="expired now"),
+        pytest.param(replace(KEY, expires_at=EARLIER), NEW, id="expired earlier"),
+        pytest.param(replace(KEY, previous_digest=OLD_DIGEST, previous_expires_at=NOW), OLD, id="old after grace"),
+        pytest.param(replace(KEY, previous_digest=OLD_DIGEST), OLD, id="old without grace"),
+        pytest.param(
+            replace(KEY, expires_at=NOW, previous_digest=OLD_DIGEST, previous_expires_at=SOON), OLD, id="old, expired"
+        ),
+        pytest.param(replace(KEY, digest=b""), NEW, id="no digest"),
+        pytest.param(replace(KEY, digest=b"", previous_expires_at=SOON), "", id="no digest, no secret"),
+        pytest.param(replace(KEY, key_id="another00000"), NEW, id="revoked: no such key"),
+    ],
+)
+def test_keys_that_are_good_no_more_and_wrong_secrets(key: KeyVerifier, secret: str) -> None:
+    assert refusal(ring(key), key_text(KEY_ID, secret)).message == "the key is not valid"
+
+
+GOOD = key_text(KEY_ID, NEW)
+
+
+@pytest.mark.parametrize(
+    "presented",
+    [
+        pytest.param("nonsense", id="no key at all"),
+        pytest.param("sk-" + NEW, id="another maker's key"),
+        pytest.param(GOOD.replace("weft_", "wjt_"), id="a join token's prefix"),
+        pytest.param(GOOD.upper(), id="upper case"),
+        pytest.param(GOOD.replace("weft", "Weft"), id="upper case prefix"),
+        pytest.param(key_text(KEY_ID, NEW.upper()), id="upper case secret"),
+        pytest.param(GOOD[:-1], id="a character too few"),
+        pytest.param(GOOD + "0", id="a character too many"),
+        pytest.param(GOOD + "\n", id="a line break"),
+        pytest.param(" " + GOOD, id="a space"),
+        pytest.param(f'"{GOOD}"', id="quotes"),
+        pytest.param(f"'{GOOD}'", id="single quotes"),
+        pytest.param(f"{GOOD}' OR '1'='1", id="sql"),
+        pytest.param(f"weft_{KEY_ID}_' OR 1=1; DROP TABLE api_keys; --", id="sql as a secret"),
+        pytest.param(f"weft_{KEY_ID}_", id="no secret"),
+        pytest.param(f"weft__{NEW}", id="no id"),
+        pytest.param(NEW, id="a secret alone"),
+        pytest.param("w" * 65_536, id="64 KB"),
+        pytest.param(GOOD + "0" * 65_536, id="64 KB after a good key"),
+        pytest.param(GOOD.replace("1", "\N{ARABIC-INDIC DIGIT ONE}"), id="digits of another script"),
+        pytest.param("weft_" + KEY_ID + "\0_" + NEW, id="a NUL"),
+        pytest.param("\udcff" + GOOD, id="bytes that are no text"),
+    ],
+)
+def test_what_is_no_key_is_refused_without_saying_why_or_repeating_it(presented: str) -> None:
+    assert authenticate(ring(KEY), GOOD, NOW), "the key they are made from is good"
+    assert refusal(ring(KEY), presented).message == "the key is not valid"
+
+
+@pytest.mark.parametrize("presented", [None, ""])
+def test_who_shows_no_key_is_told_how_to(presented: str | None) -> None:
+    message = refusal(ring(KEY), presented).message
+    assert "Authorization: Bearer" in message
+    assert "x-api-key" in message
+
+
+def test_an_empty_ring_knows_nobody() -> None:
+    refusal(KeyRing(), GOOD)
+    # HMAC with an empty key is known to everybody; it opens nothing without a verifier.
+    refusal(KeyRing(keys={}), key_text(KEY_ID, "0" * 64))
+
+
+def test_a_pepper_of_another_registry_makes_every_secret_wrong() -> None:
+    refusal(KeyRing(pepper=b"q" * 32, keys={KEY_ID: KEY}), GOOD)
+
+
+class Recorder:
+    """The calls of the functions that take time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, int]] = []
+        for name in ("digest", "compare_digest"):
+            monkeypatch.setattr(hmac, name, self._recorded(name, getattr(hmac, name)))
+
+    def _recorded(self, name: str, real: Any) -> Any:
+        def call(first: bytes, second: bytes, *rest: Any) -> Any:
+            self.calls.append((name, len(second)))
+            return real(first, second, *rest)
+
+        return call
+
+    def of(self, keys: KeyRing, presented: str) -> list[tuple[str, int]]:
+        self.calls.clear()
+        refusal(keys, presented)
+        return list(self.calls)
+
+
+def test_a_wrong_id_takes_the_same_work_as_a_wrong_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Recorder(monkeypatch)
+    wrong_secret = work.of(ring(KEY), key_text(KEY_ID, OTHER))
+    assert ("digest", 64) in wrong_secret, "the secret is hashed"
+    assert work.of(ring(KEY), key_text("nobody000000", OTHER)) == wrong_secret
+    rotated = replace(KEY, previous_digest=OLD_DIGEST, previous_expires_at=SOON)
+    assert work.of(ring(rotated), key_text(KEY_ID, OTHER)) == wrong_secret
+    assert work.of(ring(replace(KEY, expires_at=EARLIER)), GOOD) == wrong_secret
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        ("models:view", {"models:view"}),
+        ("inference:create", {"inference:create", "inference:view"}),
+        ("inference:edit", {"inference:edit", "inference:view"}),
+        ("keys:*", {"keys:view", "keys:create", "keys:edit"}),
+        ("mesh:create", {"mesh:create", "mesh:view"}),
+        ("*:view", {f"{resource.value}:view" for resource in Resource if resource is not Resource.MESH}),
+        (
+            "*:*",
+            {
+                f"{resource.value}:{role.value}"
+                for resource in Resource
+                for role in Role
+                if resource is not Resource.MESH
+            },
+        ),
+    ],
+)
+def test_what_a_scope_stands_for(scope: str, allowed: set[str]) -> None:
+    assert {str(access) for access in parse_scope(scope, "scopes")} == allowed
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        *("", ":", "*", "models", "models:", ":view", "models:VIEW", "Models:view", "models:view:edit", "model:view"),
+        *(" models:view", "models:view\n", "*:delete", "'; DROP TABLE api_keys; --", "x" * 65_536),
+    ],
+)
+def test_what_is_no_scope_is_refused_by_field_with_what_there_is(scope: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        parse_scopes(["models:view", scope], "scopes")
+    assert refused.value.field == "scopes[1]"
+    assert "inference" in refused.value.message
+    assert len(refused.value.message) < 512
+
+
+def test_there_are_only_so_many_scopes() -> None:
+    assert parse_scopes(["models:view"] * MAX_SCOPES, "scopes")
+    with pytest.raises(FieldError) as refused:
+        parse_scopes(["models:view"] * (MAX_SCOPES + 1), "scopes")
+    assert refused.value.field == "scopes"
+
+
+def test_a_kept_scope_that_this_release_does_not_know_allows_nothing_and_spoils_no_other() -> None:
+    assert kept_access(["future:view", "models:view", "*:destroy"]) == parse_scopes(["models:view"], "scopes")
+    assert kept_access(["future:*"]) == kept_access([]) == frozenset()
+
+
+def test_a_key_without_scopes_of_its_own_may_ask_models_and_see_them_and_no_more() -> None:
+    access = {str(each) for each in parse_scopes(DEFAULT_SCOPES, "scopes")}
+    assert access == {"inference:create", "inference:edit", "inference:view", "models:view"}
+
+
+def test_who_lacks_a_scope_is_told_which() -> None:
+    found = authenticate(ring(KEY), GOOD, NOW)
+    found.require(Access(Resource.MODELS, Role.VIEW))
+    with pytest.raises(WeftError) as refused:
+        found.require(Access(Resource.KEYS, Role.CREATE))
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+    assert "keys:create" in refused.value.message
+    assert not found.may(Access(Resource.KEYS, Role.CREATE))
+
+
+def test_local_callers_and_services_of_the_mesh_may_do_everything() -> None:
+    for known in (LOCAL, service_principal("router-1")):
+        assert all(known.may(Access(resource, role)) for resource in Resource for role in Role)
+        assert known.names_tenants
+    assert service_principal("router-1").name == "service:router-1"

@@ -1,0 +1,56 @@
+"""A key's rotation, end and forgetting, as values."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from registry_svc.keys.config import KeysConfig
+from registry_svc.keys.domain import ApiKey
+from weft.kernel.errors import FieldError
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+KEY = ApiKey(id="k", description="", tenant="t", scopes=(), digest=b"first", created_at=NOW - HOUR)
+
+
+def test_rotation_keeps_the_secret_before_for_its_grace_alone() -> None:
+    once = KEY.rotated(b"second", NOW, HOUR)
+    assert (once.digest, once.previous_digest, once.previous_expires_at) == (b"second", b"first", NOW + HOUR)
+    assert once.rotated_at == NOW
+    assert once.rotated(b"third", NOW, HOUR).previous_digest == b"second"
+
+
+def test_without_a_grace_and_after_a_revocation_nothing_of_an_old_secret_is_kept() -> None:
+    once = KEY.rotated(b"second", NOW, timedelta())
+    assert (once.previous_digest, once.previous_expires_at) == (b"", None)
+    gone = KEY.rotated(b"second", NOW, HOUR).revoked(NOW)
+    assert (gone.previous_digest, gone.previous_expires_at, gone.revoked_at) == (b"", None, NOW)
+
+
+def test_a_key_is_good_until_the_first_of_its_ends() -> None:
+    assert KEY.over_at() is None
+    assert KEY.is_good(NOW + timedelta(days=10_000))
+    expiring = replace(KEY, expires_at=NOW)
+    assert (expiring.is_good(NOW - HOUR), expiring.is_good(NOW)) == (True, False)
+    assert replace(expiring, revoked_at=NOW - HOUR).over_at() == NOW - HOUR
+    assert replace(expiring, revoked_at=NOW + HOUR).over_at() == NOW
+
+
+def test_digests_are_not_shown() -> None:
+    assert "first" not in repr(KEY)
+    assert "first" not in repr(KEY.rotated(b"second", NOW, HOUR))
+
+
+@pytest.mark.parametrize("name", ["max_keys", "default_grace_seconds", "max_grace_seconds", "keep_seconds"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_settings_that_make_no_sense_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(FieldError) as refusal:
+        KeysConfig(**{name: value})  # type: ignore[arg-type]  # as a careless caller would
+    assert refusal.value.field == name
+
+
+def test_the_usual_grace_is_not_longer_than_the_longest() -> None:
+    with pytest.raises(FieldError) as refusal:
+        KeysConfig(default_grace_seconds=2.0, max_grace_seconds=1.0)
+    assert refusal.value.field == "default_grace_seconds"

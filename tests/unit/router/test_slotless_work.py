@@ -1,0 +1,81 @@
+"""What engines do beside their work: it takes no slot, no turn and no tokens of anybody's share."""
+
+from scheduler_harness import arrival, asleep, candidate, placed, rejected, scheduler, woken
+
+from router_svc.policy.arrival import Needs
+from router_svc.policy.candidates import Readiness
+from router_svc.policy.decisions import Served
+from weft.kernel.reasons import Reason
+from weft.kernel.request import TEXT_OPERATIONS, Operation
+
+TOKENS = Needs(Operation.TOKENIZE)
+
+
+def test_tokens_are_counted_at_once_where_every_slot_is_busy_and_others_wait() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    assert placed(mesh.submit(arrival(3, needs=TOKENS), 0.0)) == {3: "a"}
+    assert (mesh.running, mesh.waiting) == (1, 1)
+
+
+def test_its_end_frees_no_slot_that_somebody_else_holds() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1), 0.0)
+    mesh.submit(arrival(2), 0.0)
+    mesh.submit(arrival(3, needs=TOKENS), 0.0)
+    assert placed(mesh.finish(3, 1.0, Served(prompt_tokens=0, cached_tokens=0, output_tokens=0))) == {}
+    assert (mesh.running, mesh.waiting) == (1, 1)
+    assert placed(mesh.finish(1, 2.0)) == {2: "a"}
+
+
+def test_a_caller_of_it_who_leaves_takes_nothing_along() -> None:
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1, needs=TOKENS), 0.0)
+    mesh.finish(1, 1.0)
+    assert (mesh.running, mesh.waiting) == (0, 0)
+    assert placed(mesh.submit(arrival(2), 1.0)) == {2: "a"}
+
+
+def test_where_nobody_is_loaded_it_wakes_one_and_waits_as_any_request() -> None:
+    mesh = scheduler(asleep())
+    assert woken(mesh.submit(arrival(1, needs=TOKENS), 0.0)) == ["m"]
+    assert mesh.waiting == 1
+    assert placed(mesh.show([candidate()], 1.0)) == {1: "a"}
+    mesh.finish(1, 2.0)
+    assert mesh.running == 0
+
+
+def test_one_that_is_loaded_is_asked_rather_than_one_that_sleeps() -> None:
+    mesh = scheduler(asleep("b", "m-b", pool="p"), candidate("a", "m-a", pool="p"))
+    decisions = mesh.submit(arrival(1, "p", needs=TOKENS), 0.0)
+    assert (placed(decisions), woken(decisions)) == ({1: "a"}, [])
+
+
+def test_they_are_spread_over_the_loaded_members_of_a_pool() -> None:
+    mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
+    runners = [placed(mesh.submit(arrival(key, "p", needs=TOKENS), 0.0))[key] for key in range(1, 5)]
+    assert sorted(runners) == ["a", "a", "b", "b"]
+
+
+def test_one_that_fails_is_tried_elsewhere_and_then_takes_a_slot_like_any_request() -> None:
+    mesh = scheduler(candidate("a", "m-a", pool="p"), candidate("b", "m-b", pool="p"))
+    first = placed(mesh.submit(arrival(1, "p", needs=TOKENS), 0.0))[1]
+    second = placed(mesh.report_failed(1, 1, Reason.SERVER_DIED, 1.0))[1]
+    assert {first, second} == {"a", "b"}
+    assert mesh.running == 1
+    mesh.finish(1, 2.0)
+    assert mesh.running == 0
+
+
+def test_a_model_that_does_not_count_tokens_is_named_with_what_it_offers() -> None:
+    mesh = scheduler(candidate(operations=TEXT_OPERATIONS))
+    (refused,) = mesh.submit(arrival(1, needs=TOKENS), 0.0)
+    assert rejected([refused]) == {1: Reason.UNSUPPORTED_OPERATION}
+    assert "m does not offer tokenize; it offers chat, completion, embedding" in str(refused)
+
+
+def test_one_that_is_still_loading_is_waited_for() -> None:
+    mesh = scheduler(candidate(readiness=Readiness.LOADING))
+    assert placed(mesh.submit(arrival(1, needs=TOKENS), 0.0)) == {}
+    assert placed(mesh.show([candidate()], 1.0)) == {1: "a"}

@@ -1,0 +1,59 @@
+"""How programs without an event loop reach a mesh, and how they show who they are."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.rpc import open_blocking_channel
+from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.tls_check import TlsFiles
+
+_VARIABLES = {
+    "certificate_file": "WEFT_CERTIFICATE_FILE",
+    "key_file": "WEFT_KEY_FILE",
+    "ca_file": "WEFT_CA_FILE",
+}
+"""By what `weft.kernel.tls_check.TlsFiles` calls them."""
+_SECTION = "environment"
+KEY_VARIABLE = "WEFT_API_KEY"
+
+
+def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
+    """What the environment says: WEFT_CA_FILE, WEFT_CERTIFICATE_FILE and WEFT_KEY_FILE, each the path of a PEM file.
+
+    WEFT_API_KEY is sent with every call. Raises INVALID_ARGUMENT for a key that is none.
+    """
+    given = {name: environment.get(variable) or "" for name, variable in _VARIABLES.items()}
+    paths = {name: Path(text).expanduser() for name, text in given.items() if text}
+    key = environment.get(KEY_VARIABLE, "").strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise invalid_field(KEY_VARIABLE, "is no key: it has characters that no key has")
+    return ChannelSecurity(files=TlsFiles(section=_SECTION, **paths), api_key=key)
+
+
+def security_with(api_key: str | None) -> ChannelSecurity:
+    """What the environment says, with another key where one is given."""
+    environment = os.environ if api_key is None else {**os.environ, KEY_VARIABLE: api_key}
+    return security_from(environment)
+
+
+def open_mesh_channel(target: str, security: ChannelSecurity | None = None) -> grpc.Channel:
+    """A channel to a service of a mesh; `security` is what the environment says, unless it is given.
+
+    Raises INVALID_ARGUMENT naming the variable of a file that is wrong.
+    """
+    try:
+        return open_blocking_channel(target, security or security_from(os.environ))
+    except FieldError as error:
+        raise named_by_variable(error) from error
+
+
+def named_by_variable(error: FieldError) -> FieldError:
+    """The error with the variable for the setting that it names; as it is when it names none of them."""
+    section, _, name = error.field.partition(".")
+    if section != _SECTION:
+        return error
+    return FieldError(_VARIABLES[name], error.message.removeprefix(f"{error.field}: "), error.reason)

@@ -1,0 +1,122 @@
+"""Keeps the API keys that are good by the registry's WatchKeys, for whoever authenticates callers.
+
+The last ring stays in force while the registry is away: callers go on, and a revocation arrives once it is back.
+"""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import structlog
+
+from weft.api.registry.v1 import key_service_pb2, key_service_pb2_grpc
+from weft.kernel.clock import Clock
+from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
+from weft.kernel.service import start_task, stop_tasks
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub
+
+log = structlog.get_logger("weft.keys")
+
+FIRST_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 5.0
+
+
+class KeyRingWatcher:
+    """Follows WatchKeys and reconnects for as long as it runs. Before the first snapshot the ring is empty."""
+
+    def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
+        self._stub = cast("KeyServiceAsyncStub", key_service_pb2_grpc.KeyServiceStub(registry))
+        self._clock = clock
+        self._ring = KeyRing()
+        self._heard = 0
+        self._task: asyncio.Task[None] | None = None
+        self._first_snapshot = asyncio.Event()
+
+    @property
+    def ring(self) -> KeyRing:
+        """The newest keys. Expired ones may be among them: `authenticate` refuses those."""
+        return self._ring
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the first snapshot has arrived: until then an empty ring says nothing about any key."""
+        return self._first_snapshot.is_set()
+
+    async def start(self) -> None:
+        """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
+        self._task = start_task(self._follow(), name="key-ring-watcher")
+
+    async def wait_ready(self) -> None:
+        """Return once the first snapshot has arrived."""
+        await self._first_snapshot.wait()
+
+    async def stop(self) -> None:
+        """Stop following; the last ring stays readable. Safe to call twice, or when never started."""
+        if self._task is not None:
+            task, self._task = self._task, None
+            await stop_tasks([task])
+
+    async def _follow(self) -> None:
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            heard = self._heard
+            try:
+                await self._follow_once()
+            except grpc.aio.AioRpcError as error:
+                log.warning(
+                    "watch of keys lost, the last known keys stay in force",
+                    code=error.code().name,
+                    why=error.details(),
+                )
+            except Exception:
+                # A watcher that ended would never hear of a revocation again, and nobody would know.
+                log.exception("watch of keys failed unexpectedly, watching again")
+            pause = FIRST_RETRY_SECONDS if self._heard != heard else min(pause * 2, MAX_RETRY_SECONDS)
+            await self._clock.sleep(pause)
+
+    async def _follow_once(self) -> None:
+        async for response in self._stub.WatchKeys(key_service_pb2.WatchKeysRequest()):
+            self._ring = apply_watch(self._ring, response)
+            self._heard += 1
+            if response.HasField("snapshot"):
+                self._first_snapshot.set()
+
+
+def apply_watch(ring: KeyRing, response: key_service_pb2.WatchKeysResponse) -> KeyRing:
+    """The keys after one more step of the watch; a kind of step that is not known changes nothing."""
+    match response.WhichOneof("kind"):
+        case "snapshot":
+            verifiers = map(_verifier, response.snapshot.keys)
+            return KeyRing(pepper=response.snapshot.pepper, keys={each.key_id: each for each in verifiers})
+        case "changed":
+            changed = _verifier(response.changed)
+            return KeyRing(pepper=ring.pepper, keys={**ring.keys, changed.key_id: changed})
+        case "removed":
+            keys = {key_id: each for key_id, each in ring.keys.items() if key_id != response.removed}
+            return KeyRing(pepper=ring.pepper, keys=keys)
+        case _:
+            return ring
+
+
+def _verifier(message: key_service_pb2.KeyVerifier) -> KeyVerifier:
+    key = message.key
+    return KeyVerifier(
+        key_id=key.id,
+        tenant=key.tenant,
+        access=kept_access(key.scopes),
+        digest=message.digest,
+        expires_at=_moment(key.expire_time) if key.HasField("expire_time") else None,
+        previous_digest=message.previous_digest,
+        previous_expires_at=(
+            _moment(message.previous_expire_time) if message.HasField("previous_expire_time") else None
+        ),
+    )
+
+
+def _moment(stamp: "Timestamp") -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)

@@ -1,0 +1,177 @@
+"""What every request under way has, whatever it asks for: its journey, its place in the mesh, its receipt."""
+
+from dataclasses import dataclass, replace
+
+import grpc
+
+from weft.api.common.v1 import agent_behaviour_pb2, event_pb2, receipt_pb2
+from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
+from weft.dispatch.description import Payload, affinity_key, describe
+from weft.dispatch.fleet import FleetSource, FleetView
+from weft.dispatch.handling import serve_options
+from weft.dispatch.journey import Journey, RequestContext, log_receipt
+from weft.dispatch.port import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.kernel.address import metadata_of
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.telemetry import TRACEPARENT
+
+
+@dataclass(frozen=True, slots=True)
+class CallTools:
+    """What every call of one dispatcher works with."""
+
+    placement: PlacementPort
+    channels: ChannelPool
+    clock: Clock
+    steady: SteadyConfig
+    fleet: FleetSource | None
+
+    def view(self) -> FleetView:
+        """What is known of the mesh; of no mesh, that there is nothing in it."""
+        return FleetView(revision=1) if self.fleet is None else self.fleet.view
+
+    def may_leave(self, grant: Grant) -> bool:
+        """Whether using a grant may send bytes off the premises.
+
+        The router may know models that are not known here yet: of those, the ticket says whether it lets bytes out.
+        """
+        known = self.view().models.get(grant.model)
+        if known is None:
+            return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
+        return known.remote
+
+
+class RequestCall:
+    """What every kind of request shares: the journey, the placement, the receipt."""
+
+    def __init__(self, tools: CallTools, context: RequestContext) -> None:
+        self._tools = tools
+        self._context = context
+        self._journey = Journey(context, tools.clock.monotonic())
+        self._receipt: receipt_pb2.Receipt | None = None
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """What happened, once it is over; None before that."""
+        return self._receipt
+
+    def _place(self, payload: Payload, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None) -> SteadyPlacement:
+        context = self._context
+        salt = f"{context.tenant}\0{context.handling.cache_tag}"
+        description = describe(payload, salt=salt, behaviour=behaviour)
+        request = PlacementRequest(
+            request_id=context.request_id,
+            tenant=context.tenant,
+            model=context.model,
+            operation=context.operation,
+            priority=context.priority,
+            names_priority=context.names_priority,
+            allow_remote=context.allow_remote,
+            seconds_left=context.timeout_seconds,
+            traceparent=context.traceparent,
+            prompt_tokens=description.prompt_tokens,
+            max_output_tokens=description.max_output_tokens,
+            skills=description.skills,
+            tools=description.tools,
+            affinity_key=affinity_key(context.session, context.tenant),
+            prefix_digests=description.prefix_digests,
+            client_id=context.client_id,
+        )
+        return SteadyPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
+
+    def _seconds_left(self, grant: Grant) -> float | None:
+        """For an attempt that begins now: what the caller or the request's route leaves it, whichever is less."""
+        left = [] if grant.seconds_left is None else [grant.seconds_left]
+        if self._context.timeout_seconds is not None:
+            left.append(self._context.timeout_seconds - (self._tools.clock.monotonic() - self._journey.arrived))
+        return max(0.0, min(left)) if left else None
+
+    def _options(self, grant: Grant) -> serve_options_pb2.ServeOptions:
+        handling = self._context.handling
+        if handling.keep_alive_seconds is None:
+            handling = replace(handling, keep_alive_seconds=grant.keep_alive_seconds)
+        priority = self._context.priority if grant.priority is None else grant.priority
+        return serve_options(handling, priority, whole=self._context.whole)
+
+    def _metadata(self, grant: Grant) -> tuple[tuple[str, str], ...]:
+        about = (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
+        return about + metadata_of(grant.address)
+
+    async def _fail_attempt(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
+        self._journey.note_attempt_failed(error.reason)
+        await placement.report_attempt_failed(grant.attempt, error.reason)
+
+    async def _fail_attempt_or_raise(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
+        """An attempt failed: another may follow, unless its content has begun to go out."""
+        if self._journey.first_content is None:
+            await self._fail_attempt(placement, grant, error)
+            return
+        self._journey.note_attempt_failed(error.reason)
+        error.metadata["content_started"] = "true"
+        raise error
+
+    def _close(self, reason: Reason, runner_part: receipt_pb2.Receipt | None) -> receipt_pb2.Receipt:
+        now = self._tools.clock.monotonic()
+        self._receipt = self._journey.receipt(reason, runner_part, now)
+        log_receipt(self._context, self._receipt, now - self._journey.arrived)
+        return self._receipt
+
+    def _close_failed(self, error: Exception) -> receipt_pb2.Receipt:
+        """The receipt of a request that an error ended; one that was over already keeps its own."""
+        if self._receipt is None:
+            return self._close(_reason_of(error), None)
+        return self._receipt
+
+    async def _report_failed(self, placement: SteadyPlacement, error: Exception) -> None:
+        """Tell the router what became of it, for those who ask it later."""
+        await placement.report_finished(_reason_of(error), self._close_failed(error))
+
+    def _close_left(self) -> None:
+        """The receipt of a request whose caller left, if nothing else has ended it."""
+        if self._receipt is None:
+            self._close(Reason.CANCELLED, None)
+
+
+def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:
+    """The event that tells a client what a scheduler's word means."""
+    event = event_pb2.InferenceEvent()
+    if isinstance(decision, WaitingInQueue):
+        event.queued.position = decision.position
+        event.queued.reason = decision.reason
+        if decision.eta_seconds is not None:
+            event.queued.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
+        return event
+    event.loading.stage = decision.stage
+    if decision.progress is not None:
+        event.loading.progress = decision.progress
+    if decision.eta_seconds is not None:
+        event.loading.eta.FromNanoseconds(int(decision.eta_seconds * 1e9))
+    return event
+
+
+def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
+    """Why a call to a runner failed. Our own cancel never gets here, so a cancelled call is the runner's doing."""
+    found = error_from_call(error, Reason.WORKER_LOST)
+    if found.reason is Reason.CANCELLED:
+        return WeftError(Reason.WORKER_LOST, "the runner gave the request up")
+    if found.reason is Reason.DEADLINE_EXCEEDED:
+        found.message = "the answer was not complete before the deadline of the request or of its route"
+    return found
+
+
+def told_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
+    """What the caller is told: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
+    return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
+
+
+def _reason_of(error: Exception) -> Reason:
+    return error.reason if isinstance(error, WeftError) else Reason.INTERNAL
+
+
+def ticket_of(grant: Grant) -> ticket_pb2.Ticket:
+    """The permit of a grant, as runners take it."""
+    return ticket_pb2.Ticket(claims=grant.claims, mac=grant.mac)

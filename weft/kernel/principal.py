@@ -1,0 +1,229 @@
+"""Who calls, and what they may do: one function turns any API key into one `Principal`, for HTTP and gRPC alike.
+
+A scope is a resource and a role, such as `models:view`; `*` stands for every resource, or for every role.
+"""
+
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from hashlib import sha256
+
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.names import DEFAULT_TENANT
+from weft.kernel.reasons import Reason
+
+KEY_PREFIX = "weft"
+KEY_ID_CHARS = 12
+SECRET_BYTES = 32
+MAX_KEY_CHARS = 256
+MAX_SCOPES = 32
+ANY = "*"
+_KEY = re.compile(rf"{KEY_PREFIX}_([a-z0-9]{{{KEY_ID_CHARS}}})_([0-9a-f]{{{2 * SECRET_BYTES}}})", re.ASCII)
+# Compared with where there is no key of an id, so that a wrong id takes as long as a wrong secret.
+_NO_DIGEST = bytes(32)
+
+
+class Resource(Enum):
+    """What roles are given for."""
+
+    INFERENCE = "inference"
+    """Requests to models, their receipts, and answers that are kept."""
+    REMOTE = "remote"
+    """Leaving the premises, which may cost money: `create` lets requests do so where their tenant may."""
+    MODELS = "models"
+    """Models, pools, agents and routes."""
+    RUNNERS = "runners"
+    """Runners, their sessions and join tokens, and leases of accelerator memory."""
+    OPERATIONS = "operations"
+    """Loads, unloads and flushes, and their audit."""
+    SETTINGS = "settings"
+    """What is set for the whole mesh."""
+    KEYS = "keys"
+    """API keys."""
+    TELEMETRY = "telemetry"
+    """Metrics, events, and who asks how often."""
+    MESH = "mesh"
+    """What services of the mesh tell each other: places, tickets, sessions. Who has it can speak for any tenant."""
+
+
+class Role(Enum):
+    """What may be done with a resource. Those who may create or edit may also view."""
+
+    VIEW = "view"
+    CREATE = "create"
+    EDIT = "edit"
+    """Change and delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a call asks for."""
+
+    resource: Resource
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.resource.value}:{self.role.value}"
+
+
+_EVERYTHING = frozenset(Access(resource, role) for resource in Resource for role in Role)
+MESH_ACCESS = Access(Resource.MESH, Role.CREATE)
+MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
+"""What requests need that ask to leave the premises, besides their tenant's permission."""
+KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})
+"""Environment variables that open a mesh. Programs that a runner starts do not get them: they are not ours."""
+DEFAULT_SCOPES = ("inference:create", "inference:edit", "models:view")
+"""Of a key that is made without any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """A caller who is known."""
+
+    name: str
+    """For logs and the audit: `key:<id>`, `local`, or `service:<name>`."""
+    tenant: str = DEFAULT_TENANT
+    """Whose requests it sends."""
+    access: frozenset[Access] = frozenset()
+    names_tenants: bool = False
+    """Whether it is believed which tenant a request is of."""
+
+    def may(self, access: Access) -> bool:
+        """Whether it may do that."""
+        return access in self.access
+
+    def require(self, access: Access) -> None:
+        """Raises PERMISSION_DENIED naming the scope that is missing."""
+        if access not in self.access:
+            raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}")
+
+    def tenant_for(self, claimed: str, field_name: str) -> str:
+        """The tenant of a call that says it is of `claimed`; empty: it does not say.
+
+        Raises PERMISSION_DENIED naming the field where that is not its own, and it is not believed.
+        """
+        if not claimed or claimed == self.tenant:
+            return self.tenant
+        if not self.names_tenants:
+            raise WeftError(
+                Reason.PERMISSION_DENIED, f"{field_name}: the key is of another tenant", metadata={"field": field_name}
+            )
+        return claimed
+
+
+LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)
+"""Whoever can reach a socket that only this machine's user can reach, or loopback where no keys are asked for."""
+
+
+def service_principal(name: str) -> Principal:
+    """A service of the mesh that has shown a certificate."""
+    return Principal(name=f"service:{name}", access=_EVERYTHING, names_tenants=True)
+
+
+def parse_scope(text: str, field_name: str) -> frozenset[Access]:
+    """What a scope stands for. Raises INVALID_ARGUMENT naming the field and what there is."""
+    resource, _, role = text.partition(":")
+    resources = [known for known in Resource if resource in (ANY, known.value)]
+    # `*` is for people and programs; speaking for the whole mesh must be said.
+    if resource == ANY:
+        resources.remove(Resource.MESH)
+    roles = [known for known in Role if role in (ANY, known.value)]
+    if not resources or not roles:
+        raise invalid_field(
+            field_name,
+            f"'{text[:64]}' must be <resource>:<role>, with a resource of {_words(Resource)} or *, "
+            f"and a role of {_words(Role)} or *",
+        )
+    return frozenset(Access(one, each) for one in resources for role in roles for each in (role, Role.VIEW))
+
+
+def parse_scopes(texts: Iterable[str], field_name: str) -> frozenset[Access]:
+    """What several scopes stand for together. Raises INVALID_ARGUMENT naming the field."""
+    given = tuple(texts)
+    if len(given) > MAX_SCOPES:
+        raise invalid_field(field_name, f"must have at most {MAX_SCOPES} entries")
+    return frozenset[Access]().union(*(parse_scope(text, f"{field_name}[{index}]") for index, text in enumerate(given)))
+
+
+def kept_access(scopes: Iterable[str]) -> frozenset[Access]:
+    """What scopes that were kept stand for. One that is not known allows nothing: a newer release wrote it."""
+    access = frozenset[Access]()
+    for scope in scopes:
+        with suppress(FieldError):
+            access |= parse_scope(scope, "scopes")
+    return access
+
+
+def _words(words: Iterable[Enum]) -> str:
+    return ", ".join(word.value for word in words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyVerifier:
+    """What is needed to check one key."""
+
+    key_id: str
+    tenant: str
+    access: frozenset[Access]
+    digest: bytes
+    """See `key_digest`."""
+    expires_at: datetime | None = None
+    previous_digest: bytes = b""
+    """Of the secret before the last rotation; empty: none."""
+    previous_expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRing:
+    """Every key that may be good."""
+
+    pepper: bytes = b""
+    keys: Mapping[str, KeyVerifier] = field(default_factory=dict)
+
+
+def key_digest(pepper: bytes, secret: str) -> bytes:
+    """What is kept of a secret: HMAC-SHA256. Secrets are random, so a slow hash would protect nothing more."""
+    return hmac.digest(pepper, secret.encode(), sha256)
+
+
+def key_text(key_id: str, secret: str) -> str:
+    """A key as its owner has it."""
+    return f"{KEY_PREFIX}_{key_id}_{secret}"
+
+
+def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Principal:
+    """The principal of a key. Raises UNAUTHENTICATED, which does not say what is wrong with a key that was shown."""
+    if not presented:
+        raise WeftError(
+            Reason.UNAUTHENTICATED, "a key is needed: send 'Authorization: Bearer <key>', or 'x-api-key: <key>'"
+        )
+    found = _KEY.fullmatch(presented) if len(presented) <= MAX_KEY_CHARS else None
+    verifier = ring.keys.get(found[1]) if found else None
+    digest = key_digest(ring.pepper, found[2] if found else "")
+    good = _is_good(verifier or _NOBODY, digest, now)
+    if verifier is None or not good:
+        raise WeftError(Reason.UNAUTHENTICATED, "the key is not valid")
+    return Principal(
+        name=f"key:{verifier.key_id}",
+        tenant=verifier.tenant,
+        access=verifier.access,
+        names_tenants=MESH_ACCESS in verifier.access,
+    )
+
+
+_NOBODY = KeyVerifier(key_id="", tenant="", access=frozenset(), digest=_NO_DIGEST)
+
+
+def _is_good(verifier: KeyVerifier, digest: bytes, now: datetime) -> bool:
+    is_current = hmac.compare_digest(digest, verifier.digest)
+    until = verifier.previous_expires_at
+    # Compared with something in any case: how long this takes says nothing about the key.
+    is_previous = (
+        hmac.compare_digest(digest, verifier.previous_digest or _NO_DIGEST) and until is not None and now < until
+    )
+    is_in_time = verifier.expires_at is None or now < verifier.expires_at
+    return (is_current or is_previous) and is_in_time

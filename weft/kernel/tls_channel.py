@@ -1,0 +1,238 @@
+"""Channels that prove who the caller is, and whose certificates follow their files."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import structlog
+
+from weft.kernel.address import needs_tls, without_tls
+from weft.kernel.tls import TlsSource
+from weft.kernel.tls_check import TlsFiles, TlsMaterial
+from weft.kernel.tls_sync_channel import SecuredSyncChannel
+
+ChannelOptions = Sequence[tuple[str, int | str]]
+KEY_HEADER = "authorization"
+MAX_RETIRED = 8
+"""Connections of earlier certificates that still carry calls; the oldest beyond that is cut."""
+
+log = structlog.get_logger("weft.tls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSecurity:
+    """How a caller shows who it is and whom it trusts. The address says whether TLS is used (`weft.kernel.address`)."""
+
+    files: TlsFiles = field(default_factory=TlsFiles)
+    api_key: str = field(default="", repr=False)
+    """Sent as a Bearer token with every call: within TLS, or to this machine alone. Empty: none."""
+    reload_interval_seconds: float = 5.0
+    """How often the files are looked at, at most."""
+
+
+class ChannelOpener:
+    """Opens channels of one security."""
+
+    def __init__(self, security: ChannelSecurity | None = None) -> None:
+        """Raises INVALID_ARGUMENT naming a file that is wrong."""
+        self._security = security or ChannelSecurity()
+        self._source = TlsSource(self._security.files, interval_seconds=self._security.reload_interval_seconds)
+
+    def open(self, target: str, options: ChannelOptions) -> grpc.aio.Channel:
+        """A channel to a target with or without `tls:`."""
+        bare, extra = without_tls(target), _key_metadata(self._security)
+        if not needs_tls(target):
+            plain = grpc.aio.insecure_channel(bare, options=options)
+            return SecuredChannel(_Unchanging(plain), extra) if extra else plain
+
+        def connect(material: TlsMaterial) -> grpc.aio.Channel:
+            return grpc.aio.secure_channel(bare, _credentials(material), options=options)
+
+        if not self._security.files.paths and not extra:
+            return connect(TlsMaterial())
+        return SecuredChannel(_Following(self._source, connect), extra)
+
+
+def open_sync_channel(target: str, options: ChannelOptions, security: ChannelSecurity | None = None) -> grpc.Channel:
+    """A channel to a target with or without `tls:`, for a program without an event loop.
+
+    Raises INVALID_ARGUMENT naming a file that is wrong.
+    """
+    chosen = security or ChannelSecurity()
+    bare, extra = without_tls(target), _key_metadata(chosen)
+
+    def connect(material: TlsMaterial) -> grpc.Channel:
+        if needs_tls(target):
+            return grpc.secure_channel(bare, _credentials(material), options=options)
+        return grpc.insecure_channel(bare, options=options)
+
+    files = chosen.files if needs_tls(target) else TlsFiles()
+    if not files.paths and not extra:
+        return connect(TlsMaterial())
+    source = TlsSource(files, interval_seconds=chosen.reload_interval_seconds)
+    return SecuredSyncChannel(source, connect, extra, MAX_RETIRED)
+
+
+def _credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(material.roots or None, material.key or None, material.certificate or None)
+
+
+def _key_metadata(security: ChannelSecurity) -> tuple[tuple[str, str], ...]:
+    return ((KEY_HEADER, f"Bearer {security.api_key}"),) if security.api_key else ()
+
+
+class _Connection:
+    """A channel that ends when it is no longer wanted and the last of its calls is over."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self._calls = 0
+        self._on_idle: Callable[[], None] | None = None
+
+    def enter(self, call: Any) -> None:
+        """Count a call that has begun."""
+        self._calls += 1
+        call.add_done_callback(self._leave)
+
+    def retire(self, on_idle: Callable[[], None]) -> None:
+        """`on_idle` is called when the last call is over, now if there is none."""
+        self._on_idle = on_idle
+        if self._calls == 0:
+            on_idle()
+
+    def _leave(self, _: Any) -> None:
+        self._calls -= 1
+        if self._calls == 0 and self._on_idle is not None:
+            self._on_idle()
+
+
+class _Unchanging:
+    """One channel for good."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._connection = _Connection(channel)
+
+    def current(self) -> _Connection:
+        return self._connection
+
+    async def close(self, grace: float | None) -> None:
+        await self._connection.channel.close(grace)
+
+
+class _Following:
+    """The newest certificates for new calls; calls that have begun keep the connection that they have."""
+
+    def __init__(self, source: TlsSource, connect: Callable[[TlsMaterial], grpc.aio.Channel]) -> None:
+        self._source = source
+        self._connect = connect
+        self._version, material = source.current()
+        self._connection = _Connection(connect(material))
+        self._retired: list[_Connection] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def current(self) -> _Connection:
+        version, material = self._source.current()
+        if version != self._version:
+            self._version = version
+            old, self._connection = self._connection, _Connection(self._connect(material))
+            self._retired.append(old)
+            old.retire(lambda: self._end(old))
+            if len(self._retired) > MAX_RETIRED:
+                log.warning("calls on a connection of an old certificate are cut", kept=MAX_RETIRED)
+                self._end(self._retired[0])
+        return self._connection
+
+    async def close(self, grace: float | None) -> None:
+        retired, self._retired = self._retired, []
+        for connection in (*retired, self._connection):
+            await connection.channel.close(grace)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _end(self, connection: _Connection) -> None:
+        if connection in self._retired:
+            self._retired.remove(connection)
+            task = asyncio.get_running_loop().create_task(connection.channel.close(None))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+class _Method:
+    """An rpc on whatever connection is the current one when it is called."""
+
+    __slots__ = ("_arguments", "_bound", "_connection", "_connections", "_extra", "_kind")
+
+    def __init__(
+        self, connections: "_Unchanging | _Following", kind: str, arguments: Any, extra: tuple[tuple[str, str], ...]
+    ) -> None:
+        self._connections = connections
+        self._kind = kind
+        self._arguments = arguments
+        self._extra = extra
+        self._connection: _Connection | None = None
+        self._bound: Any = None
+
+    def __call__(self, *arguments: Any, metadata: Any = None, **options: Any) -> Any:
+        connection = self._connections.current()
+        if connection is not self._connection:
+            names, keywords = self._arguments
+            self._bound = getattr(connection.channel, self._kind)(*names, **keywords)
+            self._connection = connection
+        if self._extra:
+            metadata = (*(metadata or ()), *self._extra)
+        call = self._bound(*arguments, metadata=metadata, **options)
+        connection.enter(call)
+        return call
+
+
+class SecuredChannel(grpc.aio.Channel):
+    """A channel as stubs see it: gRPC's own binds a stub to one certificate for good, this one does not.
+
+    Metadata is added here rather than by an interceptor, which would cost every message of a stream.
+    """
+
+    def __init__(self, connections: _Unchanging | _Following, extra: tuple[tuple[str, str], ...]) -> None:
+        self._connections = connections
+        self._extra = extra
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """See grpc.aio.Channel."""
+        await self._connections.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """See grpc.aio.Channel."""
+        return self._connections.current().channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """See grpc.aio.Channel."""
+        await self._connections.current().channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """See grpc.aio.Channel."""
+        await self._connections.current().channel.channel_ready()
+
+    def unary_unary(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.aio.Channel."""
+        return _Method(self._connections, "unary_unary", (names, keywords), self._extra)
+
+    def unary_stream(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.aio.Channel."""
+        return _Method(self._connections, "unary_stream", (names, keywords), self._extra)
+
+    def stream_unary(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.aio.Channel."""
+        return _Method(self._connections, "stream_unary", (names, keywords), self._extra)
+
+    def stream_stream(self, *names: Any, **keywords: Any) -> Any:
+        """See grpc.aio.Channel."""
+        return _Method(self._connections, "stream_stream", (names, keywords), self._extra)

@@ -1,0 +1,1 @@
+"""What stores on SQL share."""
