@@ -32,6 +32,8 @@ class Client:
     """How it sends its key where it is left to itself, seen on the wire."""
     real: tuple[str, ...] = ()
     """Features tried on the real model as well."""
+    unbounded: bool = False
+    """Whether it sets no bound on an answer."""
 
     @property
     def surfaces(self) -> tuple[str, ...]:
@@ -287,6 +289,7 @@ CLIENTS: tuple[Client, ...] = (
         package="@openai/codex",
         features=("responses.stream", "responses.agent", "responses.errors"),
         real=("responses.stream",),
+        unbounded=True,
     ),
     Client(
         name="claude-code",

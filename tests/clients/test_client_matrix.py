@@ -19,6 +19,9 @@ from weft.host.demo import DEMO_MODEL, demo_model_path
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 REAL_CONTEXT_TOKENS = 16_384
+SHORT = "agent/short"
+"""For clients that set no bound of their own. This model may go on until its context is full, and to an agent that is a
+failure, as it should be."""
 ANY_KEY = "local"
 """Where none is asked for."""
 
@@ -87,10 +90,11 @@ def key(mesh: MeshProcess) -> str:
 
 @pytest.fixture(scope="module")
 def real_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    """With a context that holds the first words of agents."""
+    """With a context that holds the first words of agents; `SHORT` says one sentence, whatever it is asked."""
     folder = tmp_path_factory.mktemp("real")
     model = {"name": DEMO_MODEL, "path": str(demo_model_path()), "slots": 1, "context_tokens": REAL_CONTEXT_TOKENS}
-    config = write_config(folder, {"name": "local", "models": [model]})
+    short = {"name": "short", "model": DEMO_MODEL, "default_params": {"temperature": 0, "stop": [".", "!", "?"]}}
+    config = write_config(folder, {"name": "local", "models": [model], "agents": [short]})
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
         yield mesh
 
@@ -111,7 +115,7 @@ async def test_a_client_does_all_that_it_can_do(
 async def test_a_client_talks_with_the_real_model(
     client: Client, environment: Environment, real_mesh: MeshProcess, results: Results, tmp_path: Path
 ) -> None:
-    real = Against(model=DEMO_MODEL, text="", key=ANY_KEY, features=client.real)
+    real = Against(model=SHORT if client.unbounded else DEMO_MODEL, text="", key=ANY_KEY, features=client.real)
     async with wire_tap(real_mesh.url) as tap:
         run = await run_client(client, environment, real, tap, tmp_path)
     wrong = [f"real model: {failed}" for failed in what_failed(run, real.features)]
