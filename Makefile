@@ -14,7 +14,7 @@ WORKERS ?= 2
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-clients test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
+.PHONY: help up demo test torture test-clients test-runtimes check lint types imports protos-lint protos verify docs bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -30,6 +30,9 @@ test: $(VENV)/.dev ## run every test, the real model included
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
 	@$(PYTEST) -m runtimes $(ARGS)
+
+torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min)
+	@$(BIN)/python -m weft.testing.torture --kills 1000 --tasks 10000 $(ARGS)
 
 test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md
 	@$(PYTEST) -m clients tests/clients $(ARGS)

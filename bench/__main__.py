@@ -25,10 +25,12 @@ from bench.report import Report, markdown, write
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.supervision import measure_supervision
 from bench.swap import measure_swap
+from bench.tasks import measure_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     *(value for value in vars(measures).values() if isinstance(value, Measure)),
+    *measures.TASK_CLAIM.values(),
     *measures.PLACEMENT_BY_RUNNERS.values(),
     *measures.PLACEMENT_BY_QUEUED.values(),
 )
@@ -41,6 +43,7 @@ OWN_SCENARIOS: Mapping[str, Callable[[Options, Book, Path], None]] = {
     "overload": measure_overload,
     "edge": measure_edge,
     "placements": measure_placements,
+    "tasks": measure_tasks,
 }
 """What is done to weft alone, each on a mesh of its own."""
 

@@ -103,6 +103,17 @@ PREFILL_HANG_UP_P99 = Measure(
 )
 IDLE_HOST = Measure("1,000 idle open streams: memory of the host process, RSS", "MB", Goal(200))
 IDLE_GROWTH = Measure("1,000 idle open streams: growth of host and runner together, RSS", "MB")
+TASK_SUBMITS = Measure("durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", Goal(1_000, False), 0)
+TASK_SUBMIT_P99 = Measure("durable tasks: until an acknowledgement is there, 64 clients, p99", "ms")
+TASK_COMMITS = Measure("plain durable commits of one row, one after another", "1/s", None, 0)
+TASK_START_P50 = Measure("durable tasks: from claim to the engine's start, p50", "ms", Goal(20), 2)
+TASK_START_P99 = Measure("durable tasks: from claim to the engine's start, p99", "ms", None, 2)
+TASK_MEMORY = Measure("durable tasks: growth of the host process with 100,000 waiting", "MB")
+TASK_CLAIM = {
+    waiting: Measure(f"durable tasks: finding, claiming and ending one, {waiting:,} waiting", "us", None, 0)
+    for waiting in (1_000, 100_000)
+}
+TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", Goal(1.1), 3)
 PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", Goal(20_000, False), 0)
 PLACEMENT_CPU = Measure("one placement of these", "us")
 PLACEMENT_BY_RUNNERS = {

@@ -10,6 +10,8 @@ from starlette.routing import Match, Route
 from gateway.admin.routes_models import add_admin_models
 from gateway.admin.routes_operations import add_admin_operations
 from gateway.authentication import KeyGate, OpenGate
+from gateway.batches.finishing import FinishingJobs
+from gateway.batches.parts import batch_parts, file_parts
 from gateway.config import GatewayConfig
 from gateway.edge import EdgeMiddleware
 from gateway.errors import EdgeError
@@ -20,11 +22,13 @@ from gateway.openapi import publish_schemas
 from gateway.parts import GatewayParts, InferenceParts
 from gateway.ports import GatewayPorts
 from gateway.rate_limits import TenantRateLimits
+from gateway.routes.batches import add_batches
 from gateway.routes.chat import add_chat
 from gateway.routes.completions import add_completions
 from gateway.routes.declarations import add_declarations
 from gateway.routes.embeddings import add_embeddings
 from gateway.routes.events import add_events
+from gateway.routes.files import add_files
 from gateway.routes.health import add_health
 from gateway.routes.keys import add_keys
 from gateway.routes.messages import add_messages
@@ -35,7 +39,11 @@ from gateway.routes.resources import add_resources
 from gateway.routes.responses import add_responses, responses_parts
 from gateway.routes.responses_kept import add_kept_responses
 from gateway.routes.settings import add_settings
+from gateway.routes.tasks import add_tasks
 from gateway.static_routes import StaticRoutes, publish_static_routes
+from gateway.tasks.bounded_port import BoundedTasks
+from gateway.tasks.dispatcher import JournalingDispatcher
+from gateway.tasks.surfaces import surfaces_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -46,14 +54,17 @@ def create_app(
     ports: GatewayPorts,
     *,
     watches: EventWatches | None = None,
+    finishing: FinishingJobs | None = None,
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
     """The application of one gateway. It holds no state but its metrics."""
     ticking = clock or SystemClock()
+    tasks = None if ports.tasks is None else BoundedTasks(ports.tasks, timeout_seconds=config.task_timeout_seconds)
     parts = GatewayParts(
         config=config,
-        dispatcher=ports.dispatcher,
+        dispatcher=ports.dispatcher if tasks is None else JournalingDispatcher(ports.dispatcher, tasks, ticking),
+        can_journal=tasks is not None,
         fleet=ports.fleet,
         registry=ports.registry,
         watches=watches or EventWatches(config.max_event_watches),
@@ -66,9 +77,9 @@ def create_app(
     app = bare_app("weft gateway", parts)
     add_openai(app, parts)
     add_messages(app, parts)
-    responses = responses_parts(config, ports.responses)
+    responses = responses_parts(parts, ports.responses, tasks)
     add_responses(app, parts, responses)
-    add_kept_responses(app, responses)
+    add_kept_responses(app, parts, responses)
     for add_routes in (add_resources, add_declarations, add_settings, add_events, add_health):
         add_routes(app, parts)
     if ports.admin is not None:
@@ -78,6 +89,9 @@ def create_app(
         add_keys(app, parts, ports.api_keys)
     if ports.requests is not None:
         add_requests(app, ports.requests)
+    if tasks is not None:
+        add_tasks(app, parts, tasks, surfaces_of(parts))
+    _add_files_and_batches(app, parts, ports, finishing or FinishingJobs(config.batches.max_finishing))
     publish_static_routes(app, app.state.static_routes)
     publish_schemas(app)
     return app
@@ -100,6 +114,14 @@ def add_openai(app: FastAPI, parts: InferenceParts) -> None:
     """Add the routes of OpenAI's API."""
     for add_routes in (add_chat, add_completions, add_embeddings, add_model_calls, add_models):
         add_routes(app, parts)
+
+
+def _add_files_and_batches(app: FastAPI, parts: GatewayParts, ports: GatewayPorts, finishing: FinishingJobs) -> None:
+    if ports.files is None:
+        return
+    add_files(app, parts, file_parts(parts, ports.files))
+    if ports.batches is not None:
+        add_batches(app, parts, batch_parts(parts, ports.files, ports.batches, surfaces_of(parts), finishing))
 
 
 async def _raise_as_weft_error(request: Request, error: Exception) -> Response:

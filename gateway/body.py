@@ -1,10 +1,11 @@
 """Reading a request's body, within its limits."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 from starlette.types import Receive, Scope
 
-from gateway.config import GatewayConfig
+from gateway.config import GatewayConfig, RequestLimits
 from gateway.errors import ClientGoneError, EdgeError
 from gateway.identity import Headers, headers_of
 from gateway.json_guard import require_few_members
@@ -43,13 +44,47 @@ async def read_multipart_body(scope: Scope, receive: Receive, config: GatewayCon
     Raises MALFORMED_REQUEST for another content type or a body that is no such form, REQUEST_TOO_LARGE for too many
     parts or too long headers, and as `read_body` besides.
     """
-    media_type = headers_of(scope).get(b"content-type", b"")
-    if _media_type(headers_of(scope)) != b"multipart/form-data":
-        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")
-    boundary = boundary_of(media_type, config.limits)
+    boundary = multipart_boundary(scope, config.limits)
     raw = await read_body(scope, receive, config, max_bytes=max_bytes)
     # Tens of milliseconds for a large file, and others are served meanwhile.
     return await asyncio.to_thread(parts_of, raw, boundary, config.limits)
+
+
+def multipart_boundary(scope: Scope, limits: RequestLimits) -> bytes:
+    """The boundary of a form with files. Raises MALFORMED_REQUEST for another content type, REQUEST_TOO_LARGE."""
+    headers = headers_of(scope)
+    if _media_type(headers) != b"multipart/form-data":
+        raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be multipart/form-data")
+    return boundary_of(headers.get(b"content-type", b""), limits)
+
+
+async def body_pieces(
+    scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
+) -> AsyncGenerator[bytes]:
+    """The body as it comes in. What its reader takes for each piece is not counted as the caller's time.
+
+    Raises as `read_body`, with `timeout_seconds` instead of `body_timeout_seconds`.
+    """
+    _require_plain_and_small(scope, max_bytes)
+    loop, pace = asyncio.get_running_loop(), config.connections
+    size, waited, is_over = 0, 0.0, False
+    while not is_over:
+        allowed = min(timeout_seconds, pace.body_grace_seconds + size / pace.min_body_bytes_per_second)
+        began = loop.time()
+        try:
+            async with asyncio.timeout(allowed - waited):
+                message = await receive()
+        except TimeoutError:
+            raise _too_slow(config, waited + loop.time() - began, timeout_seconds) from None
+        waited += loop.time() - began
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        is_over = not message.get("more_body", False)
+        yield piece
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int) -> bytes:
@@ -58,25 +93,30 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, ma
     Raises MALFORMED_REQUEST for one that is compressed, REQUEST_TOO_LARGE above `max_bytes`, an EdgeError 408 if it
     does not arrive in time or arrives too slowly, ClientGoneError if the caller hangs up first.
     """
-    headers = headers_of(scope)
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
-    declared = headers.get(b"content-length")
-    if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
-        raise _too_large(max_bytes)
+    _require_plain_and_small(scope, max_bytes)
     began = asyncio.get_running_loop().time()
     pace = config.connections
     try:
         async with asyncio.timeout_at(began + min(config.body_timeout_seconds, pace.body_grace_seconds)) as timer:
             return await _read(receive, max_bytes, _Pace(timer, began, config))
     except TimeoutError:
-        raise _too_slow(config, asyncio.get_running_loop().time() - began) from None
+        seconds = asyncio.get_running_loop().time() - began
+        raise _too_slow(config, seconds, config.body_timeout_seconds) from None
 
 
 async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
     raw = await read_body(scope, receive, config, max_bytes=config.max_body_bytes)
     require_few_members(raw, config.limits.max_json_members)
     return raw
+
+
+def _require_plain_and_small(scope: Scope, max_bytes: int) -> None:
+    headers = headers_of(scope)
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise WeftError(Reason.MALFORMED_REQUEST, "a Content-Encoding is not supported: send the body as it is")
+    declared = headers.get(b"content-length")
+    if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
+        raise _too_large(max_bytes)
 
 
 def _media_type(headers: Headers) -> bytes:
@@ -127,8 +167,7 @@ def _too_large(max_bytes: int) -> WeftError:
     return WeftError(Reason.REQUEST_TOO_LARGE, f"the body is larger than {max_bytes} bytes")
 
 
-def _too_slow(config: GatewayConfig, seconds: float) -> WeftError:
-    limit = config.body_timeout_seconds
+def _too_slow(config: GatewayConfig, seconds: float, limit: float) -> WeftError:
     rate = config.connections.min_body_bytes_per_second
     late = f"the body did not arrive within {limit:g} seconds"
     slow = f"the body arrived more slowly than {rate} bytes per second"

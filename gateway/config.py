@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.batches.config import BatchEdgeConfig
 from gateway.edge_tls import EdgeTls, Exposure
 from gateway.media.config import MediaConfig
 from gateway.responses.config import KeepResponses
@@ -159,11 +160,14 @@ class GatewayConfig:
     """Which responses are kept, where there is somebody who keeps them."""
     response_store_timeout_seconds: float = 5.0
     """How long whoever keeps responses may take to answer."""
+    task_timeout_seconds: float = 30.0
+    """How long whoever runs durable tasks may take to answer; to be done, a task may take hours."""
     rate_limits: RateLimitConfig | None = None
     """Requests per tenant; None: as many as they like."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     media: MediaConfig = field(default_factory=MediaConfig)
+    batches: BatchEdgeConfig = field(default_factory=BatchEdgeConfig)
 
     def exposure(self, port: int | None = None) -> Exposure:
         """Where it listens, and how that is protected; `port` instead of its own."""

@@ -15,6 +15,8 @@ from gateway.metrics import GatewayMetrics
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 
+TASK_HEADER = b"x-weft-task-id"
+
 log = structlog.get_logger("weft.gateway")
 
 
@@ -86,7 +88,7 @@ def _let_go(error: WeftError | None) -> None:
 
 
 class _IdentifyingSender:
-    """Adds the request id to the head of the answer and notes its status."""
+    """Adds the ids of request and task to the head of the answer and notes its status."""
 
     __slots__ = ("_facts", "_send")
 
@@ -99,6 +101,8 @@ class _IdentifyingSender:
             self._facts.status = message["status"]
             request_id = self._facts.request_id.encode("ascii")
             message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            if self._facts.task_id:
+                message["headers"].append((TASK_HEADER, self._facts.task_id.encode("ascii")))
             if self._facts.dialect is Dialect.ANTHROPIC:
                 message["headers"].append((b"request-id", request_id))
         await self._send(message)

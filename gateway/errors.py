@@ -146,7 +146,7 @@ def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
     fields: dict[str, object] = {
-        "message": _words(error),
+        "message": words_of(error),
         "type": _TYPES.get(status, default_type),
         "param": error.metadata.get("field"),
         **_for_machines(error),
@@ -161,13 +161,14 @@ def _anthropic_fields(error: WeftError) -> dict[str, object]:
     is_too_long = error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
     return {
         "type": _ANTHROPIC_TYPES.get(status, default_type),
-        "message": (_TOO_LONG if is_too_long else "") + _words(error),
+        "message": (_TOO_LONG if is_too_long else "") + words_of(error),
         **({"param": field} if field else {}),
         **_for_machines(error),
     }
 
 
-def _words(error: WeftError) -> str:
+def words_of(error: WeftError) -> str:
+    """What a caller is told."""
     return _INTERNAL_MESSAGE if error.reason in _NOT_FOR_CALLERS else error.message
 
 

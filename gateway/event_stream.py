@@ -1,7 +1,7 @@
 """What happens in the registry as server-sent events, for as long as the caller listens."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError, envelope, internal_error, shutting_down
+from gateway.event_watches import EventWatches
 from gateway.facts import RequestFacts, facts_of
 from gateway.interrupt import interrupt_on_disconnect
 from gateway.parts import GatewayParts
@@ -24,6 +25,11 @@ from weft.resources.rendering import plain
 log = structlog.get_logger("weft.gateway")
 
 
+def failure_event(error: WeftError, request_id: str) -> bytes:
+    """The envelope of an error as an event."""
+    return b"data: " + envelope(error, request_id) + b"\n\n"
+
+
 class EventStream(Response):
     """Sends each event as it happens. A refusal is a status; a failure after the status line is the last event.
 
@@ -31,12 +37,24 @@ class EventStream(Response):
     ends the connection.
     """
 
-    def __init__(self, parts: GatewayParts, events: AsyncGenerator[bytes]) -> None:
-        """`events` are encoded as server-sent events, each whole."""
+    def __init__(
+        self,
+        parts: GatewayParts,
+        events: AsyncGenerator[bytes],
+        *,
+        watches: EventWatches | None = None,
+        failure: Callable[[WeftError, str], bytes] = failure_event,
+    ) -> None:
+        """`events` are encoded as server-sent events, each whole; `watches`: None: counted with those of resources.
+
+        `failure`: the last event of a stream that broke off, given why and the request's id.
+        """
         self.status_code = 200
         self.background: Any = None
         self._parts = parts
         self._events = events
+        self._watches = watches or parts.watches
+        self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the caller leaves, the registry ends the watch, or the gateway stops."""
@@ -50,17 +68,17 @@ class EventStream(Response):
         except ClientGoneError:
             raise
         except WeftError as error:
-            await _fail(error, writer, facts)
+            await self._fail(error, writer, facts)
         except asyncio.CancelledError:
-            await _fail(shutting_down(), writer, facts)
+            await self._fail(shutting_down(), writer, facts)
         except Exception:
             if not writer.is_committed:
                 raise
             log.exception("stream of events failed unexpectedly", request_id=facts.request_id)
-            await _fail(internal_error(), writer, facts)
+            await self._fail(internal_error(), writer, facts)
 
     async def _run(self, receive: Receive, writer: SseWriter) -> None:
-        with Interruptible() as block, self._parts.watches.joined(block):
+        with Interruptible() as block, self._watches.joined(block):
             guards = [
                 asyncio.create_task(interrupt_on_disconnect(receive, block)),
                 asyncio.create_task(writer.keep_up(block)),
@@ -74,16 +92,15 @@ class EventStream(Response):
                 for guard in guards:
                     guard.cancel()
 
+    async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
+        if not writer.is_committed:
+            raise error
+        facts.error = error
+        await writer.finish(self._failure(error, facts.request_id))
+
 
 async def encoded_events(events: AsyncGenerator[EventDocument]) -> AsyncGenerator[bytes]:
     """Events of resources as server-sent events."""
     async with aclosing(events):
         async for event in events:
             yield b"id: %d\ndata: %b\n\n" % (event.sequence, encode_json(plain(event)))
-
-
-async def _fail(error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
-    if not writer.is_committed:
-        raise error
-    facts.error = error
-    await writer.finish(b"data: " + envelope(error, facts.request_id) + b"\n\n")

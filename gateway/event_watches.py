@@ -15,7 +15,14 @@ class EventWatches:
     def __init__(self, max_watches: int) -> None:
         self._max_watches = max_watches
         self._open: set[Interruptible] = set()
+        self._beside: list[EventWatches] = []
         self._is_closed = False
+
+    def beside(self, max_watches: int) -> "EventWatches":
+        """Streams of another kind, with a limit of their own, that end with the gateway too."""
+        made = EventWatches(max_watches)
+        self._beside.append(made)
+        return made
 
     @contextmanager
     def joined(self, block: Interruptible) -> Generator[None]:
@@ -37,3 +44,5 @@ class EventWatches:
         self._is_closed = True
         for block in list(self._open):
             block.interrupt(shutting_down())
+        for others in self._beside:
+            others.close()

@@ -20,7 +20,7 @@ class RequestFacts:
     request_id: str
     arrived: float
     surface: str = "none"
-    """Which API: chat, completions, embeddings, messages, responses, models, api, health, metrics, or none."""
+    """Which API: chat, completions, embeddings, messages, responses, tasks, models, api, health, metrics, or none."""
     model: str = UNKNOWN_MODEL
     """A name the fleet knows, or `unknown`: callers do not add names to the metrics."""
     was_dispatched: bool = False
@@ -33,6 +33,8 @@ class RequestFacts:
     """Who sends it, once it is let in."""
     dialect: Dialect = Dialect.OPENAI
     """In whose words it is answered."""
+    task_id: str = ""
+    """The durable task that it is, as soon as there is one; its answer says so, whichever it is."""
 
 
 def facts_of(scope: Scope) -> RequestFacts:

@@ -15,6 +15,7 @@ from gateway.schemas.base import HandledRequest
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.handling import cache_tag, require_session
 from weft.dispatch.journey import RequestContext
+from weft.dispatch.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.ids import new_id
@@ -164,6 +165,17 @@ def _priority(headers: Headers, asked: HandledRequest) -> Priority | None:
     if priority is None:
         raise invalid_field("X-Priority", "must be 'high', 'normal' or 'low'")
     return priority
+
+
+def idempotency_key_of(headers: Headers) -> str:
+    """What the same submission has the same of; empty: none. Raises INVALID_ARGUMENT naming the header."""
+    given = headers.get(b"idempotency-key")
+    if given is None:
+        return ""
+    key = given.decode("latin-1")
+    if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS and key.isascii() and key.isprintable()):
+        raise invalid_field("Idempotency-Key", f"must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable characters")
+    return key
 
 
 def _client_id(headers: Headers, asked: HandledRequest) -> str:

@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 
 _SHOWN_CHARS = 64
 _MAX_NAME_CHARS = 256
-_HEADERS_END = b"\r\n\r\n"
+HEADERS_END = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def boundary_of(content_type: bytes, limits: RequestLimits) -> bytes:
         limit = limits.max_boundary_chars
         raise WeftError(Reason.REQUEST_TOO_LARGE, f"the boundary of the Content-Type is longer than {limit} characters")
     if not boundary or any(byte < 0x20 or byte > 0x7E for byte in boundary):
-        raise _malformed("the Content-Type has no usable boundary")
+        raise malformed("the Content-Type has no usable boundary")
     return boundary
 
 
@@ -52,34 +52,35 @@ def parts_of(raw: bytes, boundary: bytes, limits: RequestLimits) -> list[Part]:
     """
     delimiter = b"\r\n--" + boundary
     if not raw.startswith(delimiter[2:]):
-        raise _malformed("the body does not begin with its boundary")
+        raise malformed("the body does not begin with its boundary")
     parts: list[Part] = []
     place = len(delimiter) - 2
     while not raw.startswith(b"--", place):
         if len(parts) == limits.max_parts:
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"the body has more than {limits.max_parts} parts")
         if not raw.startswith(b"\r\n", place):
-            raise _malformed("a boundary is not at the end of its line")
+            raise malformed("a boundary is not at the end of its line")
         # From the line's end: a part without headers has nothing before the empty line.
-        head_end = raw.find(_HEADERS_END, place, place + limits.max_part_header_bytes + len(_HEADERS_END))
+        head_end = raw.find(HEADERS_END, place, place + limits.max_part_header_bytes + len(HEADERS_END))
         if head_end < 0:
             raise _no_head(raw, place, limits)
-        data_begin = head_end + len(_HEADERS_END)
+        data_begin = head_end + len(HEADERS_END)
         # The line end before the data may be that of the delimiter, where there is no data.
         data_end = raw.find(delimiter, data_begin - 2)
         if data_end < 0:
-            raise _malformed("the body ends within a part")
-        parts.append(_part(raw[place + 2 : head_end], raw[data_begin : max(data_begin, data_end)]))
+            raise malformed("the body ends within a part")
+        parts.append(part_of(raw[place + 2 : head_end], raw[data_begin : max(data_begin, data_end)]))
         place = data_end + len(delimiter)
     return parts
 
 
-def _part(head: bytes, data: bytes) -> Part:
+def part_of(head: bytes, data: bytes) -> Part:
+    """A part with these headers. Raises MALFORMED_REQUEST."""
     headers = dict(_header(line) for line in head.split(b"\r\n"))
     kind, options = parse_options_header(headers.get(b"content-disposition", b""))
     name = _text(options.get(b"name", b""))
     if kind != b"form-data" or not 0 < len(name) <= _MAX_NAME_CHARS:
-        raise _malformed("a part has no name")
+        raise malformed("a part has no name")
     filename = options.get(b"filename")
     media_type = headers.get(b"content-type", b"text/plain").partition(b";")[0].strip().lower()
     return Part(
@@ -93,7 +94,7 @@ def _part(head: bytes, data: bytes) -> Part:
 def _header(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not name or name != name.strip():
-        raise _malformed("a header of a part is malformed")
+        raise malformed("a header of a part is malformed")
     return name.lower(), value.strip()
 
 
@@ -101,9 +102,9 @@ def _text(raw: bytes) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise _malformed("a name in the body is not valid UTF-8") from None
+        raise malformed("a name in the body is not valid UTF-8") from None
     if not text.isprintable():
-        raise _malformed(f"a name in the body holds control characters: {text[:_SHOWN_CHARS]!a}")
+        raise malformed(f"a name in the body holds control characters: {text[:_SHOWN_CHARS]!a}")
     return text
 
 
@@ -111,12 +112,18 @@ def _last_segment(filename: str) -> str:
     return filename.replace("\\", "/").rpartition("/")[2]
 
 
+def too_long_head(limits: RequestLimits) -> WeftError:
+    """What is said of a part with more headers than one may have."""
+    limit = limits.max_part_header_bytes
+    return WeftError(Reason.REQUEST_TOO_LARGE, f"the headers of a part are longer than {limit} bytes")
+
+
 def _no_head(raw: bytes, place: int, limits: RequestLimits) -> WeftError:
     if len(raw) - place > limits.max_part_header_bytes:
-        limit = limits.max_part_header_bytes
-        return WeftError(Reason.REQUEST_TOO_LARGE, f"the headers of a part are longer than {limit} bytes")
-    return _malformed("the body ends within the headers of a part")
+        return too_long_head(limits)
+    return malformed("the body ends within the headers of a part")
 
 
-def _malformed(message: str) -> WeftError:
+def malformed(message: str) -> WeftError:
+    """What is said of a body that is no such form."""
     return WeftError(Reason.MALFORMED_REQUEST, message)

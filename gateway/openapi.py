@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from gateway.admin.schemas import AdminModelList, FlushBody, GpuMemoryAnswer, LoadBody, UnloadBody
 from gateway.keys.schemas import KeyList, NewKeyBody, NewKeyDocument, RotateBody
 from gateway.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from gateway.schemas.batches import BatchList, BatchObject, BatchRequest, DeletedFile, FileList, FileObject
 from gateway.schemas.messages import CountTokensRequest, MessagesRequest
 from gateway.schemas.model_calls import (
     ImageRequest,
@@ -32,6 +33,7 @@ from gateway.schemas.resources import (
 )
 from gateway.schemas.responses import ResponsesRequest
 from gateway.schemas.responses_kept import DeletedResponse, ResponseItemList, ResponseObject
+from gateway.schemas.tasks import NewTaskBody, TaskList, TaskObject
 from weft.resources.operation_documents import AuditList, OperationList
 from weft.resources.request_documents import ClientList, RequestList
 
@@ -51,6 +53,12 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     ResponseObject,
     DeletedResponse,
     ResponseItemList,
+    FileObject,
+    FileList,
+    DeletedFile,
+    BatchRequest,
+    BatchObject,
+    BatchList,
     ApplyRequest,
     ApplyAnswer,
     PoolMembersAnswer,
@@ -74,6 +82,9 @@ _PUBLISHED: tuple[type[BaseModel], ...] = (
     AuditList,
     RequestList,
     ClientList,
+    NewTaskBody,
+    TaskObject,
+    TaskList,
 )
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -116,6 +127,13 @@ _STREAMED: dict[str, Any] = {
         "text/event-stream": {"schema": {"type": "string"}},
     },
 }
+
+
+EVENTS: dict[str, Any] = {
+    "description": "Server-sent events",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+"""The answer of a route that streams."""
 
 
 def json_body(model: type[BaseModel], *, error: str = "Error") -> dict[str, Any]:
@@ -162,6 +180,13 @@ def answers(
     if path:
         parameters.insert(0, _parameter(path, "path"))
     return {"responses": {**answer, "default": _failure()}} | ({"parameters": parameters} if parameters else {})
+
+
+def file_content(*, path: str) -> dict[str, Any]:
+    """The part of `openapi_extra` for a route that answers the bytes of a file, which `path` names."""
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    success = {"description": "What is in the file", "content": content}
+    return {"responses": {"200": success, "default": _failure()}, "parameters": [_parameter(path, "path")]}
 
 
 def _parameter(name: str, place: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What the routes share: the collaborators of one gateway, handed in when the application is made."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.types import Scope
 
@@ -10,6 +10,7 @@ from gateway.config import GatewayConfig
 from gateway.event_watches import EventWatches
 from gateway.facts import RequestFacts, facts_of
 from gateway.identity import request_context
+from gateway.journal import journal_of
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RegistryPort, RequestDispatcher
@@ -44,6 +45,8 @@ class InferenceParts:
     """Who fetches the addresses of images."""
     rate_limits: TenantRateLimits | None = None
     """None: tenants may ask as often as they like."""
+    can_journal: bool = False
+    """Whether the dispatcher runs requests as durable tasks where they ask for it."""
     on_limited: Callable[[str, str], None] = _nobody_listens
     """Told the model's label and the tenant of a request that was one too many."""
 
@@ -60,20 +63,27 @@ class InferenceParts:
 
         Raises INVALID_ARGUMENT for a wrong header or name, RATE_LIMIT_EXCEEDED for a tenant that asks too often.
         """
+        self.note(scope, surface=surface, model=model)
+        context = request_context(scope, self.config, asked, model=model, operation=operation)
+        require_within(asked, self.config.limits)
+        journal = journal_of(scope, asked, operation, is_possible=self.can_journal)
+        self.count(scope, context.tenant)
+        return context if journal is None else replace(context, journal=journal)
+
+    def note(self, scope: Scope, *, surface: str, model: str) -> None:
+        """Note what a request asks for in its facts."""
         facts = facts_of(scope)
         facts.surface = surface
         facts.model = self.metrics.model_label(model, self.fleet.view)
-        context = request_context(scope, self.config, asked, model=model, operation=operation)
-        require_within(asked, self.config.limits)
-        if self.rate_limits is not None:
-            self._count(self.rate_limits, context.tenant, facts.model)
-        return context
 
-    def _count(self, limits: TenantRateLimits, tenant: str, model_label: str) -> None:
+    def count(self, scope: Scope, tenant: str) -> None:
+        """Count a request for its tenant. Raises RATE_LIMIT_EXCEEDED for one that asks too often."""
+        if self.rate_limits is None:
+            return
         try:
-            limits.take(tenant)
+            self.rate_limits.take(tenant)
         except WeftError:
-            self.on_limited(model_label, tenant)
+            self.on_limited(facts_of(scope).model, tenant)
             raise
 
     def request_media(self, asked: HandledRequest) -> RequestMedia:

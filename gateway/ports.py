@@ -12,12 +12,15 @@ from gateway.authentication import KeyRingSource
 from gateway.keys.ports import KeysPort
 from gateway.media.port import MediaSource
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
+from weft.dispatch.batches import BatchPort
+from weft.dispatch.files import FilePort
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.requests import RequestSource
 from weft.dispatch.speech_call import SpeechPiece
 from weft.dispatch.stored_responses import ResponseStore
+from weft.dispatch.tasks import TaskPort
 from weft.resources.documents import Document, EventDocument, ModelDocument
 from weft.resources.kinds import ResourceKind
 
@@ -214,6 +217,12 @@ class GatewayPorts:
     """Who makes and ends keys; None, or where nobody needs one: nobody over HTTP."""
     responses: ResponseStore | None = None
     """Who keeps answers that callers come back to; None: nobody does."""
+    tasks: TaskPort | None = None
+    """Who runs requests that outlive their callers; None: nobody does."""
+    files: FilePort | None = None
+    """Who keeps files; None: nobody does, and there are no batches."""
+    batches: BatchPort | None = None
+    """Who keeps batches; None: nobody does."""
     requests: RequestSource | None = None
     """Who remembers requests; None: there is nothing to ask."""
     media: MediaSource | None = None

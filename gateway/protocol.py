@@ -30,6 +30,11 @@ log = structlog.get_logger("weft.gateway")
 _FRAMING_BYTES = 32
 """What a piece of a chunked body may have around it: its length, and two line ends."""
 
+_ORDINARY_BODY_BYTES = 10 * 1024 * 1024
+"""Of what is larger only files are taken, and a large file comes in many segments of a slow network: ..."""
+_LARGE_PIECE_BYTES = 1024
+"""... one more piece for so many bytes beyond that."""
+
 
 class EdgeServerConfig(uvicorn.Config):
     """uvicorn's configuration with what `EdgeProtocol` needs besides."""
@@ -61,6 +66,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._is_reading_head = True
         self._body_pieces = 0
+        self._body_bytes = 0
         self._overhead_bytes = 0
         self._refusal: WeftError | None = None
         self._is_refused = False
@@ -123,6 +129,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._is_reading_head = False
         self._head_bytes = 0
         self._body_pieces = 0
+        self._body_bytes = 0
         self._overhead_bytes = 0
         _cancel(self._head_timer)
         self._head_timer = None
@@ -131,8 +138,10 @@ class EdgeProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """A piece of a body: what matters here is only how many there are, and what came besides."""
         self._body_pieces += 1
+        self._body_bytes += len(body)
         self._overhead_bytes -= len(body)
-        if self._body_pieces > self._limits.max_body_pieces:
+        beyond = max(0, self._body_bytes - _ORDINARY_BODY_BYTES)
+        if self._body_pieces > self._limits.max_body_pieces + beyond // _LARGE_PIECE_BYTES:
             self._refusal = WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many pieces")
             raise self._refusal
         super().on_body(body)

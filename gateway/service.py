@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app import create_app
 from gateway.app_server import AppServer
+from gateway.batches.finishing import FinishingJobs
 from gateway.config import GatewayConfig
 from gateway.event_watches import EventWatches
 from gateway.metrics import GatewayMetrics
@@ -39,7 +40,8 @@ class GatewayService:
         clock: Clock,
     ) -> None:
         self._watches = EventWatches(config.max_event_watches)
-        app = create_app(config, ports, watches=self._watches, metrics=metrics, clock=clock)
+        self._finishing = FinishingJobs(config.batches.max_finishing)
+        app = create_app(config, ports, watches=self._watches, finishing=self._finishing, metrics=metrics, clock=clock)
         self._server = AppServer(app, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused)
 
     @property
@@ -64,3 +66,4 @@ class GatewayService:
         self._server.request_stop(grace_seconds)
         self._watches.close()
         await self._server.wait_stopped()
+        await self._finishing.close()

@@ -77,7 +77,8 @@ class ClientRegistry:
         profile = self._config.profiles.get(request.client_id) if request.client_id else None
         if profile is None:
             return request
-        if not request.names_priority and profile.priority is not request.priority:
+        is_durable = request.priority is Priority.DURABLE
+        if not request.names_priority and profile.priority is not request.priority and not is_durable:
             request = replace(request, priority=profile.priority)
         if request.model == AUTO_MODEL and profile.route:
             request = replace(request, model=ROUTE_PREFIX + profile.route)
@@ -87,13 +88,15 @@ class ClientRegistry:
         """Count a request that arrived; its end is told under the same key.
 
         Raises RATE_LIMIT_EXCEEDED for a tenant or client that asks too often; such a request has no end to be told.
-        The mesh's own work, and a request that is placed again, are not counted.
+        The mesh's own work, and a request that is placed again, are not counted; nor are durable ones, which were when
+        they were submitted.
         """
         now = self._clock.monotonic()
-        client = self._client(request, now) if request.client_id else None
+        is_durable = request.priority is Priority.DURABLE
+        client = self._client(request, now) if request.client_id and not is_durable else None
         if client is not None:
             client.pattern.note_arrival(request.model, now)
-        counts = request.priority is not Priority.SYSTEM and request.age_seconds == 0.0
+        counts = not is_durable and request.priority is not Priority.SYSTEM and request.age_seconds == 0.0
         try:
             counted = self._counted(request, client, now) if counts else NOTHING_COUNTED
         except WeftError:

@@ -1,12 +1,13 @@
 """InferenceService: the public gRPC surface, over the same dispatcher as the HTTP edge. Translation only."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
 
 from router_svc.call_validation import check_images, check_rerank, check_speech, check_tokenize, check_transcription
+from router_svc.callers import metadata_of, tenant_of
 from router_svc.validation import check_chat, check_completion, check_embedding
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
@@ -20,7 +21,6 @@ from weft.kernel.caller import caller
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
     MAX_REQUEST_ID_CHARS,
-    MAX_TENANT_CHARS,
     require_token,
 )
 from weft.kernel.principal import MAY_LEAVE
@@ -29,7 +29,6 @@ from weft.kernel.rpc import answering
 from weft.kernel.telemetry import traceparent_of
 
 REQUEST_ID = "x-request-id"
-TENANT = "x-tenant-id"
 RECEIPT_TRAILER = "weft-receipt-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -151,7 +150,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             _send_receipt(context, call)
 
     async def _about(self, request: InferenceRequest, operation: Operation, context: Context) -> RequestContext:
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        metadata = metadata_of(context)
         request_id = metadata.get(REQUEST_ID) or new_id("req")
         require_token(request_id, REQUEST_ID, MAX_REQUEST_ID_CHARS)
         if request.options.allow_remote:
@@ -159,7 +158,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return RequestContext(
             request_id=request_id,
-            tenant=_tenant_of(metadata),
+            tenant=tenant_of(metadata),
             caller=caller().name,
             model=require_model_name(request.model, "model"),
             operation=operation,
@@ -172,14 +171,6 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
             client_id=client_of(request.options),
             session=session_of(request.options),
         )
-
-
-def _tenant_of(metadata: Mapping[str, str]) -> str:
-    """Whose request it is: that of the key, or where callers are believed, what they say."""
-    claimed = metadata.get(TENANT, "")
-    if claimed:
-        require_token(claimed, TENANT, MAX_TENANT_CHARS)
-    return caller().tenant_for(claimed, TENANT)
 
 
 async def _result_of(call: UnaryCall[ResultT], context: Context) -> ResultT:

@@ -112,7 +112,7 @@ class LoopParts:
     tickets: TicketOffice
     books: Books
     on_waiting: Callable[[], None] = _nobody_listens
-    """Told again and again while requests wait: what they wait for should be looked at more often."""
+    """Told again and again while callers wait: what they wait for should be looked at more often."""
 
 
 class SchedulingLoop:
@@ -284,7 +284,8 @@ class SchedulingLoop:
     def _set_timer(self) -> None:
         if self._timer is None and self._scheduler.needs_ticks and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
-            self._parts.on_waiting()
+            if self._scheduler.is_hurried:
+                self._parts.on_waiting()
 
     def _tick(self) -> None:
         self._timer = None

@@ -97,7 +97,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
     if message.operation not in {operation.value for operation in Operation}:
         raise invalid_field("open.operation", f"must be one of {', '.join(each.name.lower() for each in Operation)}")
     priority = Priority.from_wire(message.priority)
-    # The mesh's own band is for a router's own process: whoever dispatches for callers is one of theirs here.
+    # The mesh's own bands are for a router's own process: whoever dispatches for callers is one of theirs here.
     if priority is None or priority not in CALLER_BANDS:
         raise invalid_field("open.priority", "must be high, normal or low")
     if not 0 <= message.attempts_used <= MAX_ATTEMPTS_USED:

@@ -25,7 +25,7 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.fleet_watcher import FleetWatcher
+from weft.dispatch.fleet_watcher import FleetListener, FleetWatcher
 from weft.dispatch.port import RouterPort
 from weft.dispatch.requests import RequestSource
 from weft.kernel.clock import Clock, SystemClock
@@ -68,6 +68,16 @@ class RouterService:
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = FleetView()
+        self._listeners: list[FleetListener] = []
+
+    def subscribe(self, listener: FleetListener) -> None:
+        """Call `listener` with every new view, from the event loop, after the scheduler has it."""
+        self._listeners.append(listener)
+
+    @property
+    def channels(self) -> ChannelPool:
+        """Channels to runners, for dispatchers in this very process; closed when the router stops."""
+        return self._channels
 
     @property
     def placement(self) -> RouterPort:
@@ -152,3 +162,5 @@ class RouterService:
         # The waker first: what the loop decides about a view is carried out in the same one.
         self._waker.update_view(self._view)
         self._loop.update_view(self._view)
+        for listener in self._listeners:
+            listener(self._view)

@@ -1,24 +1,27 @@
 """POST /v1/responses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI, Request, Response
 
 from gateway.body import read_json_body
-from gateway.config import GatewayConfig
 from gateway.facts import facts_of
 from gateway.generation import Work, streamed, whole
 from gateway.json_guard import parse
 from gateway.openapi import json_body
-from gateway.parts import InferenceParts
+from gateway.parts import GatewayParts
 from gateway.ports import Generation
+from gateway.responses.background import BackgroundResponses
 from gateway.responses.bounded_store import BoundedStore
 from gateway.responses.config import KeepResponses
+from gateway.responses.continued import ContinuedResponses
 from gateway.responses.generation import RespondingGeneration
 from gateway.responses.history import conversation_of, items_to_keep
 from gateway.responses.keeping import GrowingResponse, Keeping
+from gateway.responses.origin import origin_of
 from gateway.responses.running import RunningResponse, RunningResponses
+from gateway.responses.submission import BackgroundParts, Submission, require_background
 from gateway.schemas.responses import ResponsesRequest
 from gateway.translate.responses import Conversation, own_items, to_asked, wants_logprobs
 from gateway.translate.responses_answer import ResponsesAnswer
@@ -28,6 +31,7 @@ from gateway.translate.responses_stream import ResponsesStream
 from gateway.translate.sampling import wants_events
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.stored_responses import ResponseStore
+from weft.dispatch.tasks import TaskPort
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -43,6 +47,15 @@ class ResponsesParts:
     """None: no responses are kept."""
     running: RunningResponses
     keeps: KeepResponses = KeepResponses.BY_DEFAULT
+    background: BackgroundParts | None = None
+    """None: there are no responses in the background."""
+
+    @property
+    def continued(self) -> ResponseStore | None:
+        """Where responses that are continued are found."""
+        if self.store is None or self.background is None:
+            return self.store
+        return ContinuedResponses(self.store, self.background.responses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +70,49 @@ class RespondingWork(Work):
         return generation if self.responding is None else self.responding(generation)
 
 
-def responses_parts(config: GatewayConfig, store: ResponseStore | None) -> ResponsesParts:
-    """Those of one gateway over whoever keeps responses."""
-    timeout = config.response_store_timeout_seconds
+def responses_parts(parts: GatewayParts, store: ResponseStore | None, tasks: TaskPort | None) -> ResponsesParts:
+    """Those of one gateway over whoever keeps responses, and whoever runs tasks."""
+    config = parts.config
+    timeout, most = config.response_store_timeout_seconds, config.max_running_responses
     bounded = None if store is None else BoundedStore(store, timeout_seconds=timeout)
-    running = RunningResponses(config.max_running_responses)
-    return ResponsesParts(store=bounded, running=running, keeps=config.keep_responses)
+    background = None
+    if bounded is not None and tasks is not None:
+        found = BackgroundResponses(tasks, bounded, parts.clock, timeout_seconds=timeout)
+        background = BackgroundParts(responses=found, watches=parts.watches.beside(most))
+    running = RunningResponses(most)
+    return ResponsesParts(store=bounded, running=running, keeps=config.keep_responses, background=background)
 
 
-def add_responses(app: FastAPI, parts: InferenceParts, responses: ResponsesParts) -> None:
+def add_responses(app: FastAPI, parts: GatewayParts, responses: ResponsesParts) -> None:
     """Add the route."""
 
     async def create_response(request: Request) -> Response:
-        """Answer, as one response or as a stream of server-sent events."""
+        """Answer, as one response or as a stream of server-sent events; or begin one in the background."""
         scope = request.scope
         raw = await read_json_body(scope, request.receive, parts.config)
         asked = parse(ResponsesRequest, raw, max_depth=parts.config.limits.max_json_depth)
         context = parts.context(scope, surface=SURFACE, asked=asked, model=asked.model, operation=Operation.CHAT)
-        keeps, items = _keeps(asked, responses), own_items(asked)
-        previous, most = asked.previous_response_id, parts.config.limits.max_json_members
-        conversation = await conversation_of(responses.store, context.tenant, items, previous, max_members=most)
+        background = _background(asked, context, responses) if asked.background else None
+        keeps = None if background is not None else _keeps(asked, responses)
+        items, most = own_items(asked), parts.config.limits.max_json_members
+        conversation = await conversation_of(
+            responses.continued, context.tenant, items, asked.previous_response_id, max_members=most
+        )
         media = parts.request_media(asked)
         made = to_asked(asked, conversation, media, parts.config.limits)
-        state = ResponseState(model=asked.model, is_stored=keeps is not None)
-        arrived = facts_of(scope).arrived
-        document = ResponseDocument(asked, new_response_id(), clock=parts.clock, arrived=arrived)
-        keeping = None if keeps is None else _keeping(keeps, asked, context, conversation, document)
-        logprobs = wants_logprobs(asked)
-        if not asked.stream:
-            answer = ResponsesAnswer(document, state, logprobs=logprobs)
-            responding = _responding(responses, context, document, answer, keeping, is_streamed=False)
-            work = RespondingWork(parts, scope, context, made.payload, made.warnings, media, responding)
-            return whole(work, answer)
-        responses.running.require_room()
-        if asked.store and keeping is not None:
-            await _require_store(keeping)
-        encoder = ResponsesStream(document, state, logprobs=logprobs, include_events=wants_events(asked))
-        responding = _responding(responses, context, document, encoder, keeping, is_streamed=True)
-        work = RespondingWork(parts, scope, context, made.payload, made.warnings, media, responding)
-        return streamed(work, encoder)
+        if background is None:
+            work = Work(parts, scope, context, made.payload, made.warnings, media)
+            return await _live(responses, work, asked, keeps, conversation)
+        submission = Submission(
+            parts=parts,
+            background=background,
+            scope=scope,
+            context=context,
+            payload=made.payload,
+            media=media,
+            origin=origin_of(raw, items, conversation.items, made.warnings),
+        )
+        return submission.streamed() if asked.stream else submission.whole()
 
     app.add_api_route(
         "/v1/responses",
@@ -104,6 +121,44 @@ def add_responses(app: FastAPI, parts: InferenceParts, responses: ResponsesParts
         tags=["openai"],
         openapi_extra=json_body(ResponsesRequest),
     )
+
+
+async def _live(
+    responses: ResponsesParts,
+    work: Work,
+    asked: ResponsesRequest,
+    keeps: ResponseStore | None,
+    conversation: Conversation,
+) -> Response:
+    """The answer to a caller who waits for it."""
+    parts, context = work.parts, work.context
+    state = ResponseState(model=asked.model, is_stored=keeps is not None)
+    document = ResponseDocument(asked, new_response_id(), clock=parts.clock, arrived=facts_of(work.scope).arrived)
+    keeping = None if keeps is None else _keeping(keeps, asked, context, conversation, document)
+    logprobs = wants_logprobs(asked)
+    if not asked.stream:
+        answer = ResponsesAnswer(document, state, logprobs=logprobs)
+        # Only a streamed response has an id that somebody could know before its end.
+        responding = _responding(responses, answer, keeping, None)
+        return whole(_responding_work(work, responding), answer)
+    responses.running.require_room()
+    if asked.store and keeping is not None:
+        await _require_store(keeping)
+    encoder = ResponsesStream(document, state, logprobs=logprobs, include_events=wants_events(asked))
+    running = RunningResponse(context.tenant, document.response_id, encoder, keeping)
+    responding = _responding(responses, encoder, keeping, running)
+    return streamed(_responding_work(_endable(work, running), responding), encoder)
+
+
+def _responding_work(work: Work, responding: Callable[[Generation], RespondingGeneration]) -> RespondingWork:
+    return RespondingWork(work.parts, work.scope, work.context, work.payload, work.warnings, work.media, responding)
+
+
+def _background(asked: ResponsesRequest, context: RequestContext, responses: ResponsesParts) -> BackgroundParts:
+    """Raises INVALID_ARGUMENT naming the field where the response cannot be in the background."""
+    if responses.keeps is KeepResponses.NEVER:
+        raise invalid_field("background", "must be false: this gateway keeps no responses")
+    return require_background(asked, context, responses.background)
 
 
 def _keeps(asked: ResponsesRequest, responses: ResponsesParts) -> ResponseStore | None:
@@ -140,18 +195,18 @@ async def _require_store(keeping: Keeping) -> None:
             raise
 
 
-def _responding(
-    responses: ResponsesParts,
-    context: RequestContext,
-    document: ResponseDocument,
-    growing: GrowingResponse,
-    keeping: Keeping | None,
-    *,
-    is_streamed: bool,
-) -> Callable[[Generation], RespondingGeneration]:
-    """Only a streamed response has an id that somebody could know before its end."""
-    running = RunningResponse(context.tenant, document.response_id, growing, keeping) if is_streamed else None
+def _endable(work: Work, running: RunningResponse) -> Work:
+    """Whoever cancels the response ends its task, too, where it is one: also one that would go on without its caller."""
+    context, journal = work.context, work.context.journal
+    if journal is None:
+        return work
+    journal = replace(journal, is_ended=lambda: running.is_ended)
+    return replace(work, context=replace(context, journal=journal))
 
+
+def _responding(
+    responses: ResponsesParts, growing: GrowingResponse, keeping: Keeping | None, running: RunningResponse | None
+) -> Callable[[Generation], RespondingGeneration]:
     def around(generation: Generation) -> RespondingGeneration:
         return RespondingGeneration(generation, growing, keeping=keeping, running=running, everyone=responses.running)
 

@@ -1,21 +1,25 @@
 """GET, DELETE and cancel of /v1/responses/{id}, and its input items."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
 
+from gateway.event_stream import EventStream
 from gateway.facts import facts_of
 from gateway.identity import tenant_of
-from gateway.openapi import answers
+from gateway.openapi import EVENTS, answers
+from gateway.parts import GatewayParts
 from gateway.query import MAX_PARAMETERS
-from gateway.responses.running import RunningResponses
+from gateway.responses.background import StreamPosition
+from gateway.responses.kept import KeptResponses, not_streamed_again
+from gateway.responses.replay import FROM_THE_START
 from gateway.routes.responses import SURFACE, ResponsesParts
 from gateway.schemas.responses_items import MAX_ID_CHARS
 from gateway.schemas.responses_kept import DeletedResponse, ResponseItemList, ResponseObject
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
@@ -24,18 +28,31 @@ MAX_ITEMS = 100
 DEFAULT_ITEMS = 20
 _PATH = "/v1/responses/{response_id}"
 _LIST = ("limit", "order", "after")
+_STREAM = ("stream", "starting_after")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+MAX_SEQUENCE_NUMBER = 2**53
+"""Beyond it, clients that know only doubles cannot count."""
 
 
-def add_kept_responses(app: FastAPI, responses: ResponsesParts) -> None:
+def add_kept_responses(app: FastAPI, parts: GatewayParts, responses: ResponsesParts) -> None:
     """Add the routes. A tenant sees its own responses."""
-    kept = _Kept(responses.store, responses.running)
+    background = responses.background
+    kept = KeptResponses(responses.store, responses.running, None if background is None else background.responses)
 
     async def get_response(request: Request) -> Response:
-        """A response that is kept, or as far as it has been streamed."""
+        """A response that is kept, or as far as it is; one in the background also as its stream, from any event on."""
         tenant, response_id = _asked(request)
-        if _parameters(request.scope).get("stream", "false").lower() not in {"false", "0"}:
-            raise invalid_field("stream", "must be false: a response is streamed to whoever asked for it")
-        return _json(await kept.body(tenant, response_id))
+        wanted = _parameters(request.scope)
+        starting_after = _starting_after(wanted)
+        if not _wants_stream(wanted):
+            if "starting_after" in wanted:
+                raise invalid_field("starting_after", "goes with stream=true")
+            return _json(await kept.body(tenant, response_id))
+        if background is None:
+            raise not_streamed_again()
+        position = StreamPosition(max(0, starting_after))
+        events = await kept.events(tenant, response_id, position, starting_after)
+        return EventStream(parts, events, watches=background.watches, failure=position.broken_off)
 
     async def delete_response(request: Request) -> Response:
         """Forget a response."""
@@ -57,7 +74,7 @@ def add_kept_responses(app: FastAPI, responses: ResponsesParts) -> None:
         return _json(msgspec.json.encode(_page(items, wanted)))
 
     for path, method, endpoint, extra in (
-        (_PATH, "GET", get_response, answers(ResponseObject, path="response_id", query=("stream",))),
+        (_PATH, "GET", get_response, _or_events(answers(ResponseObject, path="response_id", query=_STREAM))),
         (_PATH, "DELETE", delete_response, answers(DeletedResponse, path="response_id")),
         (f"{_PATH}/cancel", "POST", cancel_response, answers(ResponseObject, path="response_id")),
         (f"{_PATH}/input_items", "GET", list_input_items, answers(ResponseItemList, path="response_id", query=_LIST)),
@@ -65,44 +82,27 @@ def add_kept_responses(app: FastAPI, responses: ResponsesParts) -> None:
         app.add_api_route(path, endpoint, methods=[method], tags=["openai"], openapi_extra=extra)
 
 
-class _Kept:
-    """Responses that are kept, and those that run here."""
+def _or_events(extra: dict[str, Any]) -> dict[str, Any]:
+    extra["responses"]["200"]["content"] |= EVENTS["content"]
+    return extra
 
-    def __init__(self, store: ResponseStore | None, running: RunningResponses) -> None:
-        self._store = store
-        self._running = running
 
-    async def body(self, tenant: str, response_id: str) -> bytes:
-        running = self._running.find(tenant, response_id)
-        return running.snapshot() if running is not None else (await self._get(tenant, response_id)).body
+def _wants_stream(wanted: Mapping[str, str]) -> bool:
+    stream = _FLAGS.get(wanted.get("stream", "false").lower())
+    if stream is None:
+        raise invalid_field("stream", "must be true or false")
+    return stream
 
-    async def delete(self, tenant: str, response_id: str) -> None:
-        if self._running.find(tenant, response_id) is not None:
-            raise WeftError(Reason.RESOURCE_IN_USE, f"response {response_id} is being streamed; cancel it first")
-        if self._store is None:
-            raise response_not_found(response_id)
-        await self._store.delete(tenant, response_id)
 
-    async def cancel(self, tenant: str, response_id: str) -> bytes:
-        running = self._running.find(tenant, response_id)
-        if running is None:
-            await self._get(tenant, response_id)
-        if running is None or running.is_concluded or running.is_ended:
-            raise invalid_field("response_id", f"response {response_id} has come to its end and cannot be cancelled")
-        return await running.cancel()
-
-    async def input_items(self, tenant: str, response_id: str) -> Sequence[dict[str, object]]:
-        running = self._running.find(tenant, response_id)
-        raw = running.items if running is not None else (await self._get(tenant, response_id)).items
-        if raw is None:
-            raise response_not_found(response_id)
-        items: list[dict[str, object]] = msgspec.json.decode(raw)
-        return items
-
-    async def _get(self, tenant: str, response_id: str) -> StoredResponse:
-        if self._store is None:
-            raise response_not_found(response_id)
-        return await self._store.get(tenant, response_id)
+def _starting_after(wanted: Mapping[str, str]) -> int:
+    """The sequence number of the last event that the caller has. Raises INVALID_ARGUMENT for what is none."""
+    given = wanted.get("starting_after")
+    if given is None:
+        return FROM_THE_START
+    is_number = given.isascii() and given.isdigit() and len(given) <= len(str(MAX_SEQUENCE_NUMBER))
+    if not is_number or int(given) > MAX_SEQUENCE_NUMBER:
+        raise invalid_field("starting_after", f"must be a whole number from 0 to {MAX_SEQUENCE_NUMBER}")
+    return int(given)
 
 
 def _asked(request: Request) -> tuple[str, str]:

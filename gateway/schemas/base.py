@@ -97,3 +97,7 @@ class HandledRequest(StrictModel):
     """Extension: the band to wait in. The header X-Priority says the same, and wins."""
     x_client_id: Annotated[str, Field(max_length=MAX_CLIENT_CHARS)] | None = None
     """Extension: who the caller is, for profiles and figures. The header X-Client-Id says the same, and wins."""
+    durable: Literal["wait"] | None = None
+    """Extension: whether it is run as a durable task while its caller waits."""
+    on_disconnect: Literal["cancel", "keep"] | None = None
+    """Extension, with `durable`: what becomes of the task when its caller leaves. Absent: cancel."""

@@ -38,6 +38,11 @@ def fill_prompts(
             target.add(tokens=completion_pb2.TokenIds(ids=prompt))
 
 
+def prompt_count(prompts: Prompts) -> int:
+    """How many prompts `fill_prompts` makes of it."""
+    return 1 if isinstance(prompts, str) or _are_tokens(prompts) else len(prompts)
+
+
 def _are_tokens(prompts: list[str] | list[int] | list[list[int]]) -> TypeGuard[list[int]]:
     return isinstance(prompts[0], int)
 

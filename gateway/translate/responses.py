@@ -116,8 +116,6 @@ def _as_message(parts: Sequence[InputItem]) -> InputItem:
 def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
     if require_choices(request, limits) > 1:
         raise invalid_field("n", "must be 1: a response is one answer")
-    if request.background:
-        raise invalid_field("background", "must be false: responses in the background are not offered here yet")
     if request.conversation is not None:
         raise invalid_field("conversation", "is not offered here; use 'previous_response_id', or send the whole input")
     if request.prompt is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import msgspec
 
@@ -15,6 +16,7 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 
+QUEUED = "queued"
 COMPLETED = "completed"
 INCOMPLETE = "incomplete"
 IN_PROGRESS = "in_progress"
@@ -60,10 +62,11 @@ class ResponseDocument:
         *,
         clock: Clock,
         arrived: float,
+        created_at: datetime | None = None,
     ) -> None:
-        """`arrived`: when the request came, on the monotonic clock."""
+        """`arrived`: when the request came, on the monotonic clock; `created_at`: None: now."""
         self.response_id = response_id
-        self.created_at = clock.utc_now()
+        self.created_at = created_at or clock.utc_now()
         self.created = int(self.created_at.timestamp())
         self.has_metrics = uses_pool_envelope(request)
         self._clock = clock
@@ -97,11 +100,15 @@ class ResponseDocument:
         """Complete `items` and note the end in `state`; returns the status of the whole response."""
         items.close()
         state.receipt = receipt
-        state.total_seconds = self._clock.monotonic() - self._arrived
+        ended_at, state.total_seconds = self._end()
         if items.incomplete_reason():
             return INCOMPLETE
-        state.completed_at = int(self._clock.utc_now().timestamp())
+        state.completed_at = int(ended_at.timestamp())
         return COMPLETED
+
+    def _end(self) -> tuple[datetime, float]:
+        """When the answer came to its end, and after how many seconds."""
+        return self._clock.utc_now(), self._clock.monotonic() - self._arrived
 
     def metrics(self, state: ResponseState) -> dict[str, object]:
         """Times and counts; null: not known here. Times are milliseconds."""
@@ -153,7 +160,7 @@ def _echo(request: ResponsesRequest) -> dict[str, object]:
     shown: dict[str, object] = {name: getattr(request, name) for name in _ECHOED}
     key = request.prompt_cache_key
     return shown | {
-        "background": False,
+        "background": bool(request.background),
         "conversation": None,
         "max_tool_calls": None,
         "metadata": request.metadata or {},

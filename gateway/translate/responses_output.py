@@ -6,9 +6,8 @@ from typing import Protocol
 
 from gateway.schemas.chat import MAX_TOOL_CALL_ID_CHARS
 from gateway.translate.pieces import finite_logprob
-from gateway.translate.responses_ids import output_item_id
+from gateway.translate.responses_ids import call_id, output_item_id
 from weft.api.common.v1 import event_pb2
-from weft.kernel.ids import new_id
 
 OUTPUT_TEXT = "output_text"
 REFUSAL = "refusal"
@@ -243,9 +242,10 @@ class OutputItems:
     def _fresh_call_id(self, given: str) -> str:
         """Clients tell calls apart by it; an engine that numbers them anew must not make two of them one."""
         is_usable = 0 < len(given) <= MAX_TOOL_CALL_ID_CHARS and given not in self._call_ids
-        call_id = given if is_usable else new_id("call")
-        self._call_ids.add(call_id)
-        return call_id
+        # Not at random: an answer that is read again later must be the same to the letter.
+        fresh = given if is_usable else call_id(self._response_id, len(self.items))
+        self._call_ids.add(fresh)
+        return fresh
 
     def _end_open(self, status: str) -> None:
         item, self._open = self._open, None

@@ -44,6 +44,8 @@ _ARGUMENTS = b"response.function_call_arguments"
 class ResponsesStream(StreamEncoder):
     """One streamed response. It is the sink of its own output items."""
 
+    _is_kept_where_it_failed = False
+
     def __init__(
         self, document: ResponseDocument, state: ResponseState, *, logprobs: bool, include_events: bool = False
     ) -> None:
@@ -54,11 +56,12 @@ class ResponsesStream(StreamEncoder):
         self._items = OutputItems(document.response_id, self, logprobs=logprobs)
         self._out: list[bytes] = []
         self._sequence = 0
+        self._is_opened = False
         self._final_status = ""
 
     def encode(self, frame: list[event_pb2.InferenceEvent]) -> bytes:
         """See StreamEncoder. The first bytes are the events with which every response begins."""
-        if self._sequence:
+        if self._is_opened:
             return super().encode(frame)
         for event in frame:
             if event.HasField("started"):
@@ -87,18 +90,13 @@ class ResponsesStream(StreamEncoder):
 
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
         """See StreamEncoder. Clients that stop at an `error` event have the whole response by then."""
-        opening = b"" if self._sequence else self._first_events()
+        opening = b"" if self._is_opened else self._first_events()
         is_cancelled = error.reason is Reason.CANCELLED
         if not is_cancelled:
-            self._state.error, self._state.is_stored = error, False
+            self._state.error = error
+            self._state.is_stored = self._is_kept_where_it_failed and self._state.is_stored
         failed = self._event(b"response.failed", self._render(CANCELLED if is_cancelled else FAILED))
-        fields: dict[str, object] = msgspec.json.decode(envelope(error, request_id))
-        told = fields["error"]
-        assert isinstance(told, dict)
-        # The Python client raises for a member `error`, and would pass over the others.
-        own = {"code": told["code"], "message": told["message"], "param": told["param"]}
-        members = encode_json({"type": "error", "sequence_number": self._next()} | own | fields)
-        return opening + failed + b"event: error\ndata: " + members + b"\n\n"
+        return opening + failed + error_event(error, request_id, self._next())
 
     def item_added(self, item: Item) -> None:
         """See OutputSink."""
@@ -193,6 +191,7 @@ class ResponsesStream(StreamEncoder):
         return b""
 
     def _first_events(self) -> bytes:
+        self._is_opened = True
         response = self._render(IN_PROGRESS)
         return self._event(b"response.created", response) + self._event(b"response.in_progress", response)
 
@@ -225,6 +224,17 @@ class ResponsesStream(StreamEncoder):
         sequence = self._sequence
         self._sequence = sequence + 1
         return sequence
+
+
+def error_event(error: WeftError, request_id: str, number: int) -> bytes:
+    """The event that clients raise for."""
+    fields: dict[str, object] = msgspec.json.decode(envelope(error, request_id))
+    told = fields["error"]
+    assert isinstance(told, dict)
+    # The Python client raises for a member `error`, and would pass over the others.
+    own = {"code": told["code"], "message": told["message"], "param": told["param"]}
+    members = encode_json({"type": "error", "sequence_number": number} | own | fields)
+    return b"event: error\ndata: " + members + b"\n\n"
 
 
 def _delta_head(name: bytes, item: Item, place: bytes) -> bytes:

@@ -117,7 +117,7 @@ def _use_of(use: lease_service_pb2.LeaseUse, field: str, holder: Holder) -> Leas
 
 
 def _priority_of(priority: priority_pb2.Priority.ValueType, field: str, holder: Holder) -> Priority:
-    """Only a runner is asked to load by the mesh itself; a program that said so would have everybody give way."""
+    """Only a runner works for the mesh itself, or for durable tasks: no program is of the mesh's own bands."""
     band = Priority.from_wire(priority)
     if band is None or (band not in CALLER_BANDS and holder.kind is not HolderKind.RUNNER):
         raise invalid_field(field, "must be high, normal or low")

@@ -36,8 +36,11 @@ class Admission:
     def admit(
         self, request: LiveRequest, line: Line, outlook: Outlook, gate: GateWord | None, now: float
     ) -> Rejects | Room:
-        """Whether this request may wait in this line. Costs the same however many wait, unless somebody makes room."""
-        slow = self._too_slow(request, line, outlook, now)
+        """Whether this request may wait in this line. Costs the same however many wait, unless somebody makes room.
+
+        Durable requests take no caller's place and are in no hurry: only a deadline of their own keeps them out.
+        """
+        slow = None if request.kind.durable else self._too_slow(request, line, outlook, now)
         better_served = None if slow is None else self._better_served(request, line)
         if slow is not None and better_served is None:
             return slow
@@ -46,7 +49,7 @@ class Admission:
             return unreachable
         if better_served is not None:
             return Room(instead_of=better_served)
-        if line.waiting < self.depth(outlook):
+        if request.kind.durable or line.callers_waiting < self.depth(outlook):
             return _A_PLACE
         victim = self._victim(request, line, self.depth(outlook))
         if victim is None:
@@ -87,19 +90,19 @@ class Admission:
         """The refusal of one for whom there is no room."""
         wait = line.pace.average_wait_seconds
         back = self.retry_after(request, line, now)
-        return refusals.queue_full(request.arrival, line.waiting, self.depth(outlook), wait, back)
+        return refusals.queue_full(request.arrival, line.callers_waiting, self.depth(outlook), wait, back)
 
     def made_room(self, request: LiveRequest, line: Line, outlook: Outlook, now: float) -> Rejects:
         """The refusal of one whose place another one got."""
         wait = line.pace.average_wait_seconds
         back = self.retry_after(request, line, now)
-        return refusals.made_room(request.arrival, line.waiting, self.depth(outlook), wait, back)
+        return refusals.made_room(request.arrival, line.callers_waiting, self.depth(outlook), wait, back)
 
     def timed_out(self, request: LiveRequest, line: Line, outlook: Outlook, waited: float, now: float) -> Rejects:
         """The refusal of one that waited as long as any may."""
         wait = line.pace.average_wait_seconds
         back = self.retry_after(request, line, now)
-        return refusals.waited_too_long(request.arrival, waited, line.waiting, self.depth(outlook), wait, back)
+        return refusals.waited_too_long(request.arrival, waited, line.callers_waiting, self.depth(outlook), wait, back)
 
     def retry_after(self, request: LiveRequest, line: Line, now: float) -> float:
         """When its tenant has a turn again, by what is known; else a fixed time."""
@@ -115,7 +118,7 @@ class Admission:
             return None
         wait = line.pace.average_wait_seconds
         back = self.retry_after(request, line, now)
-        return refusals.too_slow(request.arrival, expected, line.waiting, self.depth(outlook), wait, back)
+        return refusals.too_slow(request.arrival, expected, line.callers_waiting, self.depth(outlook), wait, back)
 
     def _behind_all(self, request: LiveRequest, line: Line, now: float) -> float:
         """How long those take who wait and go before it; 0 where the line is in no overload, or nobody knows.

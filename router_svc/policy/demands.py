@@ -9,8 +9,9 @@ from router_svc.policy.outlook import Outlook
 from router_svc.policy.waiting import RequestClass
 from weft.kernel.request import Priority
 
-Shape = tuple[str, tuple[str, ...], int]
-"""The line, the models that could be loaded for it, and the slots that serve it meanwhile."""
+Shape = tuple[str, tuple[str, ...], int, bool]
+"""The line, the models that could be loaded for it, the slots that serve it meanwhile; whether it is durable."""
+_DURABLE = " (durable)"
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Demands:
 def demands_of(
     wanting: Mapping[RequestClass, Outlook], worth_asking: Callable[[Outlook], tuple[Candidate, ...]], now: float
 ) -> Demands:
-    """One demand for all classes of a line that the same models could be loaded for.
+    """One demand for all classes of a line that the same models could be loaded for, durable ones apart.
 
     A demand is named like its line; those of a line that want only some of its models name them too.
     """
@@ -44,28 +45,29 @@ def demands_of(
         asleep, first = worth_asking(outlook), of.turn()
         if not asleep or first is None:
             continue
-        shape = (of.line, tuple(candidate.model for candidate in asleep), outlook.slots)
+        shape = (of.line, tuple(candidate.model for candidate in asleep), outlook.slots, of.kind.durable)
         group = groups.get(shape)
         if group is None:
             group = groups[shape] = _Group(asleep, outlook, band=first[0], account=first[1].account)
         group.classes.append(of)
         group.account = min(group.account, first[1].account)
         group.band = min(group.band, first[0])
-    widest: dict[str, Shape] = {}
+    widest: dict[tuple[str, bool], Shape] = {}
     for shape in groups:
-        known = widest.get(shape[0])
+        known = widest.get((shape[0], shape[3]))
         if known is None or len(shape[1]) > len(known[1]):
-            widest[shape[0]] = shape
-    labels = {shape: shape[0] if widest[shape[0]] == shape else _named(shape) for shape in groups}
+            widest[shape[0], shape[3]] = shape
+    labels = {shape: _named(shape, is_widest=widest[shape[0], shape[3]] == shape) for shape in groups}
     return Demands(
         tuple(_demand(labels[shape], group, now) for shape, group in groups.items()),
         {of: labels[shape] for shape, group in groups.items() for of in group.classes},
     )
 
 
-def _named(shape: Shape) -> str:
-    line, models, slots = shape
-    return f"{line} ({', '.join(models)}; {slots} slots)"
+def _named(shape: Shape, *, is_widest: bool) -> str:
+    line, models, slots, is_durable = shape
+    which = "" if is_widest else f" ({', '.join(models)}; {slots} slots)"
+    return f"{line}{which}{_DURABLE if is_durable else ''}"
 
 
 def _demand(label: str, group: _Group, now: float) -> Demand:

@@ -74,6 +74,13 @@ class SchedulerLimits:
     """Of so many grants of a line, and of so many places in it, one goes to each lower band ..."""
     lower_band_patience_seconds: float = 5.0
     """... once the first of that band has waited this long."""
+    durable_share: float = 0.1
+    """Share of a line's grants that goes to durable requests while they wait there and others do too; 0: they only get
+    what nobody else wants."""
+    max_durable_waiting: int = 4_096
+    """Durable requests that wait at once, over all lines. Whoever offers them keeps to far fewer."""
+    durable_idle_seconds: float = 30.0
+    """How long no caller has used a model until durable requests may have another one loaded in its place."""
     overload_after_seconds: float = 10.0
     """How long a line is backlogged until it only takes in what it can serve before the queue timeout."""
     overload_fill: float = 0.8

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from router_svc.policy.arrival import Needs
@@ -27,6 +27,10 @@ MAX_REMEMBERED_KINDS = 1_024
 """Kinds that a line keeps to use again, and of which it keeps who could serve them; callers name tools as they like."""
 Rank = tuple[int, float, tuple[float, float, int]]
 """Band, account, place: of two turns the lower one comes first. Band -1: its own was passed over long enough."""
+_DURABLE = Priority.DURABLE
+_MOST_SAVED_GRANTS = 1.0
+"""What durable requests may be owed beyond the turn that they get: a share that is no whole part of the grants comes
+out even over several turns, and who could not be served for a while does not get many turns in a row."""
 
 
 class Candidacy(NamedTuple):
@@ -53,32 +57,49 @@ class Line:
     def __init__(self, name: str, limits: SchedulerLimits, shares: FairShare, may_run: Callable[[str], bool]) -> None:
         self.name = name
         self.waiting = 0
+        """Everybody who waits here."""
+        self.callers_waiting = 0
+        """Of them, requests of callers: by these they are told where they stand, and refused."""
         self.outlooks: dict[Kind, Outlook] = {}
         """What its members can do for requests of a kind; emptied with every change of that."""
         self.considered: dict[Kind, tuple[float, tuple[Considered, ...]]] = {}
         """Who could serve requests of a kind, as of when; emptied like the outlooks."""
         self.pace = Pace(limits.pace_window_seconds)
         self.classes: dict[Kind, RequestClass] = {}
-        self._kinds: dict[Needs, Kind] = {}
+        self._kinds: tuple[dict[Needs, Kind], dict[Needs, Kind]] = ({}, {})
+        """Of callers; of durable requests."""
         self._limits = limits
         self._shares = shares
         self._may_run = may_run
-        self._crowd: tuple[dict[str, _Waiters], ...] = ({}, {}, {}, {})
+        self._crowd: tuple[dict[str, _Waiters], ...] = tuple({} for _ in BANDS)
         """Who waits, by band."""
         self._places: dict[str, int] = {}
-        """Who waits how often, over all bands."""
+        """Which callers wait how often, over all their bands."""
         self._by_band = [0] * len(BANDS)
         self._weight_waiting = 0.0
         self._passed_over = [0.0] * len(BANDS)
         """By band: grants to higher ones since it had its last one, while somebody waited in it."""
+        self._due_after = _due_after(limits)
+        self._first_due_after = min(self._due_after)
 
-    def kind_of(self, needs: Needs) -> Kind:
+    def keeps_waiting(self, band: Priority) -> bool:
+        """Whether a request of this band that arrives is not served before some who wait.
+
+        Durable requests that only fill what is free keep no caller waiting; their share, once it is due, does.
+        """
+        if not self.waiting:
+            return False
+        is_due = self._passed_over[_DURABLE] >= self._due_after[_DURABLE]
+        return band is _DURABLE or bool(self.callers_waiting) or is_due
+
+    def kind_of(self, needs: Needs, *, durable: bool = False) -> Kind:
         """The kind of a request that was tried nowhere yet; the same one for equal needs."""
-        kind = self._kinds.get(needs)
+        kinds = self._kinds[durable]
+        kind = kinds.get(needs)
         if kind is None:
-            if len(self._kinds) >= MAX_REMEMBERED_KINDS:
-                self._kinds.clear()
-            kind = self._kinds[needs] = Kind(needs)
+            if len(kinds) >= MAX_REMEMBERED_KINDS:
+                kinds.clear()
+            kind = kinds[needs] = Kind(needs, durable=durable)
         return kind
 
     def add(self, request: LiveRequest, now: float) -> None:
@@ -88,18 +109,20 @@ class Line:
             found = self.classes[request.kind] = self._new_class(request.kind)
         found.add(request)
         band, tenant = request.arrival.priority, request.arrival.tenant
-        places = self._places.get(tenant, 0)
-        self._places[tenant] = places + 1
-        if not places:
-            self._weight_waiting += self._shares.weight(tenant)
+        if band is not _DURABLE:
+            places = self._places.get(tenant, 0)
+            self._places[tenant] = places + 1
+            if not places:
+                self._weight_waiting += self._shares.weight(tenant)
+            self.callers_waiting += 1
+            if self.callers_waiting == 1:
+                self.pace.note_backlog(now, waiting=True)
         waiters = self._crowd[band].get(tenant)
         if waiters is None:
             waiters = self._crowd[band][tenant] = self._new_waiters(tenant, now)
         waiters.count += 1
         self._by_band[band] += 1
         self.waiting += 1
-        if self.waiting == 1:
-            self.pace.note_backlog(now, waiting=True)
 
     def remove(self, request: LiveRequest, now: float) -> None:
         """It does not wait here any more."""
@@ -117,18 +140,22 @@ class Line:
         if not self._by_band[band]:
             self._passed_over[band] = 0.0
         self.waiting -= 1
+        if band is _DURABLE:
+            return
+        self.callers_waiting -= 1
         places = self._places[tenant] = self._places[tenant] - 1
         if not places:
             del self._places[tenant]
             self._weight_waiting -= self._shares.weight(tenant)
-        if not self.waiting:
+        if not self.callers_waiting:
             self._weight_waiting = 0.0
             self.pace.note_backlog(now, waiting=False)
 
     def candidacies(self, blocked: set[RequestClass], now: float) -> Iterator[Candidacy]:
         """Whose turn it could be, class by class."""
-        most = self._limits.lower_band_every - 1
-        overdue = [band for band in BANDS if self._passed_over[band] >= most] if max(self._passed_over) >= most else []
+        overdue: Sequence[Priority] = ()
+        if max(self._passed_over) >= self._first_due_after:
+            overdue = [band for band in BANDS if self._passed_over[band] >= self._due_after[band]]
         for of in self.classes.values():
             if of in blocked or not of.waiting:
                 continue
@@ -142,11 +169,20 @@ class Line:
 
     def note_grant(self, chosen: Candidacy, waited_seconds: float, now: float) -> None:
         """It was granted a slot; it is still among those who wait."""
-        self.pace.note_grant(waited_seconds, now)
         band = chosen.band
         self._crowd[band][chosen.turn.tenant].pace.note_grant(waited_seconds, now)
-        self._passed_over[band] = 0.0
-        self.note_passed_over(band, 1.0)
+        self._passed_over[band] = 0.0 if band is not _DURABLE else self._still_owed()
+        self.note_placed(band, waited_seconds, now)
+
+    def note_placed(self, band: Priority, waited_seconds: float, now: float) -> None:
+        """A request of this band, which waited here or was placed at once, was granted a slot.
+
+        The pace is that of callers: it is what they are told and refused by.
+        """
+        if band is not _DURABLE:
+            self.pace.note_grant(waited_seconds, now)
+        if self.waiting:
+            self.note_passed_over(band, 1.0)
 
     def note_passed_over(self, band: Priority, share: float) -> None:
         """A model that those who wait here want was given to a request of this band.
@@ -159,7 +195,7 @@ class Line:
 
     def places_of(self, tenant: str) -> int:
         """How many requests of this tenant wait here."""
-        return self._places.get(tenant, 0)
+        return self._places.get(tenant, 0) + self.waiting_of(tenant, _DURABLE)
 
     def waiting_of(self, tenant: str, band: Priority) -> int:
         """How many requests of this tenant wait in a band."""
@@ -176,14 +212,10 @@ class Line:
         return None if waiters is None else waiters.pace
 
     def share_of(self, tenant: str) -> float:
-        """The tenant's share among all who wait here and itself, 0 to 1. It must be active."""
+        """The tenant's share among all callers who wait here and itself, 0 to 1. It must be active."""
         weight = self._shares.weight(tenant)
-        others = self._weight_waiting - (weight if self.places_of(tenant) else 0.0)
+        others = self._weight_waiting - (weight if tenant in self._places else 0.0)
         return weight / (max(0.0, others) + weight)
-
-    def queued_tokens(self) -> float:
-        """Estimated tokens of all who wait."""
-        return sum(of.queued_tokens for of in self.classes.values())
 
     def account_after(self, tenant: str, requests: int, cost: float) -> float:
         """What this active tenant's account will be once so many of its requests were served.
@@ -256,14 +288,22 @@ class Line:
         return False
 
     def _overdue(self, of: RequestClass, bands: Sequence[Priority], now: float) -> Iterator[Candidacy]:
-        """Of several such bands the one goes first that was passed over most often, so that none waits for another."""
-        patience = self._limits.lower_band_patience_seconds
+        """Of several such bands the one goes first that was passed over most often, so that none waits for another.
+
+        Durable requests waited long before they came here: their share is counted from the first grant on.
+        """
         for band in bands:
             turn = of.turn_in(band)
+            patience = 0.0 if band is _DURABLE else self._limits.lower_band_patience_seconds
             if turn is not None and now - turn.place[1] >= patience:
                 deadline_at, arrived_at, key = turn.place
-                rank = (-1, -self._passed_over[band], (arrived_at, deadline_at, key))
-                yield Candidacy(rank, band, turn, of)
+                how_often = self._passed_over[band] / self._due_after[band]
+                yield Candidacy((-1, -how_often, (arrived_at, deadline_at, key)), band, turn, of)
+
+    def _still_owed(self) -> float:
+        """What is left for durable requests of the grants that went past them, when one of them gets its turn."""
+        band = _DURABLE
+        return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[band] - self._due_after[band]))
 
     def _new_waiters(self, tenant: str, now: float) -> _Waiters:
         pace = Pace(self._limits.pace_window_seconds)
@@ -272,3 +312,9 @@ class Line:
 
     def _new_class(self, kind: Kind) -> RequestClass:
         return RequestClass(self.name, kind, self._shares.account, self._may_run)
+
+
+def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
+    """By band: grants to higher ones after which it has a turn. Infinite: never."""
+    durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
+    return tuple(durable if band is _DURABLE else limits.lower_band_every - 1.0 for band in BANDS)

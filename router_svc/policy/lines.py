@@ -21,6 +21,13 @@ class Lines:
         self._of_tenant: dict[str, set[str]] = {}
         """In which lines a tenant waits."""
         self.waiting = 0
+        self.durable_waiting = 0
+        """Of them, durable requests."""
+
+    @property
+    def callers_waiting(self) -> int:
+        """Requests of callers that wait."""
+        return self.waiting - self.durable_waiting
 
     def get(self, name: str) -> Line | None:
         """None: nobody has asked for it yet."""
@@ -57,6 +64,7 @@ class Lines:
         if line.places_of(tenant) == 1:
             self._of_tenant.setdefault(tenant, set()).add(line.name)
         self.waiting += 1
+        self.durable_waiting += request.kind.durable
         return line
 
     def remove(self, request: LiveRequest, now: float) -> None:
@@ -64,6 +72,7 @@ class Lines:
         line = self._lines[request.line]
         line.remove(request, now)
         self.waiting -= 1
+        self.durable_waiting -= request.kind.durable
         if not line.waiting:
             del self._backlogged[line.name]
         tenant = request.arrival.tenant

@@ -1,6 +1,7 @@
 """What the load planner is told of the queues, and when it is asked."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class _Standing:
     """What waits for one resident, over all lines that it is in."""
 
     queued_tokens: float = 0.0
+    durable_tokens: float = 0.0
     account: float = math.inf
     band: Priority | None = None
 
@@ -52,6 +54,10 @@ class LoadDesk:
     _held: frozenset[CandidateKey] = frozenset()
     _granted_at: dict[str, float] = field(default_factory=dict)
     """When a model was last granted a request."""
+    _used_at: dict[str, float] = field(default_factory=dict)
+    """When a caller's request on a model last ended."""
+    _durable_on: Counter[CandidateKey] = field(default_factory=Counter)
+    """Durable requests that run."""
     _failed_at: dict[str, float] = field(default_factory=dict)
     """When a model's last load failed."""
     _reviewed_at: float = -math.inf
@@ -79,14 +85,22 @@ class LoadDesk:
         """The mesh, its memory or a load under way is not what it was."""
         self._is_urgent = True
 
-    def note_grant(self, model: str, now: float) -> None:
+    def note_grant(self, candidate: Candidate, now: float, *, durable: bool) -> None:
         """A request went there."""
-        self._granted_at[model] = now
+        self._granted_at[candidate.model] = now
         self._is_stale = True
+        if durable:
+            self._durable_on[candidate.key] += 1
 
-    def note_release(self, candidate: Candidate) -> None:
+    def note_release(self, candidate: Candidate, now: float, *, durable: bool) -> None:
         """A request there is over."""
         self._is_stale = True
+        if not durable:
+            self._used_at[candidate.model] = now
+        elif self._durable_on[candidate.key] > 1:
+            self._durable_on[candidate.key] -= 1
+        else:
+            del self._durable_on[candidate.key]
         if self._held and candidate.key in self._held and not self.index.in_flight(candidate):
             self._is_urgent = True
 
@@ -103,6 +117,7 @@ class LoadDesk:
     def forget(self, model: str) -> None:
         """It is not in the mesh any more."""
         self._granted_at.pop(model, None)
+        self._used_at.pop(model, None)
         self._failed_at.pop(model, None)
 
     def gate_of(self, of: RequestClass) -> GateWord | None:
@@ -166,10 +181,13 @@ class LoadDesk:
         return Resident(
             candidate=candidate,
             active=self.index.in_flight(candidate),
+            durable_active=self._durable_on.get(candidate.key, 0),
             queued_tokens=standing.queued_tokens,
+            durable_tokens=standing.durable_tokens,
             account=standing.account,
             band=standing.band,
             last_granted_at=self._granted_at.get(candidate.model, -math.inf),
+            last_used_at=self._used_at.get(candidate.model, -math.inf),
             since=since,
         )
 
@@ -179,8 +197,11 @@ class LoadDesk:
             line = self.line_of(name)
             if line is None or not line.waiting:
                 continue
-            standing.queued_tokens += line.queued_tokens()
             for of in line.classes.values():
+                if of.kind.durable:
+                    standing.durable_tokens += of.queued_tokens
+                else:
+                    standing.queued_tokens += of.queued_tokens
                 first = of.turn()
                 if first is None:
                     continue

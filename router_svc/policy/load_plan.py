@@ -32,6 +32,11 @@ class Demand:
     deadline_at: float | None = None
     """The earliest of its requests."""
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether durable requests wait, which have a demand of their own."""
+        return self.band is Priority.DURABLE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
@@ -40,21 +45,41 @@ class Resident:
     candidate: Candidate
     active: int
     """Requests that run on it."""
+    durable_active: int = 0
+    """Of them, durable ones."""
     queued_tokens: float = 0.0
-    """What waits for it: of its line, 0 where nobody waits."""
+    """What callers wait for: of its line, 0 where none waits."""
+    durable_tokens: float = 0.0
+    """The same of durable requests."""
     account: float = math.inf
     """Of the tenant whose turn is next there; infinite when nobody waits."""
     band: Priority | None = None
     """Of the request whose turn is next there; None: nobody waits."""
     last_granted_at: float = -math.inf
     """When a request last went there; minus infinity: never."""
+    last_used_at: float = -math.inf
+    """When a caller's request there last ended; minus infinity: never."""
     since: float = -math.inf
     """When it became ready."""
 
     @property
     def is_wanted(self) -> bool:
         """Whether anybody uses it or waits for it."""
-        return self.active > 0 or self.queued_tokens > 0
+        return self.active > 0 or self.queued_tokens > 0 or self.durable_tokens > 0
+
+    @property
+    def serves_callers(self) -> bool:
+        """Whether a caller uses it or waits for it."""
+        return self.active > self.durable_active or self.queued_tokens > 0
+
+    @property
+    def serves_durable_only(self) -> bool:
+        """Whether nobody but durable requests wants it."""
+        return self.is_wanted and not self.serves_callers
+
+    def idle_since(self) -> float:
+        """Since when no caller has used it, where none does. What was not used since its load is kept for somebody."""
+        return self.since if self.last_granted_at < self.since else self.last_used_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

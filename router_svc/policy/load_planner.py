@@ -7,6 +7,9 @@ A load that fits beside everything else begins at once. Where others have to giv
 - and at the latest `max_cold_wait_seconds` after its line's oldest request came, or after its model was unloaded if
   that was later. Lines that are due go in the order in which they became due.
 
+Durable requests have a demand of their own. They get what is free or what no caller has used for a while, take turns
+among themselves, and keep no caller waiting for longer than the shortest turn; no bound has anybody give way for them.
+
 A model that was loaded has its turn as long as somebody wants it (SwapCosts.turn_seconds); not even a line that is due
 ends it early. So a line waits cold no longer than the bound, and one turn (the end of what runs, a load, the turn) of
 each other line of that host that is due. Programs and pinned models that hold the memory give way to nobody.
@@ -92,8 +95,8 @@ class LoadPlanner:
         return self._costs.turn_seconds(candidate)
 
     def _due_at(self, demand: Demand) -> float:
-        """When others have to give way whatever it costs; infinite for a line that is not cold."""
-        if demand.ready_slots > 0:
+        """When others have to give way whatever it costs; infinite for a line that is not cold, or durable."""
+        if demand.ready_slots > 0 or demand.is_durable:
             return math.inf
         unloaded = max((self._last_resident.get(each.model, -math.inf) for each in demand.asleep), default=-math.inf)
         return max(demand.oldest_arrived_at, unloaded) + self._limits.max_cold_wait_seconds
@@ -142,7 +145,8 @@ class LoadPlanner:
         if now_asleep is None or space is None:
             return False
         swap.candidate = now_asleep
-        able = [victim for victim in review.present(swap) if space.may_give_way(victim)]
+        yielding = [victim for victim in review.present(swap) if self._costs.yields_to(demand, victim, review.now)]
+        able = [victim for victim in yielding if space.may_give_way(victim)]
         needed = space.victims(now_asleep, able, lambda victim: (0.0, self._costs.loss(victim, review.now)))
         if needed is None:
             return False
@@ -172,7 +176,9 @@ class LoadPlanner:
         over = [
             resident
             for resident in review.residents.get(swap.candidate.host, ())
-            if space.may_give_way(resident) and not self._costs.turn_left(resident, Priority.LOW, review.now)
+            if space.may_give_way(resident)
+            and not (swap.is_durable and resident.serves_callers)
+            and not self._costs.turn_left(resident, Priority.LOW, review.now)
         ]
         giving = space.victims(swap.candidate, over, lambda each: (0.0, self._loss(each, review))) or ()
         swap.victims = frozenset(victim.candidate.key for victim in giving)
@@ -187,7 +193,8 @@ class LoadPlanner:
             if word is not None:
                 review.gates[demand.line] = word
             return
-        waiting = max((review.waiting[each.model] for each in demand.asleep), default=demand.waiting)
+        counts = (review.waiting_for(each.model, durable=demand.is_durable) for each in demand.asleep)
+        waiting = max(counts, default=demand.waiting)
         if slots_to_come and waiting <= slots_to_come:
             return
         options = self._options(demand, review)
@@ -317,6 +324,7 @@ class LoadPlanner:
             for resident in review.residents.get(candidate.host, ())
             if space is not None
             and space.may_give_way(resident)
+            and self._costs.yields_to(demand, resident, review.now)
             and not (demand.ready_slots > 0 and resident.candidate.pool == candidate.pool)
         ]
 
@@ -328,6 +336,7 @@ class LoadPlanner:
             victims=giving,
             is_cold=case.is_cold,
             why=self._why(case, victims),
+            is_durable=case.demand.is_durable,
             was_booked=option.space is not None and option.space.has_booked(option.candidate),
         )
         self._swaps[option.candidate.model] = swap
@@ -355,10 +364,9 @@ class LoadPlanner:
         until_worth = self._costs.seconds_until_worth(case.joint, candidate, victims, now)
         decided_in = until_due if until_worth is None else min(until_due, until_worth)
         ready_in = self._ready_in(candidate, victims)
-        return GateWord(
-            reason=gate_words.held_until_idle(candidate, candidate.host, victims),
-            eta_seconds=None if ready_in is None else max(case.option.turn_left, decided_in) + ready_in,
-        )
+        eta = None if ready_in is None else max(case.option.turn_left, decided_in) + ready_in
+        reason = gate_words.held_until_idle(candidate, candidate.host, victims)
+        return GateWord(reason=reason, eta_seconds=None if eta == math.inf else eta)
 
     def _ready_in(self, candidate: Candidate, victims: Iterable[Resident]) -> float | None:
         """How long it takes to load it from the moment at which `victims` are held; None: nobody can tell."""

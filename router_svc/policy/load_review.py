@@ -22,6 +22,8 @@ class Swap:
     victims: frozenset[CandidateKey]
     is_cold: bool
     why: str
+    is_durable: bool = False
+    """Whether it is for durable requests, to which nothing gives way that callers use."""
     was_booked: bool
     """Whether the book still has a lease of its last life, which is not the one that this load gets."""
     begun: bool = False
@@ -71,6 +73,8 @@ class Case:
     is_due: bool
 
 
+AskedOf = tuple[str, bool]
+"""A model, and whether durable requests ask for it."""
 OptionsKey = tuple[tuple[str, ...], Priority, bool]
 """The models that may be loaded, the band of who waits for them, and whether others serve it meanwhile."""
 
@@ -84,9 +88,9 @@ class Review:
     waking: Collection[str]
     now: float
     spaces: dict[str, HostSpace] = field(default_factory=dict)
-    waiting: dict[str, int] = field(default_factory=dict)
-    """Requests that wait, over all lines, by the models that could serve them."""
-    waited: dict[str, float] = field(default_factory=dict)
+    waiting: dict[AskedOf, int] = field(default_factory=dict)
+    """Requests that wait, over all lines, by the models that could serve them; durable ones apart."""
+    waited: dict[AskedOf, float] = field(default_factory=dict)
     """How many seconds they waited, each by what it counts for."""
     swaps: dict[str, list[Swap]] = field(default_factory=dict)
     """By line."""
@@ -118,14 +122,20 @@ class Review:
     def note(self, demand: Demand) -> None:
         """A line waits."""
         for candidate in demand.asleep:
-            model, counted = candidate.model, BAND_WEIGHTS[demand.band] * demand.waited_seconds
-            self.waiting[model] = self.waiting.get(model, 0) + demand.waiting
-            self.waited[model] = self.waited.get(model, 0.0) + counted
+            asked, counted = (candidate.model, demand.is_durable), BAND_WEIGHTS[demand.band] * demand.waited_seconds
+            self.waiting[asked] = self.waiting.get(asked, 0) + demand.waiting
+            self.waited[asked] = self.waited.get(asked, 0.0) + counted
+
+    def waiting_for(self, model: str, *, durable: bool) -> int:
+        """How many wait that this model could serve: callers, or `durable`: everybody, since callers go first."""
+        callers = self.waiting.get((model, False), 0)
+        return callers + self.waiting.get((model, True), 0) if durable else callers
 
     def joint(self, demand: Demand, candidate: Candidate) -> Demand:
         """With what waits in other lines that `candidate` would serve too, each second by what it counts for."""
-        waited_seconds = self.waited[candidate.model] / BAND_WEIGHTS[demand.band]
-        return replace(demand, waiting=self.waiting[candidate.model], waited_seconds=waited_seconds)
+        asked = (candidate.model, demand.is_durable)
+        waited_seconds = self.waited[asked] / BAND_WEIGHTS[demand.band]
+        return replace(demand, waiting=self.waiting[asked], waited_seconds=waited_seconds)
 
     def reserve(self, space: HostSpace, candidate: Candidate, giving: Iterable[CandidateKey], **other: bool) -> None:
         """See HostSpace.reserve. What was found before it may not be possible any more."""

@@ -51,7 +51,7 @@ class Placements:
         request.charged = self._shares.charge(tenant, request.cost)
         self._caps.take(tenant)
         self._index.take(candidate, now)
-        self._desk.note_grant(candidate.model, now)
+        self._desk.note_grant(candidate, now, durable=request.kind.durable)
         return Placed(
             key=request.key,
             candidate=candidate,
@@ -80,9 +80,9 @@ class Placements:
             request.content_at = now
             self._index.note_content(request.placed_on, now)
 
-    def take_back(self, request: LiveRequest) -> tuple[Candidate, bool]:
+    def take_back(self, request: LiveRequest, now: float) -> tuple[Candidate, bool]:
         """Its attempt failed and cost its tenant nothing. Returns where it ran, and what `_release` does."""
-        return self._release(request, tokens=0.0)
+        return self._release(request, 0.0, now)
 
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
         """It is over. Returns whether its tenant may have more running only now.
@@ -91,7 +91,7 @@ class Placements:
         """
         tokens = _tokens_of(request, served)
         content_at = request.content_at
-        candidate, is_relieved = self._release(request, tokens)
+        candidate, is_relieved = self._release(request, tokens, now)
         if failure is not None and classify(failure) is FailureKind.BROKE:
             self._index.note_failure(candidate, FailureKind.BROKE, now, had_begun=content_at is not None)
         elif request.kind.needs.operation is Operation.TOKENIZE:
@@ -104,7 +104,7 @@ class Placements:
                 self._index.note_success(candidate, now)
         return is_relieved
 
-    def _release(self, request: LiveRequest, tokens: float) -> tuple[Candidate, bool]:
+    def _release(self, request: LiveRequest, tokens: float, now: float) -> tuple[Candidate, bool]:
         candidate, tenant = request.placed_on, request.arrival.tenant
         assert candidate is not None, "only a placed request holds a slot"
         request.placed_on = None
@@ -113,7 +113,7 @@ class Placements:
         self._shares.correct(tenant, request.charged, tokens)
         is_relieved = self._caps.release(tenant)
         self._index.release(candidate)
-        self._desk.note_release(candidate)
+        self._desk.note_release(candidate, now, durable=request.kind.durable)
         return candidate, is_relieved
 
 

@@ -14,6 +14,7 @@ class QueueLength:
     pool: str
     """The pool, or ROUTE_PREFIX and a route's name."""
     waiting: int
+    """Requests of callers; durable ones take none of their places."""
     max_waiting: int
     running: int
     """Requests in flight on its models that this router granted."""
@@ -30,7 +31,7 @@ def _length(name: str, index: CandidateIndex, lines: Lines, limits: SchedulerLim
     line = lines.get(name)
     return QueueLength(
         pool=name,
-        waiting=line.waiting if line is not None else 0,
+        waiting=line.callers_waiting if line is not None else 0,
         max_waiting=limits.queue_depth_per_runner * len(index.members(name)),
         running=index.in_flight_of_line(name),
         average_wait_seconds=line.pace.average_wait_seconds if line is not None else None,

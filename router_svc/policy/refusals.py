@@ -8,6 +8,7 @@ from router_svc.policy.candidates import Candidate
 from router_svc.policy.capability import GateSummary
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.host_memory import HostMemory
+from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.reasons import Reason
 from weft.kernel.sizes import size_words
 
@@ -76,6 +77,17 @@ def made_room(
         message=f"the queue for {arrival.target} is full, and a request with a better claim took this one's place",
         retry_after_seconds=retry_after_seconds,
         metadata=_queue_figures(waiting, depth, average_wait_seconds),
+    )
+
+
+def too_many_durable(arrival: Arrival, waiting: int, limits: SchedulerLimits) -> Rejects:
+    """As many durable requests wait as may, over all lines."""
+    return Rejects(
+        key=arrival.key,
+        reason=Reason.QUEUE_FULL,
+        message=f"{waiting} durable requests wait, and no more may",
+        retry_after_seconds=limits.full_retry_seconds,
+        metadata=_queue_figures(waiting, limits.max_durable_waiting, None),
     )
 
 

@@ -30,17 +30,18 @@ from router_svc.policy.settings import Settings
 from router_svc.policy.telling import Announcer
 from router_svc.policy.tenant_caps import TenantCaps
 from router_svc.policy.upkeep import Upkeep
-from router_svc.policy.waiting import Kind, LiveRequest, RequestClass, live_request
+from router_svc.policy.waiting import LiveRequest, RequestClass, live_request
 from router_svc.policy.waiting_room import WaitingRoom
 from router_svc.policy.wakes import WakeBook
 from router_svc.policy.waking import Waking
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Priority
 
 TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
 """Operations that engines do beside their work: where a member is loaded they wait for nobody and cost nothing. Where
 none is, they wait for one to wake as any request does."""
 MAX_SPREAD_OVER = 16
+_DURABLE = Priority.DURABLE
 MAX_REVIEWS_AT_ONCE = 3
 """Plans of loads that follow from each other in one step; what is left waits for the next one."""
 
@@ -87,6 +88,11 @@ class Scheduler:
         """Whether time alone may decide something: somebody waits, or a load is under way, wanted or not."""
         return bool(self._lines.waiting or self._desk.wakes.under_way)
 
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a caller waits, or a load is under way: durable requests have time."""
+        return bool(self._lines.callers_waiting or self._desk.wakes.under_way)
+
     def queues(self) -> list[QueueLength]:
         """How much is asked of each pool and route, in order of their names."""
         return queue_lengths(self._index, self._lines, self._limits)
@@ -113,7 +119,8 @@ class Scheduler:
         self._room.enter(request)
         if arrival.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
             return [*decisions, self._placements.place_beside(request, ready, now)]
-        if not line.waiting and self._caps.may_run(arrival.tenant) and self._index.has_free(name):
+        may_run = not line.keeps_waiting(arrival.priority) and self._caps.may_run(arrival.tenant)
+        if may_run and self._index.has_free(name):
             placed = self._place_directly(request, line, now)
             if placed is not None:
                 return [*decisions, placed, *self._go_on((), now)]
@@ -134,7 +141,7 @@ class Scheduler:
         request = self._room.get(key)
         if request is None or request.placed_on is None or request.attempt != attempt:
             return []
-        candidate, is_relieved = self._placements.take_back(request)
+        candidate, is_relieved = self._placements.take_back(request, now)
         freed = self._lines.list_again(request.arrival.tenant) if is_relieved else set()
         kind = classify(reason)
         self._index.note_failure(candidate, kind, now)
@@ -147,7 +154,7 @@ class Scheduler:
         elif kind in (FailureKind.BROKE, FailureKind.LACKS):
             request.failures += kind is FailureKind.BROKE
             request.is_retry |= kind is FailureKind.BROKE
-            request.kind = Kind(request.kind.needs, request.kind.excluded | {candidate.key}, request.kind.failed_wakes)
+            request.kind = request.kind.without(candidate.key)
             request.last_failure = rejection
         if kind is FailureKind.FINAL or self._upkeep.is_exhausted(request, self._room):
             self._room.leave(request)
@@ -200,7 +207,8 @@ class Scheduler:
     def _received(self, arrival: Arrival, line: Line, now: float) -> LiveRequest:
         route = self._board.route_of(line.name)
         deadline_at = arrival.deadline_at
-        if route is not None and route.budget_seconds is not None:
+        is_durable = arrival.priority is _DURABLE
+        if route is not None and route.budget_seconds is not None and not is_durable:
             end = arrival.arrived_at + route.budget_seconds
             deadline_at = end if deadline_at is None else min(deadline_at, end)
         pool = line.name if route is None else route.candidates[0]
@@ -208,7 +216,7 @@ class Scheduler:
         return live_request(
             arrival,
             line.name,
-            line.kind_of(arrival.needs),
+            line.kind_of(arrival.needs, durable=is_durable),
             deadline_at=deadline_at,
             cost=arrival.prompt_tokens + output,
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
@@ -234,7 +242,7 @@ class Scheduler:
         if late is not None:
             self._room.leave(request)
             return late
-        line.pace.note_grant(request.waited_seconds, now)
+        line.note_placed(request.arrival.priority, request.waited_seconds, now)
         return self._placements.place(request, choice, now)
 
     def _take_in(self, request: LiveRequest, line: Line, now: float) -> list[Decision]:
@@ -243,6 +251,9 @@ class Scheduler:
         if not outlook.count:
             self._room.leave(request)
             return [self._upkeep.hopeless(request)]
+        if request.kind.durable and self._lines.durable_waiting >= self._limits.max_durable_waiting:
+            self._room.leave(request)
+            return [refusals.too_many_durable(request.arrival, self._lines.durable_waiting, self._limits)]
         # Only who has a deadline is asked whether a load that is put off ends in time.
         of = None if request.deadline_at is None else line.classes.get(request.kind)
         gate = None if of is None else self._desk.gate_of(of)

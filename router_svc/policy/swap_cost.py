@@ -15,7 +15,13 @@ from weft.kernel.request import Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
 """What a load counts for that was never measured."""
-BAND_WEIGHTS = {Priority.SYSTEM: 16.0, Priority.HIGH: 4.0, Priority.NORMAL: 1.0, Priority.LOW: 0.25}
+BAND_WEIGHTS = {
+    Priority.SYSTEM: 16.0,
+    Priority.HIGH: 4.0,
+    Priority.NORMAL: 1.0,
+    Priority.LOW: 0.25,
+    Priority.DURABLE: 0.0625,
+}
 """What a second of waiting counts for."""
 
 
@@ -43,7 +49,8 @@ class SwapCosts:
         """
         if not resident.is_wanted:
             return 0.0
-        goes_first = resident.band is not None and band < resident.band
+        serves = Priority.DURABLE if resident.serves_durable_only else resident.band
+        goes_first = serves is not None and band < serves
         turn = self.limits.min_turn_seconds if goes_first else self.turn_seconds(resident.candidate)
         return max(0.0, resident.since + turn - now)
 
@@ -58,16 +65,33 @@ class SwapCosts:
             kept_idle_seconds = min(reload_seconds, self.limits.min_turn_seconds)
             return max(0.0, kept_idle_seconds - (now - resident.last_granted_at))
         weight = BAND_WEIGHTS[Priority.NORMAL if resident.band is None else resident.band]
-        return reload_seconds + weight * resident.queued_tokens / self._pace(resident.candidate)
+        tokens = resident.queued_tokens if resident.serves_callers else resident.durable_tokens
+        return reload_seconds + weight * tokens / self._pace(resident.candidate)
 
     def cost(self, demand: Demand, candidate: Candidate, victims: Sequence[Resident], now: float) -> float:
         """What it costs to load `candidate` in place of `victims`.
 
-        Its own load costs nobody anything where nobody is served less meanwhile: those who wait have nothing else.
+        Its own load costs nobody anything where nobody is served less meanwhile: those who wait have nothing else. What
+        only durable requests lose by a load for callers counts as little as they do, and that they wait longer nothing.
         """
-        lost = sum(self.loss(victim, now) for victim in victims)
-        own_load_counts = demand.ready_slots > 0 or any(victim.is_wanted for victim in victims)
-        return lost + (self.load_seconds(candidate) if own_load_counts else 0.0)
+        lost = own_load_counts = 0.0
+        for victim in victims:
+            if victim.serves_durable_only and not demand.is_durable:
+                counts = BAND_WEIGHTS[Priority.DURABLE]
+                lost += counts * self.load_seconds(victim.candidate)
+            else:
+                counts = 1.0 if victim.is_wanted else 0.0
+                lost += self.loss(victim, now)
+            own_load_counts = max(own_load_counts, counts)
+        if demand.ready_slots > 0:
+            own_load_counts = 1.0
+        return lost + own_load_counts * self.load_seconds(candidate)
+
+    def yields_to(self, demand: Demand, resident: Resident, now: float) -> bool:
+        """Whether it may give way: to durable requests only if no caller wants it, nor has for a while."""
+        if not demand.is_durable:
+            return True
+        return not resident.serves_callers and now - resident.idle_since() >= self.limits.durable_idle_seconds
 
     def value(self, demand: Demand) -> float:
         """What it is worth to those who wait."""

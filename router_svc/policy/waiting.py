@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from router_svc.policy.arrival import Arrival, Needs
 from router_svc.policy.candidates import Candidate
@@ -24,14 +24,24 @@ class Kind:
     """Where they were tried in vain."""
     failed_wakes: frozenset[str] = frozenset()
     """Models whose wake failed while they waited for it; they do not wake them again."""
+    durable: bool = False
+    """Whether they are durable: then they wait apart, so that nothing that is reckoned for callers counts them."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Kinds are looked up several times per request, and all that they consist of would be hashed each time.
-        object.__setattr__(self, "_hash", hash((self.needs, self.excluded, self.failed_wakes)))
+        object.__setattr__(self, "_hash", hash((self.needs, self.excluded, self.failed_wakes, self.durable)))
 
     def __hash__(self) -> int:
         return self._hash
+
+    def without(self, candidate: CandidateKey) -> "Kind":
+        """The same after it was tried there in vain."""
+        return replace(self, excluded=self.excluded | {candidate})
+
+    def not_waking(self, model: str) -> "Kind":
+        """The same after the wake of this model failed."""
+        return replace(self, failed_wakes=self.failed_wakes | {model})
 
 
 @dataclass(slots=True, eq=False)

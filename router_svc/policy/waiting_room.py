@@ -85,7 +85,7 @@ class WaitingRoom:
         if of.waiting == 1:
             self.settle_pause(of, outlook, now)
         self._desk.want(of, outlook)
-        self._await_expiry(request, max(now, request.queued_since + self._limits.queue_timeout_seconds))
+        self._await_timeout(request, max(now, request.queued_since + self._limits.queue_timeout_seconds))
 
     def unqueue(self, request: LiveRequest, now: float) -> None:
         """It does not wait any more."""
@@ -138,10 +138,12 @@ class WaitingRoom:
         of = _class_of(request)
         if request.deadline_at is not None and now >= request.deadline_at:
             return refusals.deadline_passed(request.arrival)
+        if request.kind.durable:
+            return None
         since = self._counted_from(request, of, now)
         at = since + self._limits.queue_timeout_seconds
         if now < at:
-            self._await_expiry(request, at)
+            self._await_timeout(request, at)
             return None
         outlook, gate = self.outlook(request), self._desk.gate_of(of)
         refusal = self._admission.timed_out(request, self.line(request), outlook, now - since, now)
@@ -154,9 +156,13 @@ class WaitingRoom:
             return now
         return max(request.queued_since, of.counted_from)
 
-    def _await_expiry(self, request: LiveRequest, at: float) -> None:
+    def _await_timeout(self, request: LiveRequest, at: float) -> None:
+        """Look at it then, or at its deadline. Durable requests have no queue timeout."""
         deadline_at = request.deadline_at
-        self._expiries.note(request.key, at if deadline_at is None else min(at, deadline_at))
+        if not request.kind.durable:
+            self._expiries.note(request.key, at if deadline_at is None else min(at, deadline_at))
+        elif deadline_at is not None:
+            self._expiries.note(request.key, deadline_at)
 
     # -- words
 
@@ -173,12 +179,13 @@ class WaitingRoom:
         return decisions
 
     def tell(self, request: LiveRequest, now: float) -> list[Decision]:
-        """Where it stands, unless it does not wait or knows."""
-        if request.waits_in is None:
+        """Where it stands, unless it does not wait or knows. A durable one is told once: nobody sits and reads it."""
+        if request.waits_in is None or (request.kind.durable and request.told is not None):
             return []
         line = self.line(request)
         word = self._announcer.word(request, line, self._prospects.outlook(line, request.kind), now)
-        self._rounds.note_told(request, now)
+        if not request.kind.durable:
+            self._rounds.note_told(request, now)
         if words.says_the_same(word, request.told):
             return []
         request.told = word

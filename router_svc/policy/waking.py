@@ -12,7 +12,7 @@ from router_svc.policy.load_desk import LoadDesk
 from router_svc.policy.load_plan import Start
 from router_svc.policy.mesh_board import MeshBoard
 from router_svc.policy.upkeep import Upkeep
-from router_svc.policy.waiting import Kind, LiveRequest
+from router_svc.policy.waiting import LiveRequest
 from router_svc.policy.waiting_room import WaitingRoom
 from router_svc.policy.wakes import WakeBook
 from weft.kernel.reasons import Reason
@@ -114,8 +114,7 @@ class Waking:
         self, request: LiveRequest, model: str, refusal: Rejects, room: WaitingRoom, now: float
     ) -> list[Decision]:
         room.unqueue(request, now)
-        kind = request.kind
-        request.kind = Kind(kind.needs, kind.excluded, kind.failed_wakes | {model})
+        request.kind = request.kind.not_waking(model)
         request.failures += 1
         request.last_failure = refusal
         if self._upkeep.is_exhausted(request, room):

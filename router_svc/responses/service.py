@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger("weft.router")
 
 
-def build(database_url: str, limits: ResponseLimits, *, clock: Clock | None = None) -> "ResponseService":
+def build(database: RouterDatabase, limits: ResponseLimits, *, clock: Clock | None = None) -> "ResponseService":
     """The keeping of answers in a database, not started."""
-    return ResponseService(database_url, limits, clock or SystemClock())
+    return ResponseService(database, limits, clock or SystemClock())
 
 
 class ResponseService:
     """See weft.kernel.service.Service."""
 
-    def __init__(self, database_url: str, limits: ResponseLimits, clock: Clock) -> None:
-        self._database = RouterDatabase(database_url)
+    def __init__(self, database: RouterDatabase, limits: ResponseLimits, clock: Clock) -> None:
+        self._database = database
         self._limits = limits
         self._clock = clock
-        self._keeper = ResponseKeeper(ResponseTable(self._database), limits, clock)
+        self._keeper = ResponseKeeper(ResponseTable(database), limits, clock)
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
@@ -65,7 +65,7 @@ class ResponseService:
         if self._sweeping is not None:
             task, self._sweeping = self._sweeping, None
             await stop_tasks([task])
-        await self._database.close()
+            await self._database.close()
 
     async def _sweep(self) -> None:
         while True:

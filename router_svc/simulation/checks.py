@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from router_svc.policy.arrival import Arrival
@@ -17,6 +18,7 @@ from router_svc.simulation.surface import Scheduling
 from router_svc.simulation.targets import Targets, lacks
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
     from router_svc.policy.host_memory import HostMemory
@@ -25,6 +27,9 @@ CandidateKey = tuple[str, str, str]
 LATE_SECONDS = 0.5
 """How late something that is due may be: two ticks."""
 _BROKE = frozenset({Reason.SERVER_DIED, Reason.WORKER_LOST, Reason.CONNECT_FAILED})
+
+
+_OF_QUEUES = frozenset({Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT})
 
 
 class InvariantError(AssertionError):
@@ -59,6 +64,8 @@ class Auditor:
         self._books: Mapping[str, HostMemory] = {}
         self._waking: set[str] = set()
         self._by_word: set[str] = set()
+        self._used_at: dict[str, float] = {}
+        """When a caller's request on a model last ended."""
         self._on_candidate: Counter[CandidateKey] = Counter()
         self._on_runner: Counter[tuple[str, str]] = Counter()
         self._of_tenant: Counter[str] = Counter()
@@ -179,6 +186,8 @@ class Auditor:
 
     def _check_refusal(self, rejects: Rejects, followed: Followed, now: float) -> None:
         key, arrival, limits = rejects.key, followed.arrival, self._scenario.limits
+        is_shed = arrival.priority is Priority.DURABLE and rejects.reason in _OF_QUEUES
+        _demand(not is_shed, f"durable request {key} is refused: {rejects.reason.name.lower()}")
         if rejects.reason is Reason.QUEUE_TIMEOUT:
             waited = now - arrival.arrived_at
             _demand(waited >= limits.queue_timeout_seconds - 1e-6, f"request {key} timed out after {waited:.2f} s")
@@ -198,15 +207,39 @@ class Auditor:
         candidate = self._told[model]
         book = self._books.get(candidate.host)
         if book is not None and candidate.memory_bytes and candidate.readiness is Readiness.ASLEEP:
-            room = book.free_bytes + sum(
-                holder.held_bytes
-                for holder in book.holders
-                if holder.is_model and not holder.pinned and not self._works(holder.name)
-            )
+            yielding = [
+                each for each in book.holders if each.is_model and not each.pinned and not self._works(each.name)
+            ]
+            room = book.free_bytes + sum(holder.held_bytes for holder in yielding)
             # The book may be older than what runners said since.
             fresh = self._patience.book_is_fresh(candidate.host, now)
             _demand(room >= candidate.memory_bytes or not fresh, f"{model} is woken where it cannot fit")
+            staying = (each for each in yielding if not each.is_leaving)
+            kept = sum(holder.held_bytes for holder in staying if self._is_of_callers(holder.name, now))
+            forced = fresh and self._wanted_only_by_durable(model) and room - kept < candidate.memory_bytes
+            _demand(not forced, f"{model} is woken for durable requests in the place of what callers use")
         self._patience.woken(candidate)
+
+    def _wanted_only_by_durable(self, model: str) -> bool:
+        bands = {
+            followed.arrival.priority
+            for followed in self._followed.values()
+            if followed.on is None and self._is_member(model, followed.arrival.target)
+        }
+        return bands == {Priority.DURABLE}
+
+    def _is_of_callers(self, model: str, now: float) -> bool:
+        """Whether a caller runs on it, waits for it, or did so a moment ago."""
+        if now - self._used_at.get(model, -inf) < self._scenario.limits.durable_idle_seconds - 1e-6:
+            return True
+        return any(
+            each.on.model == model if each.on is not None else self._is_member(model, each.arrival.target)
+            for each in self._followed.values()
+            if each.arrival.priority is not Priority.DURABLE
+        )
+
+    def _is_member(self, model: str, target: str) -> bool:
+        return any(member.name == model for member in self._targets.members(target))
 
     def _works(self, model: str) -> bool:
         return any(count for key, count in self._on_candidate.items() if key[0] == model)
@@ -231,6 +264,8 @@ class Auditor:
         candidate = followed.on
         followed.on, followed.waits_since = None, now
         if candidate is not None:
+            if followed.arrival.priority is not Priority.DURABLE:
+                self._used_at[candidate.model] = now
             self._on_candidate[candidate.key] -= 1
             self._on_runner[_runner(candidate)] -= 1
             self._of_tenant[followed.arrival.tenant] -= 1

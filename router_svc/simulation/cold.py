@@ -6,6 +6,7 @@ from router_svc.policy.arrival import Arrival
 from router_svc.simulation.hosts import Instance, Phase
 from router_svc.simulation.tallies import Tallies
 from router_svc.simulation.targets import Targets
+from weft.kernel.request import Priority
 
 _AWAKE = frozenset({Phase.CLAIMING, Phase.LOADING, Phase.READY})
 
@@ -31,7 +32,9 @@ class ColdLines:
         self._awake: dict[str, bool] = {}
 
     def waits(self, arrival: Arrival, now: float) -> None:
-        """A request waits from now on."""
+        """A request waits from now on. For durable ones there is no bound on the wait for a load."""
+        if arrival.priority is Priority.DURABLE:
+            return
         line = self._line(arrival)
         if not line.waiting:
             line.wanted_since = now

@@ -9,6 +9,7 @@ from router_svc.simulation.hosts import Host
 from router_svc.simulation.patience import cold_wait_bound
 from router_svc.simulation.tallies import Tally, Waits, Who
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,9 @@ def figures_of(simulation: Simulation) -> Figures:
     seconds = min(simulation.events.now, scenario.duration_seconds) or 1.0
     weights = {who.tenant: scenario.settings.tenant(who.tenant).weight for who in tallies.by_who}
     tenants = _by(tallies.by_who, lambda who: who.tenant)
-    shares = served_shares(tenants, weights)
+    # Durable requests get what is left over, whoever asks: what is divided fairly is the rest.
+    callers = {who: tally for who, tally in tallies.by_who.items() if who.band is not Priority.DURABLE}
+    shares = served_shares(_by(callers, lambda who: who.tenant), weights)
     first = tallies.first_attempts
     return Figures(
         simulated_seconds=simulation.events.now,

@@ -6,6 +6,7 @@ The bounds are worked out from the scenario, generously: a run that exceeds one 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import ceil, inf
 from typing import Protocol
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival, Needs
@@ -85,7 +86,7 @@ class Patience:
 
         `passed_by`: those who wait, in all lines, and may run, were it there or elsewhere.
         """
-        own, band, every = self._line(placed), placed.priority, self._scenario.limits.lower_band_every
+        own, band, limits = self._line(placed), placed.priority, self._scenario.limits
         self._passed_over.pop((own, band), None)
         self._passed_over_for.pop((own, band), None)
         wanted: dict[Kind, bool] = {}
@@ -97,6 +98,7 @@ class Patience:
             if each.priority > band and wanted[kind]:
                 below.setdefault((kind.line, each.priority), []).append(each)
         for (line, lower), waiting in below.items():
+            every = _turn_every(lower, limits)
             counts, most = self._passed_over, every + SLACK_GRANTS
             if line != own:
                 counts, most = self._passed_over_for, every * self._lines + SLACK_GRANTS
@@ -113,7 +115,10 @@ class Patience:
         now: float,
     ) -> int:
         """How often in a row these were passed over, this time included. Those who came later have not been yet."""
-        is_long = _all_waited(waiting, now, self._scenario.limits)
+        _, band = key
+        # The share of durable requests is counted from their first moment on.
+        long_seconds = 0.0 if band is Priority.DURABLE else self._scenario.limits.lower_band_patience_seconds
+        is_long = _all_waited(waiting, now, long_seconds)
         patient = frozenset(each.key for each in waiting) if is_long else frozenset[int]()
         before, count = counts.get(key, (frozenset[int](), 0))
         count = (count + 1 if patient & before else 1) if patient else 0
@@ -122,8 +127,11 @@ class Patience:
 
     def impatience(self, waiters: Sequence[Waiter], free: Sequence[Candidate], world: World, now: float) -> str | None:
         """Who has waited too long for a load, or beside a free slot, in words; None: nobody."""
-        kinds = {Kind(self._line(waiter.arrival), waiter.arrival.needs) for waiter in waiters if not waiter.attempts}
-        return self._starved_cold(kinds, world, now) or self._starved_beside(kinds, free, now)
+        fresh = [waiter.arrival for waiter in waiters if not waiter.attempts]
+        kinds = {Kind(self._line(arrival), arrival.needs) for arrival in fresh}
+        # Nobody gives way for durable requests at any time.
+        bound = {Kind(self._line(each), each.needs) for each in fresh if each.priority is not Priority.DURABLE}
+        return self._starved_cold(bound, world, now) or self._starved_beside(kinds, free, now)
 
     def _starved_cold(self, kinds: Collection[Kind], world: World, now: float) -> str | None:
         cold = {kind for kind in kinds if self._is_cold(kind, world)}
@@ -186,11 +194,18 @@ def _could_fit(instance: Instance) -> bool:
     return host.is_up and (not host.has_book or instance.kind.memory_bytes <= room)
 
 
-def _all_waited(waiting: Sequence[Arrival], now: float, limits: SchedulerLimits) -> bool:
+def _turn_every(band: Priority, limits: SchedulerLimits) -> float:
+    """Of so many grants one goes to this band, while others are in higher ones. Infinite: none at all."""
+    if band is not Priority.DURABLE:
+        return limits.lower_band_every
+    return ceil(1.0 / limits.durable_share) if limits.durable_share else inf
+
+
+def _all_waited(waiting: Sequence[Arrival], now: float, long_seconds: float) -> bool:
     """Whether there are any, and whoever of them may be the first has waited for long."""
     by_tenant = sorted(waiting, key=lambda each: each.tenant)
     firsts = [min(group, key=_place) for _, group in groupby(by_tenant, key=lambda each: each.tenant)]
-    return bool(firsts) and all(now - first.arrived_at > limits.lower_band_patience_seconds for first in firsts)
+    return bool(firsts) and all(now - first.arrived_at > long_seconds for first in firsts)
 
 
 def _place(arrival: Arrival) -> tuple[float, float, int]:

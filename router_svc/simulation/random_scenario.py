@@ -1,5 +1,6 @@
 """Small scenarios of all kinds, each from a seed: for looking for what breaks the rules."""
 
+from dataclasses import replace
 from random import Random
 
 from router_svc.policy.limits import SchedulerLimits
@@ -22,11 +23,22 @@ from router_svc.simulation.scenario import (
 from weft.kernel.request import CALLER_BANDS, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
+FEWEST_DURABLE, MOST_DURABLE = 10, 80
+WITHDRAWN_AFTER_SECONDS = 300.0
 CLOUD = "cloud"
 
 
 def random_scenario(seed: int) -> Scenario:
-    """A mesh of one to three hosts with one to five models, and 30 to 150 requests of one to four tenants."""
+    """A mesh of one to three hosts with one to five models, and 30 to 150 requests of one to four tenants.
+
+    In half of them durable requests come besides.
+    """
+    scenario = _of_callers(seed)
+    random = chance(seed, "durable")
+    return _with_durable(random, scenario) if random.random() < 0.5 else scenario
+
+
+def _of_callers(seed: int) -> Scenario:
     random = chance(seed, "scenario")
     hosts = _hosts(random)
     models = _models(random, hosts)
@@ -55,6 +67,35 @@ def random_scenario(seed: int) -> Scenario:
         duration_seconds=duration,
         max_requests=requests,
         seed=seed,
+    )
+
+
+def _with_durable(random: Random, scenario: Scenario) -> Scenario:
+    """With one or two streams of durable requests, drawn apart: what callers ask for stays what it was.
+
+    Whoever offers them withdraws them at last, so that a run has an end where nothing is ever loaded for them.
+    """
+    tenants = tuple(Tenant(name=f"d{number}", bands={Priority.DURABLE: 1.0}) for number in range(random.randint(1, 2)))
+    targets = [model.name for model in scenario.models] + [f"route/{name}" for name in scenario.routes]
+    requests = random.randint(FEWEST_DURABLE, MOST_DURABLE)
+    rate = requests / scenario.duration_seconds / len(tenants)
+    streams = (_traffic(random, tenant.name, random.choice(targets), rate) for tenant in tenants)
+    durable = (replace(stream, deadline_seconds=None, patience_seconds=WITHDRAWN_AFTER_SECONDS) for stream in streams)
+    settings = {
+        tenant.name: TenantSettings(weight=random.choice((1.0, 3.0)), max_in_flight=random.choice((0, 0, 2)))
+        for tenant in tenants
+    }
+    return replace(
+        scenario,
+        tenants=(*scenario.tenants, *tenants),
+        traffic=(*scenario.traffic, *durable),
+        settings=replace(scenario.settings, tenants={**scenario.settings.tenants, **settings}),
+        limits=replace(
+            scenario.limits,
+            durable_share=random.choice((0.0, 0.1, 0.3, 0.5)),
+            durable_idle_seconds=random.choice((0.5, 5.0)),
+        ),
+        max_requests=scenario.max_requests + requests,
     )
 
 

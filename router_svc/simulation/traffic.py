@@ -73,10 +73,8 @@ class _Stream:
         self._shares = tuple(tenant.bands.values())
         route = scenario.routes.get(traffic.target.removeprefix(ROUTE_PREFIX))
         budget = route.budget_seconds if route is not None and traffic.target.startswith(ROUTE_PREFIX) else None
-        self._worth_seconds = min(
-            math.inf if traffic.deadline_seconds is None else traffic.deadline_seconds,
-            math.inf if budget is None else budget,
-        )
+        ends = [seconds for seconds in (traffic.deadline_seconds, budget) if seconds is not None]
+        self._worth_seconds = min(ends, default=None)
         self._needs: dict[int, Needs] = {}
         self._salt = crc32(f"{traffic.tenant}/{number}".encode())
 
@@ -93,12 +91,15 @@ class _Stream:
         if traffic.max_output_tokens is not None:
             output_tokens = min(output_tokens, traffic.max_output_tokens)
         session = 1 + facts.randrange(traffic.sessions) if traffic.sessions else 0
+        band = self._band(facts)
+        # A route's budget is for callers who wait.
+        worth_seconds = traffic.deadline_seconds if band is Priority.DURABLE else self._worth_seconds
         arrival = Arrival(
             key=key,
             target=traffic.target,
             needs=self._needs_for(prompt_tokens),
             tenant=traffic.tenant,
-            priority=self._band(facts),
+            priority=band,
             arrived_at=at,
             deadline_at=None if traffic.deadline_seconds is None else at + traffic.deadline_seconds,
             prompt_tokens=prompt_tokens,
@@ -111,7 +112,7 @@ class _Stream:
             output_tokens=output_tokens,
             session=(self.number << 32) + session if session else 0,
             cached_share=traffic.session_cached_share,
-            deadline_at=at + self._worth_seconds if math.isfinite(self._worth_seconds) else None,
+            deadline_at=None if worth_seconds is None else at + worth_seconds,
             leaves_at=None if traffic.patience_seconds is None else at + traffic.patience_seconds,
         )
 

@@ -1,10 +1,11 @@
 """A router's database: SQLite beside it, or PostgreSQL, which several routers may share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import structlog
 from alembic import command
@@ -13,6 +14,7 @@ from alembic.util import CommandError
 from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -24,35 +26,70 @@ MAX_POSTGRES_CONNECTIONS = 8
 CONNECTION_WAIT_SECONDS = 10.0
 CONNECT_TIMEOUT_SECONDS = 10.0
 STATEMENT_TIMEOUT_SECONDS = 30.0
+IDLE_TRANSACTION_TIMEOUT_SECONDS = 30.0
+"""After which PostgreSQL ends a transaction whose router has stopped in the middle: others may wait for its rows."""
 # Drawn from a name nobody else has: migrations of two routers that start together take turns.
 MIGRATION_LOCK = 0x7765_6674_726F_7574
 _SCRIPTS = Path(__file__).parent / "migrations"
+_POSTGRES_OPTIONS: Mapping[str, Any] = {
+    "connect_args": {
+        "timeout": CONNECT_TIMEOUT_SECONDS,
+        "command_timeout": STATEMENT_TIMEOUT_SECONDS,
+        "server_settings": {
+            "application_name": "weft-router",
+            "synchronous_commit": "on",
+            "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_TIMEOUT_SECONDS:.0f}s",
+        },
+    }
+}
 _SQLITE, _POSTGRES = "sqlite+aiosqlite", "postgresql+asyncpg"
 
 
 class RouterDatabase:
-    """Life cycle: open, close. Raises INVALID_ARGUMENT for a URL of no kind that is supported."""
+    """Shared by all who keep something in it: each opens it, and the last one's close closes it.
+
+    Raises INVALID_ARGUMENT for a URL of no kind that is supported.
+    """
 
     def __init__(self, database_url: str) -> None:
         self._url = _parsed(database_url)
         self._is_sqlite = self._url.drivername == _SQLITE
         self._engine: AsyncEngine | None = None
+        self._users = 0
+        self._opening = asyncio.Lock()
         # Of those who write to SQLite; one at a time may, and whoever waits here can be cancelled.
         self._turn = asyncio.Lock()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other routers may write to it, too."""
+        return not self._is_sqlite
+
     async def open(self) -> None:
-        """Connect, and bring the schema up to date. Raises SERVICE_UNAVAILABLE."""
+        """Connect, and bring the schema up to date, unless that is done. Raises SERVICE_UNAVAILABLE."""
+        async with self._opening:
+            if not self._users:
+                await self._begin()
+            self._users += 1
+
+    async def close(self) -> None:
+        """One user less. Safe to call when nobody has opened it."""
+        async with self._opening:
+            self._users = max(0, self._users - 1)
+            if not self._users:
+                await self._end()
+
+    async def _begin(self) -> None:
         try:
             with _explained():
                 self._engine = self._connect()
                 # Where there is nothing to bring up to date this only reads: a backup under way does not stop a start.
                 await self._bring_up_to_date()
         except BaseException:
-            await self.close()
+            await self._end()
             raise
 
-    async def close(self) -> None:
-        """Safe to call twice, or when never opened."""
+    async def _end(self) -> None:
         if self._engine is not None:
             engine, self._engine = self._engine, None
             await engine.dispose()
@@ -78,6 +115,18 @@ class RouterDatabase:
         with _explained():
             async with turn, engine.begin() as connection:
                 yield connection
+
+    @asynccontextmanager
+    async def apart(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to PostgreSQL beside those of the pool, for whoever keeps one. Raises SERVICE_UNAVAILABLE."""
+        self._opened()
+        engine = create_async_engine(self._url, hide_parameters=True, poolclass=NullPool, **_POSTGRES_OPTIONS)
+        try:
+            with _explained():
+                async with engine.connect() as connection:
+                    yield connection
+        finally:
+            await engine.dispose()
 
     async def _bring_up_to_date(self) -> None:
         async with self._turn, self._opened().begin() as connection:
@@ -108,11 +157,7 @@ class RouterDatabase:
             max_overflow=0,
             pool_timeout=CONNECTION_WAIT_SECONDS,
             pool_pre_ping=True,
-            connect_args={
-                "timeout": CONNECT_TIMEOUT_SECONDS,
-                "command_timeout": STATEMENT_TIMEOUT_SECONDS,
-                "server_settings": {"application_name": "weft-router", "synchronous_commit": "on"},
-            },
+            **_POSTGRES_OPTIONS,
         )
 
 

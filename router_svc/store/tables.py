@@ -1,11 +1,41 @@
 """The tables of a router."""
 
-from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, MetaData, PrimaryKeyConstraint, String, Table
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
 MAX_ID_CHARS = 128
+MAX_MODEL_CHARS = 320
+MAX_CALLER_CHARS = 128
+MAX_KEY_CHARS = 255
 MAX_TENANT_CHARS = 128
 
-metadata = MetaData(naming_convention={"pk": "pk_%(table_name)s", "ix": "ix_%(table_name)s_%(column_0_name)s"})
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+    }
+)
+# SQLite counts only in columns of its own INTEGER.
+_Number = BigInteger().with_variant(Integer, "sqlite")
 
 responses = Table(
     "responses",
@@ -22,3 +52,153 @@ responses = Table(
     Index(None, "created_at"),
 )
 """Answers that callers may come back to. `size` is the bytes of `body` and `items`."""
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("seq", _Number, nullable=False, autoincrement=True),
+    Column("id", String(MAX_ID_CHARS), nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("idempotency_key", String(MAX_KEY_CHARS), nullable=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("model", String(MAX_MODEL_CHARS), nullable=False),
+    Column("band", SmallInteger, nullable=False),
+    Column("batch_id", String(MAX_ID_CHARS), nullable=False),
+    Column("line", Integer, nullable=False),
+    Column("custom_id", Text, nullable=False),
+    Column("origin_kind", String(64), nullable=False),
+    Column("caller", String(MAX_CALLER_CHARS), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("max_attempts", Integer, nullable=False),
+    Column("owner", String(MAX_ID_CHARS), nullable=False),
+    Column("lease_until", Double, nullable=True),
+    Column("pending_limit_seconds", Double, nullable=False),
+    Column("window_ends_at", Double, nullable=True),
+    Column("ready_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+    Column("last_index", Integer, nullable=False),
+    Column("result_size", BigInteger, nullable=False),
+    Column("error_reason", SmallInteger, nullable=False),
+    Column("error_message", Text, nullable=False),
+    PrimaryKeyConstraint("seq"),
+    UniqueConstraint("id"),
+    Index("ix_tasks_key", "tenant", "idempotency_key", unique=True),
+    Index("ix_tasks_tenant_seq", "tenant", "seq"),
+    Index("ix_tasks_batch", "batch_id", "line"),
+    Index(
+        "ix_tasks_lane",
+        *("model", "tenant", "band", "seq"),
+        sqlite_where=text("state = 1"),
+        postgresql_where=text("state = 1"),
+    ),
+    Index("ix_tasks_ready", "ready_at", sqlite_where=text("state = 1"), postgresql_where=text("state = 1")),
+    Index("ix_tasks_expiry", "expires_at", sqlite_where=text("state = 1"), postgresql_where=text("state = 1")),
+    Index("ix_tasks_lease", "lease_until", sqlite_where=text("state = 2"), postgresql_where=text("state = 2")),
+    Index("ix_tasks_ended", "ended_at", sqlite_where=text("state > 2"), postgresql_where=text("state > 2")),
+    sqlite_autoincrement=True,
+)
+"""Requests that outlive their callers. Times are UTC seconds since the epoch; `state` as in weft.dispatch.tasks;
+`attempt` is half of the fence, `failures` are those of the attempts that count; `batch_id` is empty for none."""
+
+task_specs = Table(
+    "task_specs",
+    metadata,
+    Column("task_id", String(MAX_ID_CHARS), ForeignKey("tasks.id", ondelete="CASCADE"), nullable=False),
+    Column("spec", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task_id"),
+)
+"""What is to be done. Beside the tasks: a row that changes is written anew, and requests may be long."""
+
+task_attempts = Table(
+    "task_attempts",
+    metadata,
+    Column("task_id", String(MAX_ID_CHARS), ForeignKey("tasks.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("owner", String(MAX_ID_CHARS), nullable=False),
+    Column("claimed_at", Double, nullable=False),
+    Column("ended_at", Double, nullable=True),
+    Column("reason", SmallInteger, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("receipt", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task_id", "attempt"),
+)
+"""Every time that a task was begun."""
+
+task_pieces = Table(
+    "task_pieces",
+    metadata,
+    Column("task_id", String(MAX_ID_CHARS), ForeignKey("tasks.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("first_index", Integer, nullable=False),
+    Column("event_count", Integer, nullable=False),
+    Column("output", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task_id", "attempt", "first_index"),
+)
+"""Answers of tasks, in pieces as they came."""
+
+files = Table(
+    "files",
+    metadata,
+    Column("seq", _Number, nullable=False, autoincrement=True),
+    Column("id", String(MAX_ID_CHARS), nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("is_whole", Boolean, nullable=False),
+    PrimaryKeyConstraint("seq"),
+    UniqueConstraint("id"),
+    Index("ix_files_tenant_seq", "tenant", "seq"),
+    Index("ix_files_expires_at", "expires_at"),
+    sqlite_autoincrement=True,
+)
+"""Files of batches; one that is not whole is being uploaded, or its upload broke off."""
+
+file_pieces = Table(
+    "file_pieces",
+    metadata,
+    Column("file_id", String(MAX_ID_CHARS), ForeignKey("files.id", ondelete="CASCADE"), nullable=False),
+    Column("place", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("file_id", "place"),
+)
+"""What is in files."""
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("seq", _Number, nullable=False, autoincrement=True),
+    Column("id", String(MAX_ID_CHARS), nullable=False),
+    Column("tenant", String(MAX_TENANT_CHARS), nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("input_file", String(MAX_ID_CHARS), nullable=False),
+    Column("output_file", String(MAX_ID_CHARS), nullable=False),
+    Column("error_file", String(MAX_ID_CHARS), nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Column("errors", LargeBinary, nullable=False),
+    Column("total_count", Integer, nullable=False),
+    Column("completed_count", Integer, nullable=False),
+    Column("failed_count", Integer, nullable=False),
+    Column("cancelled_count", Integer, nullable=False),
+    Column("expired_count", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("window_ends_at", Double, nullable=False),
+    Column("cancelled_at", Double, nullable=True),
+    Column("lines_ended_at", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+    PrimaryKeyConstraint("seq"),
+    UniqueConstraint("id"),
+    Index("ix_batches_tenant_seq", "tenant", "seq"),
+    Index("ix_batches_ended_at", "ended_at"),
+    sqlite_autoincrement=True,
+)
+"""Many tasks as one. State 0 is one whose lines are being taken in, which nobody sees; its tasks have state 0 as well,
+and nobody begins them. The counts are written when every line is at its end; before that the tasks are counted."""

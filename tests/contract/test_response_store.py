@@ -12,6 +12,7 @@ from postgres_server import PostgresServer
 import router_svc.responses.service
 from router_svc.responses.config import ResponseLimits
 from router_svc.responses.service import ResponseService
+from router_svc.store.database import RouterDatabase
 from weft.dispatch.stored_responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -27,7 +28,7 @@ def response(name: str, *, tenant: str = "ann", previous: str = "", size: int = 
 
 
 def built(database_url: str, clock: FakeClock | None = None, **limits: Any) -> ResponseService:
-    return router_svc.responses.service.build(database_url, ResponseLimits(**limits), clock=clock)
+    return router_svc.responses.service.build(RouterDatabase(database_url), ResponseLimits(**limits), clock=clock)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 import router_svc.responses.service
 from router_svc.responses.config import ResponseLimits
 from router_svc.responses.service import ResponseService
+from router_svc.store.database import RouterDatabase
 from weft.dispatch.stored_responses import StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -34,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def built(file: Path) -> ResponseService:
-    return router_svc.responses.service.build(f"sqlite+aiosqlite:///{file}", ResponseLimits())
+    return router_svc.responses.service.build(RouterDatabase(f"sqlite+aiosqlite:///{file}"), ResponseLimits())
 
 
 @pytest.fixture

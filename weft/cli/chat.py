@@ -17,6 +17,7 @@ from weft.cli.output import safe_text
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._address import mesh_address
 from weft.client.resources import Registry, connect_registry
+from weft.client.tasks import connect_tasks
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
@@ -58,6 +59,12 @@ def chat(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Let it leave the premises: to models and tools elsewhere.")
     ] = False,
+    in_background: Annotated[
+        bool,
+        typer.Option(
+            "--async", help="Hand -m in as a durable task, print its id alone, and leave; the model may be away."
+        ),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
     ] = 600.0,
@@ -79,6 +86,9 @@ def chat(
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     with reporting():
         once = _only_message(message)
+        if in_background:
+            submit(name, once, history, options, home)
+            return
         with connect(home=home) as mesh:
             asked, header = resolve(name, home)
             sys.stderr.write(header)
@@ -88,6 +98,29 @@ def chat(
                 return
             with prompt_history(home):
                 converse(conversation)
+
+
+def submit(name: str, text: str | None, history: list[Message], options: ChatOptions, home: Path) -> None:
+    """Hand in one message as a durable task: its id on stdout, everything else on stderr."""
+    if text is None:
+        raise invalid_field("--async", "needs -m, or a message that is piped in")
+    asked = name_for_task(name, home)
+    with connect_tasks(home=home) as tasks:
+        task = tasks.submit_chat(asked, [*history, {"role": "user", "content": text}], **options)
+    sys.stdout.write(f"{task.id}\n")
+    sys.stdout.flush()
+    _aside(f"{task.state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
+
+
+def name_for_task(name: str, home: Path) -> str:
+    """What to ask for: as `resolve`, but what is not there yet is waited for."""
+    try:
+        return resolve(name, home)[0]
+    except WeftError as error:
+        if error.reason not in _MISSING:
+            raise
+        _aside(f"nobody serves {name} yet; the task waits for it")
+        return name
 
 
 def _only_message(message: str | None) -> str | None:

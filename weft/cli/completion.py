@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from weft.cli.options import DEFAULT_HOME
-from weft.cli.targets import CLIENT_WORDS, REQUEST_WORDS
+from weft.cli.targets import CLIENT_WORDS, REQUEST_WORDS, TASK_WORDS
 from weft.kernel.errors import WeftError
 from weft.resources.kinds import ResourceKind, kind_words
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most three and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
-REMEMBERED = ("clients", "requests")
+REMEMBERED = ("clients", "requests", "tasks")
 """What a router remembers, in the plural; their names are not offered, since they come and go."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
@@ -43,7 +43,7 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """As `complete_resource`, and what a router remembers beside the kinds."""
     words = ctx.params.get("resources") or ()
-    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS:
+    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
         return []
     return [*complete_resource(ctx, incomplete), *([] if words else _offer(REMEMBERED, incomplete))]
 

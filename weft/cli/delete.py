@@ -10,6 +10,7 @@ from weft.cli.declare import read_files
 from weft.cli.options import DEFAULT_HOME, HomeOption, exit_code, note, reporting
 from weft.cli.output import say
 from weft.cli.targets import Target, is_missing, parse_targets, with_suggestion
+from weft.cli.tasks import delete_tasks, is_about_tasks
 from weft.client.resources import Registry, connect_registry
 from weft.kernel.errors import WeftError, invalid_field
 from weft.resources.documents import kind_of
@@ -34,11 +35,14 @@ def delete(
     ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Delete resources, agents and routes first. One that fails does not keep the others from being deleted.
+    """Delete resources, agents and routes first, or tasks that are over. One that fails does not keep the others.
 
     Example: weft delete agent reviewer
     """
     with reporting():
+        if resources and not files and is_about_tasks(resources):
+            delete_tasks(resources, home, ignore_not_found=ignore_not_found)
+            return
         targets = _targets(resources or [], files or [])
         with connect_registry(home=home) as registry:
             failures = [_delete(registry, target, ignore_not_found) for target in targets]

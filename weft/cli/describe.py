@@ -9,6 +9,7 @@ from weft.cli.get import ResourcesArgument
 from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
 from weft.cli.output import print_document, say
 from weft.cli.targets import Target, find, one_target
+from weft.cli.tasks import describe_task, is_about_tasks
 from weft.client.resources import Registry, connect_registry, describe_runner
 from weft.kernel.errors import WeftError
 from weft.resources.documents import (
@@ -40,6 +41,9 @@ def describe(
     Example: weft describe model qwen
     """
     with reporting():
+        if is_about_tasks(resources):
+            describe_task(resources, output, home)
+            return
         target = one_target(resources)
         with connect_registry(home=home) as registry:
             facts = gather(registry, target)

@@ -21,6 +21,7 @@ from weft.cli.output import TextTable, json_line, json_text, say
 from weft.cli.requests import is_about_requests
 from weft.cli.requests import show as show_requests
 from weft.cli.targets import Target, find, parse_targets
+from weft.cli.tasks import is_about_tasks, show_tasks
 from weft.client.resources import connect_registry
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -41,7 +42,7 @@ ShownArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also requests and clients",
+        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also requests, clients and tasks",
         autocompletion=complete_shown,
     ),
 ]
@@ -51,13 +52,26 @@ def get(
     resources: ShownArgument,
     output: ResourceOutputOption = ResourceFormat.TABLE,
     watch: WatchOption = False,
+    states: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", help="Tasks in this state: pending, running, completed, failed or cancelled; repeatable."
+        ),
+    ] = None,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """List resources, or the requests and clients that a router remembers. As YAML resources can be applied again.
+    """List resources, or what a router remembers and keeps. As YAML resources can be applied again.
 
     Example: weft get models -o wide
     """
     with reporting(interrupted=EXIT_OK if watch else 130):
+        if is_about_tasks(resources):
+            if watch:
+                raise invalid_field("--watch", "goes with resources; `weft logs task/ID -f` follows one task")
+            show_tasks(resources, output, states or (), home)
+            return
+        if states:
+            raise invalid_field("--state", "goes with tasks")
         if is_about_requests(resources):
             if watch:
                 raise invalid_field("--watch", "goes with resources; a request's own stream says how it fares")

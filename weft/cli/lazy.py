@@ -19,6 +19,8 @@ COMMANDS: Mapping[str, str] = {
     "diff": "weft.cli.declare:diff",
     "delete": "weft.cli.delete:delete",
     "wait": "weft.cli.wait:wait",
+    "cancel": "weft.cli.cancel:cancel",
+    "batch": "weft.cli.batch:app",
     "events": "weft.cli.events:events",
     "config": "weft.cli.mesh_config:app",
     "ps": "weft.cli.ps:ps",

@@ -24,6 +24,7 @@ from weft.cli.load_settings import (
 from weft.cli.operation_progress import follow, outcome_words
 from weft.cli.options import DEFAULT_HOME, HomeOption, note, reporting
 from weft.cli.output import safe_text, say
+from weft.cli.tasks import is_about_tasks, print_answer
 from weft.client.operations import Operations, connect_operations
 from weft.client.resources import connect_registry
 from weft.client.runners import connect_runner_of
@@ -131,17 +132,27 @@ def flush(
 
 
 def logs(
-    model: ModelArgument,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL", help="A model; or task/ID for the answer of a task.", autocompletion=complete_model
+        ),
+    ],
     follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=MAX_LINES, help="Last lines.")] = DEFAULT_LINES,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show what the backend of a model printed.
+    """Show what the backend of a model printed, or what a task has said.
 
     Example: weft logs qwen -f
     """
     with reporting(interrupted=0):
-        require_name(model, "MODEL")
+        if is_about_tasks(words):
+            print_answer(words, home, follow=follow_on)
+            return
+        if len(words) != 1:
+            raise invalid_field("MODEL", "name one model, or one task as task/ID")
+        model = require_name(words[0], "MODEL")
         with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
             for response in runner.log_lines(lines, follow=follow_on):
                 if response.lost_line_count:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 REQUEST_WORDS = frozenset({"request", "requests"})
 CLIENT_WORDS = frozenset({"client", "clients"})
-"""What a router remembers beside the kinds of resources."""
+TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
+"""What a router remembers and keeps beside the kinds of resources."""
 _NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 

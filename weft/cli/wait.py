@@ -15,6 +15,7 @@ from weft.cli.get import ResourcesArgument
 from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft.cli.output import say
 from weft.cli.targets import Target, one_target
+from weft.cli.tasks import is_about_tasks, wait_for_task
 from weft.client.resources import CALL_TIMEOUT_SECONDS, connect_registry
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -63,25 +64,33 @@ class Expectation:
 def wait(
     resources: ResourcesArgument,
     expected: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--for", help="status=active, condition=Ready, condition=Ready=false, exists or delete.", metavar="WHAT"
+            "--for",
+            help="status=active, condition=Ready (default), condition=Ready=false, exists or delete; of a task "
+            "status=running, say. Default of a task: its end.",
+            metavar="WHAT",
         ),
-    ] = "condition=Ready",
+    ] = None,
     timeout: Annotated[
         str, typer.Option("--timeout", help="How long, such as 90s, 5m or 1h; 0 looks once.", metavar="TIME")
     ] = "60s",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Wait until something holds for a resource. Exit code 5 when it does not in time.
+    """Wait until something holds for a resource, or for the end of a task. Exit code 5 when it does not in time.
+
+    Exit code 1 for a task that came to another end.
 
     Example: weft wait model qwen --for status=active --timeout 5m
     """
     with reporting():
-        target = one_target(resources)
-        expectation = parse_expectation(expected, target.kind)
-        _wait(target, expectation, parse_duration(timeout), home)
-        say(f"{target}: {expected}\n")
+        seconds = parse_duration(timeout)
+        if is_about_tasks(resources):
+            wait_for_task(resources, expected, seconds, home)
+            return
+        target, wanted = one_target(resources), expected or "condition=Ready"
+        _wait(target, parse_expectation(wanted, target.kind), seconds, home)
+        say(f"{target}: {wanted}\n")
 
 
 def parse_expectation(text: str, kind: ResourceKind) -> Expectation:

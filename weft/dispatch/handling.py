@@ -71,7 +71,7 @@ def granted_priority_of(options: serve_options_pb2.ServeOptions) -> Priority:
     """The band that a service of the mesh names to a runner; not set: normal."""
     band = Priority.from_wire(options.priority)
     if band is None:
-        raise invalid_field("options.priority", "must be high, normal, low or system")
+        raise invalid_field("options.priority", "must be high, normal, low, system or durable")
     return band
 
 

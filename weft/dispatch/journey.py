@@ -1,6 +1,8 @@
 """What happened to one request, kept while it happens and written down as its receipt."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 import structlog
 from google.protobuf.duration_pb2 import Duration
@@ -13,6 +15,35 @@ from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
 
 log = structlog.get_logger("weft.request")
+
+
+class WhenLeft(Enum):
+    """What becomes of a journaled request whose caller leaves before its end."""
+
+    CANCEL = "cancel"
+    KEEP = "keep"
+    """It goes on, and its answer is kept like that of any task."""
+
+
+def _nobody_asks(task_id: str) -> None:
+    """Nothing to do."""
+
+
+def _nobody_ends_it() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """That a request is run as a durable task which its caller watches."""
+
+    when_left: WhenLeft = WhenLeft.CANCEL
+    idempotency_key: str = ""
+    """See `NewTask`."""
+    on_task: Callable[[str], None] = _nobody_asks
+    """Told the task's id as soon as it is durable."""
+    is_ended: Callable[[], bool] = _nobody_ends_it
+    """Whether somebody has ended the request: then its task does not go on, whatever it should do when left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +75,8 @@ class RequestContext:
     """Requests of one session go to the same runner where they can; empty: none."""
     whole: bool = False
     """Whether nobody reads the answer before it is complete: it may come in few, large frames."""
+    journal: Journal | None = None
+    """None: it is no task, and ends with its caller's connection."""
 
 
 _NOTHING_SENT = frozenset(

@@ -59,6 +59,10 @@ class RequestCall:
         """What happened, once it is over; None before that."""
         return self._receipt
 
+    def read_whole(self, *, whole: bool) -> None:
+        """From the next attempt on: whether nobody reads the answer before it is complete."""
+        self._context = self._journey.context = replace(self._context, whole=whole)
+
     def _place(self, payload: Payload, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None) -> SteadyPlacement:
         context = self._context
         salt = f"{context.tenant}\0{context.handling.cache_tag}"

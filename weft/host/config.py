@@ -19,6 +19,7 @@ from weft.host.replicas import replica_names
 from weft.host.response_section import ResponsesSection
 from weft.host.router_sections import PoolSection, SchedulingSection
 from weft.host.runner_sections import RunnerSection
+from weft.host.task_section import BatchEdgeSection, BatchesSection, TasksSection
 from weft.host.tls_section import EdgeTlsSection, TlsSection
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.reasons import Reason
@@ -66,6 +67,10 @@ class GatewaySection(Section):
     over (`router.responses.keep_seconds`)."""
     response_store_timeout_seconds: Seconds = 5.0
     """How long whoever keeps responses may take to answer."""
+    task_timeout_seconds: Seconds = 30.0
+    """How long whoever runs durable tasks may take to answer; to be done, a task may take hours."""
+    batches: BatchEdgeSection = BatchEdgeSection()
+    """Files and batches."""
     allowed_hosts: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] = Field(
         default=(), max_length=1000, strict=False
     )
@@ -127,6 +132,10 @@ class RouterSection(Section):
     """What outlives the router. Default: an SQLite file under the home. PostgreSQL: see `registry.database_url`."""
     responses: ResponsesSection = ResponsesSection()
     """Answers that are kept for callers who come back."""
+    tasks: TasksSection = TasksSection()
+    """Durable tasks."""
+    batches: BatchesSection = BatchesSection()
+    """Files and batches."""
     rate_limits: RouterRatesSection | None = None
     """How much tenants may ask for. Default: what TENANT_RATE_LIMIT_<tenant> and DEFAULT_RATE_LIMIT say where
     ENABLE_MULTI_TENANT=true, else as `multi_tenant` says."""

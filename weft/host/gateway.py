@@ -8,6 +8,7 @@ import gateway.service
 from gateway.admin.operations_client import OperationsClient
 from gateway.admin.ports import AdminPorts
 from gateway.admin.runner_client import RunnerDescriptions
+from gateway.batches.config import BatchEdgeConfig
 from gateway.config import ConnectionLimits, GatewayConfig, RateLimitConfig, RequestLimits, SchemaLimits
 from gateway.edge_tls import EdgeTls
 from gateway.keys.client import KeysClient
@@ -17,13 +18,19 @@ from gateway.registry_client import RegistryClient
 from gateway.responses.config import KeepResponses
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
+from weft.dispatch.batches import BatchPort
+from weft.dispatch.files import FilePort
 from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.dispatch.port import QueueSource
 from weft.dispatch.remote import RemotePlacement
+from weft.dispatch.remote_batches import RemoteBatches
+from weft.dispatch.remote_files import RemoteFiles
 from weft.dispatch.remote_responses import RemoteResponses
+from weft.dispatch.remote_tasks import RemoteTasks
 from weft.dispatch.requests import RemoteRequests, RequestSource
 from weft.dispatch.steady import SteadyConfig
 from weft.dispatch.stored_responses import ResponseStore
+from weft.dispatch.tasks import TaskPort
 from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.config import RateLimitsSection, WeftConfig
 from weft.host.garbage import settle_garbage_collector
@@ -54,6 +61,8 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
         max_running_responses=section.max_running_responses,
         keep_responses=KeepResponses(section.keep_responses),
         response_store_timeout_seconds=section.response_store_timeout_seconds,
+        task_timeout_seconds=section.task_timeout_seconds,
+        batches=BatchEdgeConfig(**section.batches.model_dump()),
         tls=None
         if files is None
         else EdgeTls(files=files, handshake_timeout_seconds=section.tls.handshake_timeout_seconds),
@@ -85,6 +94,9 @@ class MeshClients:
     queues: QueueSource
     requests: RequestSource
     responses: ResponseStore
+    tasks: TaskPort
+    files: FilePort
+    batches: BatchPort
     keys: KeyCheck | None
     """None: nobody needs one."""
     clock: Clock
@@ -116,6 +128,9 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         keys=mesh.keys,
         requests=mesh.requests,
         responses=mesh.responses,
+        tasks=mesh.tasks,
+        files=mesh.files,
+        batches=mesh.batches,
         api_keys=KeysClient(mesh.registry, mesh.clock, timeout_seconds=timeout),
     )
     return gateway.service.build(edge, ports)
@@ -141,6 +156,9 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         queues=placement,
         requests=RemoteRequests(router),
         responses=RemoteResponses(router, timeout_seconds=config.gateway.response_store_timeout_seconds),
+        tasks=RemoteTasks(router, timeout_seconds=config.gateway.task_timeout_seconds),
+        files=RemoteFiles(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),
+        batches=RemoteBatches(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),
         keys=keys,
         clock=clock,
     )

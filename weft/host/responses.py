@@ -1,14 +1,18 @@
-"""How the keeping of answers is set up. Needs a database, so only what runs a router for others imports it."""
+"""How what a router keeps is set up. Needs a database, so only what runs a router for others imports it."""
 
 import router_svc.responses.service
 from router_svc.responses.config import ResponseLimits
 from router_svc.responses.service import ResponseService
+from router_svc.store.database import RouterDatabase
 from weft.host.config import WeftConfig
 from weft.host.home import WeftHome
 
 
-def response_service(config: WeftConfig, home: WeftHome) -> ResponseService:
+def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
+    """What outlives the router; not open yet."""
+    return RouterDatabase(config.router.database_url or f"sqlite+aiosqlite:///{home.state / 'router.db'}")
+
+
+def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:
     """The keeping of answers, in the router's database."""
-    section = config.router
-    url = section.database_url or f"sqlite+aiosqlite:///{home.state / 'router.db'}"
-    return router_svc.responses.service.build(url, ResponseLimits(**section.responses.model_dump()))
+    return router_svc.responses.service.build(database, ResponseLimits(**config.router.responses.model_dump()))

@@ -94,14 +94,17 @@ def _wake_environment(environment: Mapping[str, str]) -> dict[str, str]:
 async def serve_router(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """A router until a signal comes."""
     # A runner's own router keeps nothing, and its host has no database: see weft.host.runner_http.
-    from weft.host.responses import response_service  # noqa: PLC0415
+    from weft.host.responses import response_service, router_database  # noqa: PLC0415
+    from weft.host.tasks import durable_services  # noqa: PLC0415
 
     keys, registry = key_check(config, SystemClock()), registry_address(config, home)
     host = new_host(config, "router", keys)
     address = host.bind(listen or home.address("router"))
     service = router_svc.service.build(router_config(config, registry, address, read_environment(os.environ)))
+    database = router_database(config, home)
     beside: list[Service] = [
-        response_service(config, home),
+        response_service(config, database),
+        *durable_services(config, database, service).in_order(),
         *followers(keys, registry, channel_security(config)),
         *relay_doors(config.relay, home, service.relay),
     ]

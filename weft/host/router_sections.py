@@ -82,6 +82,12 @@ class SchedulingSection(Section):
     """Of so many requests of a pool, and of so many places in its queue, one is of each lower band ..."""
     lower_band_patience_seconds: Seconds = 5.0
     """... once the first of that band has waited this long."""
+    durable_share: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    """Share of a pool's requests that are durable tasks while some wait and others do too. 0: only what is idle."""
+    max_durable_waiting: Count = 4_096
+    """Durable tasks that wait for a slot at once; the others wait where they are kept."""
+    durable_idle_seconds: Seconds = 30.0
+    """How long no caller has used a model until durable tasks may have another one loaded in its place."""
     overload_after_seconds: Seconds = 10.0
     """How long requests wait without a break until a pool only takes in what it can serve before the queue timeout."""
     overload_fill: Annotated[float, Field(gt=0, le=1)] = 0.8

@@ -34,7 +34,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Limit = Annotated[int, Field(ge=0, le=1_000_000)]
 """0: none."""
 Target = Annotated[str, Field(min_length=1, max_length=256)]
-Band = Literal["system", "high", "normal", "low"]
+Band = Literal["system", "high", "normal", "low", "durable"]
 SkillName = Literal["text", "image", "audio", "tools"]
 
 
@@ -159,8 +159,9 @@ class TenantSection(Section):
     """Its requests that may run at once. 0: no limit."""
     allow_remote: Literal["never", "on_request", "always"] = "on_request"
     """Whether its requests may leave the premises."""
-    priorities: dict[Band, Annotated[float, Field(ge=0, le=1000)]] = Field(default={"normal": 1.0}, max_length=4)
-    """How its requests are divided over the bands: `{high: 1, low: 3}`."""
+    priorities: dict[Band, Annotated[float, Field(ge=0, le=1000)]] = Field(default={"normal": 1.0}, max_length=5)
+    """How its requests are divided over the bands: `{high: 1, low: 3}`. Those of `durable` are tasks that wait as long
+    as it takes; a router takes them from its database a few at a time, and here all of them are before it at once."""
 
     @model_validator(mode="after")
     def _some_priority(self) -> "TenantSection":
@@ -298,6 +299,10 @@ class RouterLimitsSection(Section):
     """Attempts before any content."""
     max_cold_wait_seconds: Duration = _LIMITS.max_cold_wait_seconds
     """When others give way for a model that is not loaded, whatever that costs."""
+    durable_share: Annotated[float, Field(ge=0, le=0.5)] = _LIMITS.durable_share
+    """Share of a pool's requests that are durable tasks while others wait too."""
+    max_durable_waiting: Annotated[int, Field(ge=1, le=20_000_000)] = _LIMITS.max_durable_waiting
+    """Durable tasks that wait at once; further ones are refused, which a router's own never come to."""
     min_turn_seconds: Duration = _LIMITS.min_turn_seconds
     """How long a model that was loaded serves at least."""
     swap_quantum_ratio: Annotated[float, Field(gt=0, le=1000)] = _LIMITS.swap_quantum_ratio

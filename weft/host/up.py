@@ -3,6 +3,7 @@
 import asyncio
 import os
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ import registry_svc.service
 import router_svc.service
 from router_svc.service import RouterService
 from weft.dispatch import Dispatcher
+from weft.dispatch.batches import BatchPort
+from weft.dispatch.files import FilePort
 from weft.dispatch.fleet import FleetView, Phase
 from weft.dispatch.fleet_watcher import FleetWatcher
 from weft.dispatch.stored_responses import ResponseStore
+from weft.dispatch.tasks import TaskPort
 from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
@@ -24,11 +28,12 @@ from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.registry import registry_config
 from weft.host.relay import RelayEndpoint, relay_doors
-from weft.host.responses import response_service
+from weft.host.responses import response_service, router_database
 from weft.host.router import router_config
 from weft.host.runner_environment import read_environment
 from weft.host.runner_sections import published_models
 from weft.host.stage import ShowProgress, Stage
+from weft.host.tasks import durable_services
 from weft.host.tls import channel_security
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
@@ -36,6 +41,17 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 
 MODEL_CHECK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSide:
+    """What a gateway in the same process is built over."""
+
+    router: RouterService
+    responses: ResponseStore
+    tasks: TaskPort
+    files: FilePort
+    batches: BatchPort
 
 
 class UpHost:
@@ -95,7 +111,7 @@ class UpHost:
         for child in self._children:
             child.kill()
 
-    async def _start_grpc(self, keys: KeyCheck | None) -> tuple[RouterService, ResponseStore]:
+    async def _start_grpc(self, keys: KeyCheck | None) -> "RouterSide":
         """Registry, router and relay on one gRPC server."""
         host = GrpcHost(guard=None if keys is None else keys.interceptor())
         self.grpc_address = host.bind(self._home.address("weft"))
@@ -108,15 +124,23 @@ class UpHost:
         if keys is not None:
             keys.use(lambda: registry.key_ring)
         self._stack.push_async_callback(host.stop, self._config.drain_seconds)
-        responses = response_service(self._config, self._home)
+        database = router_database(self._config, self._home)
+        responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
         doors = relay_doors(self._config.relay, self._home, router.relay)
-        await host.start([registry, router, responses, *doors])
+        await host.start([registry, router, responses, *durable.in_order(), *doors])
         self.relay = doors[0].endpoint if doors else None
-        return router, responses.store
+        return RouterSide(
+            router=router,
+            responses=responses.store,
+            tasks=durable.tasks.tasks,
+            files=durable.batches.files,
+            batches=durable.batches.batches,
+        )
 
     async def _start_services(self) -> FleetWatcher:
         keys = key_check(self._config, self._clock)
-        router, responses = await self._start_grpc(keys)
+        side = await self._start_grpc(keys)
+        router = side.router
         channel, channels = open_channel(self.grpc_address), ChannelPool(security=channel_security(self._config))
         fleet = FleetWatcher(channel, self._clock)
         self._stack.push_async_callback(channel.close)
@@ -133,7 +157,10 @@ class UpHost:
             channels=channels,
             queues=router.placement,
             requests=router.requests,
-            responses=responses,
+            responses=side.responses,
+            tasks=side.tasks,
+            files=side.files,
+            batches=side.batches,
             keys=keys,
             clock=self._clock,
         )

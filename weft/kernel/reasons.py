@@ -25,6 +25,7 @@ class Reason(IntEnum):
     PERMISSION_DENIED = 11
     RESOURCE_IN_USE = 12
     TOO_MANY_RESOURCES = 13
+    IDEMPOTENCY_CONFLICT = 14
     QUEUE_FULL = 20
     QUEUE_TIMEOUT = 21
     RATE_LIMIT_EXCEEDED = 22
@@ -108,6 +109,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.PERMISSION_DENIED: _caller("PERMISSION_DENIED", 403),
     Reason.RESOURCE_IN_USE: _caller("FAILED_PRECONDITION", 409),
     Reason.TOO_MANY_RESOURCES: _busy(429),
+    Reason.IDEMPOTENCY_CONFLICT: _caller("ALREADY_EXISTS", 409),
     Reason.QUEUE_FULL: _busy(503),
     Reason.QUEUE_TIMEOUT: _busy(503),
     Reason.RATE_LIMIT_EXCEEDED: _busy(429),

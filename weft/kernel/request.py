@@ -12,11 +12,13 @@ class Priority(IntEnum):
     HIGH = 1
     NORMAL = 2
     LOW = 3
+    DURABLE = 4
+    """Durable tasks: after everybody who waits for an answer, but with a share of their own. No caller can claim it."""
 
     @property
     def wire(self) -> int:
         """Its number in `common.v1.Priority`, where 0 means that none is named."""
-        return _WIRE_OF_SYSTEM if self is Priority.SYSTEM else self.value
+        return _WIRES.get(self, self.value)
 
     @staticmethod
     def from_wire(number: int) -> "Priority | None":
@@ -24,7 +26,7 @@ class Priority(IntEnum):
         return _BANDS.get(number)
 
 
-_WIRE_OF_SYSTEM = 4
+_WIRES = {Priority.SYSTEM: 4, Priority.DURABLE: 5}
 _BANDS = {0: Priority.NORMAL, **{band.wire: band for band in Priority}}
 CALLER_BANDS = frozenset({Priority.HIGH, Priority.NORMAL, Priority.LOW})
 """What callers may ask for."""

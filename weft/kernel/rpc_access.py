@@ -34,6 +34,16 @@ _SERVICES: dict[str, dict[str, Access]] = {
     f"{_ROUTER}.RequestService": _reads(Resource.INFERENCE, "GetRequest", "ListRequests")
     | _reads(Resource.TELEMETRY, "ListClients"),
     f"{_ROUTER}.StoredResponseService": _mesh("SaveResponse", "GetResponse", "ListChain", "DeleteResponse"),
+    f"{_ROUTER}.TaskService": _reads(Resource.INFERENCE, "GetTask", "ListTasks", "WatchTask")
+    | _creates(Resource.INFERENCE, "SubmitTask")
+    | _edits(Resource.INFERENCE, "CancelTask", "DeleteTask"),
+    f"{_ROUTER}.FileService": _reads(Resource.INFERENCE, "GetFile", "ListFiles", "ReadFile")
+    | _creates(Resource.INFERENCE, "UploadFile")
+    | _edits(Resource.INFERENCE, "DeleteFile"),
+    f"{_ROUTER}.BatchService": _reads(Resource.INFERENCE, "GetBatch", "ListBatches", "ReadBatchResults")
+    | _creates(Resource.INFERENCE, "CreateBatch")
+    | _edits(Resource.INFERENCE, "CancelBatch")
+    | _mesh("FinishBatch"),
     f"{_ROUTER}.RelayService": _mesh("Attach"),
     f"{_RUNNER}.GenerationService": _mesh("Generate"),
     f"{_RUNNER}.EmbeddingService": _mesh("Embed"),

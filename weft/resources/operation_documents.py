@@ -206,7 +206,7 @@ class LeaseDocument(DocumentPart):
     """The memory by number of the device."""
     seen_bytes: int | None = None
     """What its processes were last seen to hold."""
-    priority: Literal["system", "high", "normal", "low"]
+    priority: Literal["system", "high", "normal", "low", "durable"]
     """The band of the last request that it worked for."""
     pinned: bool
     """Whether its holder never gives it up."""

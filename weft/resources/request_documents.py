@@ -7,7 +7,7 @@ from weft.resources.document_base import DocumentPart
 
 RequestState = Literal["queued", "loading", "running", "ended", "unknown"]
 DecisionKind = Literal["queued", "loading", "load_started", "placed", "retried", "rejected", "unknown"]
-Band = Literal["high", "normal", "low", "system", "unknown"]
+Band = Literal["high", "normal", "low", "system", "durable", "unknown"]
 
 
 class QueuedDocument(DocumentPart):

@@ -30,14 +30,14 @@ def request_document(record: pb.RequestRecord) -> RequestDocument:
         client_id=record.client_id or None,
         target=record.target,
         priority=_band(record.priority),
-        state=cast("Any", _word(pb.RequestRecord.State, record.state, "STATE_")),
+        state=cast("Any", enum_word(pb.RequestRecord.State, record.state, "STATE_")),
         arrived_at=record.arrive_time.ToDatetime(tzinfo=UTC),
-        ended_at=_moment(record, "end_time"),
+        ended_at=moment(record, "end_time"),
         queued=_queued(record),
         loading=_loading(record),
-        reason=_reason(record.reason),
+        reason=reason_word(record.reason),
         message=record.message or None,
-        receipt=_receipt(record.receipt) if record.HasField("receipt") else None,
+        receipt=receipt_document(record.receipt) if record.HasField("receipt") else None,
         decisions=tuple(map(_decision, record.decisions)),
     )
 
@@ -55,10 +55,10 @@ def client_document(record: pb.ClientRecord) -> ClientDocument:
         targets=tuple(
             ClientTargetDocument(target=target.target, request_count=target.request_count) for target in record.targets
         ),
-        usual_interval_seconds=_seconds_in(record, "usual_interval"),
-        first_seen_at=_moment(record, "first_seen_time"),
-        last_seen_at=_moment(record, "last_seen_time"),
-        cooldown_ends_at=_moment(record, "cooldown_end_time"),
+        usual_interval_seconds=seconds_in(record, "usual_interval"),
+        first_seen_at=moment(record, "first_seen_time"),
+        last_seen_at=moment(record, "last_seen_time"),
+        cooldown_ends_at=moment(record, "cooldown_end_time"),
         route=record.route or None,
         default_priority=_band(record.default_priority or priority_pb2.PRIORITY_NORMAL),
     )
@@ -68,7 +68,7 @@ def _queued(record: pb.RequestRecord) -> QueuedDocument | None:
     if not record.HasField("queued"):
         return None
     queued = record.queued
-    return QueuedDocument(position=queued.position, reason=queued.reason, eta_seconds=_seconds_in(queued, "eta"))
+    return QueuedDocument(position=queued.position, reason=queued.reason, eta_seconds=seconds_in(queued, "eta"))
 
 
 def _loading(record: pb.RequestRecord) -> LoadingDocument | None:
@@ -78,13 +78,13 @@ def _loading(record: pb.RequestRecord) -> LoadingDocument | None:
     return LoadingDocument(
         stage=loading.stage,
         progress=loading.progress if loading.HasField("progress") else None,
-        eta_seconds=_seconds_in(loading, "eta"),
+        eta_seconds=seconds_in(loading, "eta"),
     )
 
 
 def _decision(decision: pb.DecisionRecord) -> DecisionDocument:
     return DecisionDocument(
-        kind=cast("Any", _word(pb.DecisionRecord.Kind, decision.kind, "KIND_")),
+        kind=cast("Any", enum_word(pb.DecisionRecord.Kind, decision.kind, "KIND_")),
         age_seconds=_seconds(decision.age),
         detail=decision.detail,
         policy=decision.policy or None,
@@ -102,19 +102,20 @@ def _decision(decision: pb.DecisionRecord) -> DecisionDocument:
     )
 
 
-def _receipt(receipt: receipt_pb2.Receipt) -> ReceiptDocument:
+def receipt_document(receipt: receipt_pb2.Receipt) -> ReceiptDocument:
+    """What happened to a request."""
     usage = receipt.usage
     return ReceiptDocument(
-        outcome=cast("Any", _word(receipt_pb2.Outcome, receipt.outcome, "OUTCOME_")),
+        outcome=cast("Any", enum_word(receipt_pb2.Outcome, receipt.outcome, "OUTCOME_")),
         attempts=tuple(
-            AttemptDocument(runner=attempt.runner, model=attempt.model or None, reason=_reason(attempt.reason))
+            AttemptDocument(runner=attempt.runner, model=attempt.model or None, reason=reason_word(attempt.reason))
             for attempt in receipt.attempts
         ),
         model=receipt.model or None,
         host=receipt.host or None,
         queue_wait_seconds=_seconds(receipt.queue_wait),
         load_wait_seconds=_seconds(receipt.load_wait),
-        time_to_first_token_seconds=_seconds_in(receipt, "time_to_first_token"),
+        time_to_first_token_seconds=seconds_in(receipt, "time_to_first_token"),
         prompt_tokens=usage.prompt_tokens,
         cached_prompt_tokens=usage.cached_prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -125,16 +126,17 @@ def _receipt(receipt: receipt_pb2.Receipt) -> ReceiptDocument:
 
 
 def _band(number: int) -> Any:
-    return _word(priority_pb2.Priority, number, "PRIORITY_")
+    return enum_word(priority_pb2.Priority, number, "PRIORITY_")
 
 
-def _word(enum: Any, number: int, prefix: str) -> str:
+def enum_word(enum: Any, number: int, prefix: str) -> str:
     """STATE_RUNNING is running; a number that is not set, or not known to this version, is unknown."""
     names: dict[int, str] = {value: name for name, value in enum.items() if value}
     return names.get(number, "").removeprefix(prefix).lower() or "unknown"
 
 
-def _reason(number: int) -> str | None:
+def reason_word(number: int) -> str | None:
+    """A reason by its name; None: there is none."""
     if not number:
         return None
     try:
@@ -147,9 +149,11 @@ def _seconds(duration: Duration) -> float:
     return duration.ToNanoseconds() / 1e9
 
 
-def _seconds_in(message: Any, field: str) -> float | None:
+def seconds_in(message: Any, field: str) -> float | None:
+    """A duration in a message; None: it is not set."""
     return _seconds(getattr(message, field)) if message.HasField(field) else None
 
 
-def _moment(message: Any, field: str) -> datetime | None:
+def moment(message: Any, field: str) -> datetime | None:
+    """A time in a message; None: it is not set."""
     return getattr(message, field).ToDatetime(tzinfo=UTC) if message.HasField(field) else None

@@ -171,7 +171,7 @@ CALLERS = (
     ),
 )
 INFERENCE = of_kind(
-    "chat", "completions", "embeddings", "messages", "responses", "rerank", "tokenize", "images", "speech"
+    "chat", "completions", "embeddings", "messages", "responses", "rerank", "tokenize", "images", "speech", "task"
 )
 HEADERS = (
     *(

@@ -14,26 +14,55 @@ from unittest.mock import patch
 
 import uvloop
 from admin_script import admin_ports
-from gateway_script import FixedFleet, ScriptedDispatcher, ScriptedEmbedding, model, schemas_once
+from file_script import NOW, MemoryBatches, MemoryFiles
+from gateway_script import (
+    FixedFleet,
+    Frame,
+    ScriptedDispatcher,
+    ScriptedEmbedding,
+    ScriptedGeneration,
+    delta,
+    finished,
+    model,
+    schemas_once,
+    started,
+    usage,
+)
 from registry_script import ScriptedRegistry
 from response_script import MemoryResponses
 from starlette.routing import Route
+from task_script import ScriptedTasks, output
 from test_api_keys_http import ScriptedKeys
 from test_gateway_keys import Keys
 from test_gateway_requests import ScriptedRequests
 
 from gateway import GatewayConfig, build
 from gateway.app import create_app
+from gateway.batches.config import BatchEdgeConfig
 from gateway.config import ConnectionLimits
 from gateway.ports import GatewayPorts
-from weft.api.common.v1 import audio_pb2, chat_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
+from weft.api.common.v1 import (
+    audio_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    image_pb2,
+    receipt_pb2,
+    rerank_pb2,
+    tokenize_pb2,
+)
+from weft.dispatch.files import BATCH_INPUT, StoredFile
+from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.speech_call import SpeechPiece
+from weft.dispatch.tasks import NewTask, Submitted, payload_of
 from weft.kernel.telemetry import configure_logging
 
+_LINE = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{}}'
 CONFIG = GatewayConfig(
     port=0,
     body_timeout_seconds=2.0,
+    batches=BatchEdgeConfig(max_file_bytes=64 * 1024 * 1024),
     connections=ConnectionLimits(header_timeout_seconds=2.0, body_grace_seconds=0.3, linger_seconds=0.3),
 )
 """What a caller may take its time for is short, so that running out of it can be waited for."""
@@ -44,6 +73,10 @@ class ForgetfulDispatcher(ScriptedDispatcher):
     """Answers, and keeps nothing of what it was asked: what the process holds is what the gateway holds."""
 
     spoken: Any = field(default_factory=lambda: [SpeechPiece(data=b"sound", media_type="audio/mpeg")])
+
+    def generate(self, context: RequestContext, payload: GenerationPayload) -> ScriptedGeneration:
+        self._note(context, payload)
+        return ScriptedGeneration([*answer_to(payload)], self.was_closed)
 
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> ScriptedEmbedding:
         return ScriptedEmbedding([[0.5, 0.25]] * len(payload.inputs), self.was_closed)
@@ -65,6 +98,14 @@ class ForgetfulDispatcher(ScriptedDispatcher):
         self.was_asked.set()
 
 
+def forgetful_files() -> MemoryFiles:
+    """One file to make batches of, and room for no other."""
+    found = StoredFile(
+        id="file-1", tenant="default", name="in", purpose=BATCH_INPUT, size=len(_LINE), created_at=NOW, expires_at=NOW
+    )
+    return MemoryFiles({"file-1": (found, [_LINE])}, keeps_nothing=True, count=1)
+
+
 @dataclass
 class Whole:
     """An answer in one piece."""
@@ -75,6 +116,30 @@ class Whole:
     async def result(self) -> Any:
         self.receipt = receipt_pb2.Receipt(model="tiny")
         return self.answer
+
+
+@dataclass
+class ForgetfulTasks(ScriptedTasks):
+    """Completes every task at once, and keeps the last one alone."""
+
+    async def submit(self, new: NewTask) -> Submitted:
+        self.kept.clear()
+        self.watched_from.clear()
+        payload = payload_of(new.spec)
+        vectors = [[0.5, 0.25]] * len(new.spec.embedding.inputs)
+        self.at_once = [output(*answer_to(payload), vectors=vectors)]
+        return await super().submit(new)
+
+
+def answer_to(payload: object) -> list[Frame]:
+    """A complete answer with as many choices as are asked for."""
+    count = 1
+    if isinstance(payload, chat_pb2.ChatPayload):
+        count = payload.choice_count or 1
+    elif isinstance(payload, completion_pb2.CompletionPayload):
+        count = len(payload.prompts) * (payload.choice_count or 1)
+    choices = [delta("Hello", index=index, finish="STOP") for index in range(count)]
+    return [[started()], choices, [usage(), finished()]]
 
 
 async def serve(log: TextIO, *, with_keys: bool) -> None:
@@ -89,6 +154,9 @@ async def serve(log: TextIO, *, with_keys: bool) -> None:
         keys=Keys() if with_keys else None,
         api_keys=ScriptedKeys(),
         responses=MemoryResponses(),
+        tasks=ForgetfulTasks(),
+        files=forgetful_files(),
+        batches=MemoryBatches(keeps_nothing=True),
     )
     with patch("gateway.openapi.models_json_schema", schemas_once):
         routes = [route for route in create_app(CONFIG, ports).routes if isinstance(route, Route)]

@@ -62,6 +62,7 @@ def nameless(path: str) -> str:
 _HI = [{"role": "user", "content": "hi"}]
 _CHAT = {"model": "tiny", "messages": _HI}
 _MESSAGES = {"model": "tiny", "max_tokens": 9, "messages": _HI}
+_BATCH = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _MODEL = {"kind": "model", "name": "tiny"}
 
 ENDPOINTS = (
@@ -89,10 +90,25 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/admin/models/{name}/load", "admin", {}),
     Endpoint("POST", "/v1/admin/models/{name}/unload", "admin", {}),
     Endpoint("POST", "/v1/admin/cache/flush", "admin", {"scope": "all"}),
+    Endpoint("POST", "/api/v1/inference-tasks", "task", {"body": _CHAT}),
+    Endpoint("GET", "/api/v1/inference-tasks", "read"),
+    Endpoint("GET", "/api/v1/inference-tasks/{id}", "read"),
+    Endpoint("GET", "/api/v1/inference-tasks/{id}/events", "read"),
+    Endpoint("POST", "/api/v1/inference-tasks/{id}/cancel", "action"),
+    Endpoint("DELETE", "/api/v1/inference-tasks/{id}", "action"),
     Endpoint("POST", "/v1/responses/{id}/cancel", "action"),
     Endpoint("GET", "/v1/responses/{id}", "read"),
     Endpoint("GET", "/v1/responses/{id}/input_items", "read"),
     Endpoint("DELETE", "/v1/responses/{id}", "action"),
+    Endpoint("POST", "/v1/files", "upload"),
+    Endpoint("GET", "/v1/files", "read"),
+    Endpoint("GET", "/v1/files/{id}", "read"),
+    Endpoint("GET", "/v1/files/{id}/content", "read"),
+    Endpoint("DELETE", "/v1/files/{id}", "action"),
+    Endpoint("POST", "/v1/batches", "batch", _BATCH),
+    Endpoint("GET", "/v1/batches", "read"),
+    Endpoint("GET", "/v1/batches/{id}", "read"),
+    Endpoint("POST", "/v1/batches/{id}/cancel", "action"),
     Endpoint("POST", "/api/v1/keys", "admin", {}),
     Endpoint("POST", "/api/v1/keys/{id}/rotate", "admin", {}),
     Endpoint("DELETE", "/api/v1/keys/{id}", "action"),

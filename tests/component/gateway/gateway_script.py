@@ -30,13 +30,16 @@ from weft.api.common.v1 import (
     tokenize_pb2,
     usage_pb2,
 )
+from weft.dispatch.batches import BatchPort
 from weft.dispatch.description import Payload
+from weft.dispatch.files import FilePort
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.requests import RequestSource
 from weft.dispatch.speech_call import SpeechPiece
 from weft.dispatch.stored_responses import ResponseStore
+from weft.dispatch.tasks import TaskPort
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]
@@ -357,6 +360,9 @@ async def serving(
     api_keys: KeysPort | None = None,
     media: MediaSource | None = None,
     responses: ResponseStore | None = None,
+    files: FilePort | None = None,
+    batches: BatchPort | None = None,
+    tasks: TaskPort | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -370,6 +376,9 @@ async def serving(
         api_keys=api_keys,
         media=media,
         responses=responses,
+        files=files,
+        batches=batches,
+        tasks=tasks,
     )
     with patch("gateway.openapi.models_json_schema", schemas_once):
         service = build(config or GatewayConfig(port=0), ports)

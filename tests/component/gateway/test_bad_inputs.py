@@ -8,12 +8,15 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
 
 import bad_inputs_auth
+import bad_inputs_batches
 import bad_inputs_chat
 import bad_inputs_http
 import bad_inputs_json
 import bad_inputs_media
 import bad_inputs_names
+import bad_inputs_responses
 import bad_inputs_schema
+import bad_inputs_tasks
 import bad_inputs_uploads
 import psutil
 import pytest
@@ -27,7 +30,10 @@ FAMILIES = (
     bad_inputs_schema,
     bad_inputs_media,
     bad_inputs_names,
+    bad_inputs_responses,
     bad_inputs_uploads,
+    bad_inputs_batches,
+    bad_inputs_tasks,
 )
 CASES = tuple(case for family in FAMILIES for case in family.CASES)
 

@@ -10,11 +10,13 @@ from unittest.mock import patch
 import pytest
 from admin_script import admin_ports
 from fastapi import FastAPI, Request, Response
+from file_script import MemoryBatches, MemoryFiles
 from gateway_script import FixedFleet, ScriptedDispatcher, model, schemas_once
 from registry_script import ScriptedRegistry
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
+from task_script import ScriptedTasks
 
 from gateway import GatewayConfig
 from gateway.app import create_app
@@ -76,6 +78,9 @@ def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedF
         fleet=fleet or FixedFleet.of(model("tiny")),
         registry=ScriptedRegistry(),
         admin=admin_ports(),
+        tasks=ScriptedTasks(),
+        files=MemoryFiles(),
+        batches=MemoryBatches(),
         keys=keys,
     )
     with patch("gateway.openapi.models_json_schema", schemas_once):
@@ -245,7 +250,7 @@ async def test_a_bad_body_is_told_in_the_words_of_the_surface(
 
 def takes_json(path: str) -> bool:
     """Whether a POST there has a body of JSON that is read before anything else is looked at."""
-    return not any(part in path for part in ("/admin/", "/audio/", "/images/", "/cancel"))
+    return not any(part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel"))
 
 
 async def test_a_body_that_is_not_declared_as_json_is_refused_in_the_words_of_the_surface() -> None:

@@ -230,6 +230,9 @@ def test_no_route_is_without_a_rule() -> None:
         admin=AdminPorts(operations=object(), instances=object(), queues=object()),  # type: ignore[arg-type]
         requests=object(),  # type: ignore[arg-type]
         responses=object(),  # type: ignore[arg-type]
+        tasks=object(),  # type: ignore[arg-type]
+        files=object(),  # type: ignore[arg-type]
+        batches=object(),  # type: ignore[arg-type]
     )
     app = create_app(GatewayConfig(port=0), ports)
     missing = [

@@ -72,6 +72,7 @@ async def test_nothing_said_leaves_the_band_to_the_clients_profile(tmp_path: Pat
     ("options", "field"),
     [
         (pb.RequestOptions(priority=priority_pb2.PRIORITY_SYSTEM), "options.priority"),
+        (pb.RequestOptions(priority=priority_pb2.PRIORITY_DURABLE), "options.priority"),
         (pb.RequestOptions(priority=99), "options.priority"),  # type: ignore[arg-type]
         (pb.RequestOptions(client_id="two words"), "options.client_id"),
         (pb.RequestOptions(client_id="x" * 65), "options.client_id"),

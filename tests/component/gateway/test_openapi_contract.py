@@ -6,9 +6,10 @@ from unittest.mock import patch
 import pytest
 import schemathesis
 from admin_script import admin_ports
-from bad_inputs_server import ForgetfulDispatcher
+from bad_inputs_server import ForgetfulDispatcher, ForgetfulTasks, forgetful_files
 from bad_inputs_stage import ENDPOINTS, Endpoint, nameless
 from fastapi import FastAPI, Response
+from file_script import MemoryBatches
 from gateway_script import FixedFleet, model, schemas_once
 from hypothesis import HealthCheck, given, settings
 from registry_script import ScriptedRegistry
@@ -54,6 +55,9 @@ def app() -> Any:
         admin=admin_ports(),
         requests=ScriptedRequests(),
         responses=MemoryResponses(),
+        tasks=ForgetfulTasks(),
+        files=forgetful_files(),
+        batches=MemoryBatches(),
         keys=Ring(),
         api_keys=ScriptedKeys(),
     )

@@ -58,6 +58,7 @@ async def _placed(folder: Any, **fields: Any) -> tuple[WeftError, list[Placement
     ("fields", "field"),
     [
         ({"priority": priority_pb2.PRIORITY_SYSTEM}, "open.priority"),
+        ({"priority": priority_pb2.PRIORITY_DURABLE}, "open.priority"),
         ({"attempts_used": MAX_ATTEMPTS_USED + 1}, "open.attempts_used"),
         ({"attempts_used": 2**31 - 1}, "open.attempts_used"),
         ({"attempts_used": -1}, "open.attempts_used"),

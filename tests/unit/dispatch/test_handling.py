@@ -68,13 +68,19 @@ def test_a_priority_that_does_not_exist_is_refused() -> None:
         granted_priority_of(granted)
 
 
-def test_no_caller_claims_the_band_of_the_mesh_itself_and_its_services_do() -> None:
+@pytest.mark.parametrize(
+    ("band", "wire"),
+    [(Priority.SYSTEM, priority_pb2.PRIORITY_SYSTEM), (Priority.DURABLE, priority_pb2.PRIORITY_DURABLE)],
+)
+def test_no_caller_claims_a_band_of_the_mesh_itself_and_its_services_do(
+    band: Priority, wire: priority_pb2.Priority.ValueType
+) -> None:
     with pytest.raises(FieldError) as refused:
-        priority_of(inference_service_pb2.RequestOptions(priority=priority_pb2.PRIORITY_SYSTEM))
+        priority_of(inference_service_pb2.RequestOptions(priority=wire))
     assert refused.value.field == "options.priority"
-    granted = serve_options(Handling(), Priority.SYSTEM)
-    assert granted.priority == priority_pb2.PRIORITY_SYSTEM
-    assert granted_priority_of(granted) is Priority.SYSTEM
+    granted = serve_options(Handling(), band)
+    assert granted.priority == wire
+    assert granted_priority_of(granted) is band
 
 
 def test_every_band_has_its_own_number_on_the_wire() -> None:

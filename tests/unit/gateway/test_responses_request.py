@@ -174,7 +174,6 @@ def test_an_item_that_cannot_be_read_is_refused_by_its_place(item: dict[str, obj
         ({"input": 5}, "input"),
         ({"input": [THOUGHT] * 9}, "input"),
         ({"messages": [USER]}, "input"),
-        ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"n": 2}, "n"),

@@ -176,7 +176,7 @@ ACQUIRE = [
     ("device_indexes[0]", lambda request: request.device_indexes.append(64)),
     ("max_devices", set_field("max_devices", -1)),
     ("max_devices", set_field("max_devices", 65)),
-    ("priority", set_field("priority", 5)),
+    ("priority", set_field("priority", 6)),
     ("max_wait", set_field("max_wait.seconds", -1)),
     ("max_wait", set_field("max_wait.seconds", 2**40)),
 ]
@@ -189,7 +189,7 @@ RENEW = [
     ("leases[0].processes[1].pid", repeat("leases[0].processes", 1)),
     ("leases[0].processes[0].pid", set_field("leases[0].processes[0].pid", -4)),
     ("leases[0].active_requests", set_field("leases[0].active_requests", -1)),
-    ("leases[0].priority", set_field("leases[0].priority", 5)),
+    ("leases[0].priority", set_field("leases[0].priority", 6)),
     ("leases[0].last_used_time", set_field("leases[0].last_used_time.seconds", 2**60)),
 ]
 
@@ -262,11 +262,12 @@ def test_a_lease_must_outlive_the_interval_of_its_renewals() -> None:
         LedgerConfig(lease_time_to_live_seconds=5.0)
 
 
-def test_a_program_cannot_take_the_band_of_the_mesh_itself_and_a_runner_is_asked_to_load_in_it() -> None:
+@pytest.mark.parametrize("band", [Priority.SYSTEM, Priority.DURABLE])
+def test_a_program_cannot_take_a_band_of_the_mesh_itself_and_a_runner_is_asked_to_load_in_it(band: Priority) -> None:
     request, renewal = acquire(), renew()
-    request.priority = renewal.leases[0].priority = priority_pb2.PRIORITY_SYSTEM
-    assert memory_request_of(request).priority is Priority.SYSTEM
-    assert renewal_of(renewal).uses[0].priority is Priority.SYSTEM
+    request.priority = renewal.leases[0].priority = priority_pb2.Priority.ValueType(band.wire)
+    assert memory_request_of(request).priority is band
+    assert renewal_of(renewal).uses[0].priority is band
     for message in (request, renewal):
         message.holder.kind, message.session_id = lease_pb2.LeaseHolder.KIND_PROGRAM, ""
     with pytest.raises(FieldError, match="priority"):

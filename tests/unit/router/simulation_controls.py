@@ -8,11 +8,14 @@ from typing import Any
 from router_svc.policy.arrival import Arrival
 from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, Wakes
 from router_svc.policy.line import Candidacy, Line
+from router_svc.policy.load_plan import Demand, Resident
 from router_svc.policy.mesh_change import MeshChange
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import Settings
+from router_svc.policy.swap_cost import SwapCosts
 from router_svc.simulation.scenario import Scenario
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 
 class Sound:
@@ -113,6 +116,54 @@ class CountsLineByLine(Sound):
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         self.inner._note_passed_over = lambda *_: None  # type: ignore[method-assign]  # the planted bug
+
+
+class ShedsDurable(Sound):
+    """Durable requests are like those of the lowest band of callers."""
+
+    def submit(self, arrival: Arrival, now: float) -> list[Decision]:
+        is_durable = arrival.priority is Priority.DURABLE
+        return super().submit(replace(arrival, priority=Priority.LOW) if is_durable else arrival, now)
+
+
+class KeepsNoShare(Sound):
+    """Durable requests get only what nobody else wants."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario, durable_share=0.0)
+
+
+class ForcesForDurable(Sound):
+    """What callers use gives way to durable requests."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        planner = self.inner._desk._planner
+        planner._costs = YieldsAlways(planner._costs.limits, planner._costs.estimates)
+
+
+class YieldsAlways(SwapCosts):
+    def yields_to(self, demand: Demand, resident: Resident, now: float) -> bool:
+        return True
+
+
+class IdlesBesideDurable(Sound):
+    """Durable requests get their share, and never what is free."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        for kind in scenario.models:
+            line = self.inner._lines.open(kind.name)
+            line.keeps_waiting = _everybody_waits  # type: ignore[method-assign]  # the planted bug
+            line.candidacies = partial(_only_due, line.candidacies)  # type: ignore[method-assign]  # the planted bug
+
+
+def _everybody_waits(band: Priority) -> bool:
+    return band in Priority
+
+
+def _only_due(candidacies: Any, *asked: Any) -> Iterator[Candidacy]:
+    return (each for each in candidacies(*asked) if each.band is not Priority.DURABLE or each.rank[0] < 0)
 
 
 class ServesTheOldestLowerBand(Sound):

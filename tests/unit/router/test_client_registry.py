@@ -207,6 +207,18 @@ async def test_the_meshs_own_work_and_requests_placed_again_are_not_counted() ->
     refused(clients, asked())
 
 
+async def test_durable_requests_were_counted_when_they_were_submitted_and_are_not_again() -> None:
+    durable = asked(priority=Priority.DURABLE, names_priority=False, client_id="batch")
+    clients = registry(FakeClock(), RateLimitConfig(default=(Rate(1, 60),)))
+    assert clients.resolve(durable).priority is Priority.DURABLE
+    for key in range(10):
+        clients.admit(key, durable)
+        clients.note_end(key, None)
+    clients.admit(20, asked())
+    refused(clients, asked())
+    assert clients.records() == [], "being offered again and again is not asking"
+
+
 async def test_the_client_seen_last_is_remembered_longest() -> None:
     clients = registry(FakeClock(), max_clients=2)
     for key, client in enumerate(["one", "two", "one", "three"]):

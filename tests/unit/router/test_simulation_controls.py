@@ -5,12 +5,15 @@ import re
 import pytest
 from simulation_controls import (
     CountsLineByLine,
+    ForcesForDurable,
     ForgetsDeadlines,
+    IdlesBesideDurable,
     IgnoresFailures,
     IgnoresPoolCaps,
     IgnoresTenantCaps,
     IgnoresTheCloudGuard,
     IgnoresThePermit,
+    KeepsNoShare,
     LeaksSlots,
     LeavesSlotsIdle,
     LoadsOverMemory,
@@ -20,6 +23,7 @@ from simulation_controls import (
     OverbooksSlots,
     PlacesTwice,
     ServesTheOldestLowerBand,
+    ShedsDurable,
     Sound,
 )
 
@@ -31,7 +35,7 @@ from router_svc.simulation.hosts import Phase, World
 from router_svc.simulation.random_scenario import random_scenario
 from router_svc.simulation.replay import check_scenario, check_seed
 from router_svc.simulation.scenario import HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import Priority
 
 SEEDS = 200
 PLANTED = {
@@ -47,6 +51,9 @@ PLANTED = {
     LoadsOverMemory: "where it cannot fit",
     NeverLoadsAgain: "nothing was loaded",
     IgnoresFailures: "goes again where it broke",
+    ShedsDurable: "durable request \\d+ is refused",
+    KeepsNoShare: "durable requests of .* were passed over",
+    ForcesForDurable: "in the place of what callers use",
     ForgetsDeadlines: "beyond its deadline|after its deadline",
 }
 
@@ -81,13 +88,20 @@ def test_slots_that_are_left_idle_while_others_wait_are_found() -> None:
         check_scenario(scenario, LeavesSlotsIdle)
 
 
+def test_slots_that_are_kept_from_durable_requests_are_found() -> None:
+    scenario = rush(("m", Priority.DURABLE, 4.0))
+    check_scenario(scenario)
+    with pytest.raises(InvariantError, match="beside a free slot"):
+        check_scenario(scenario, IdlesBesideDurable)
+
+
 def rush(*shares: tuple[str, Priority, float], route: bool = False) -> Scenario:
     """More is asked of one model than it can do. `shares`: the target, the band, and the requests in a second."""
     return Scenario(
         name="rush",
         hosts=(HostGroup(name="h"),),
         models=(ModelKind(name="m", slots=1, loaded=True),),
-        tenants=tuple(Tenant(name=band.name.lower(), bands={band: 1.0}) for band in sorted(CALLER_BANDS)),
+        tenants=tuple(Tenant(name=band.name.lower(), bands={band: 1.0}) for band in sorted(Priority)),
         traffic=tuple(
             Traffic(
                 tenant=band.name.lower(),

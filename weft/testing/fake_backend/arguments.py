@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -45,6 +45,8 @@ class ServerSettings:
     """Bytes of fake cards (see `device_memory`); 0: none."""
     tensor_split: tuple[float, ...] = ()
     """In what proportions; empty: alike."""
+    request_log: Path | None = None
+    """Where every request is written down (see `request_log`); None: nowhere."""
 
     @property
     def slot_context_tokens(self) -> int:
@@ -84,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
     parser.add_argument("--take-device-memory", type=int, default=0, help="bytes of weft.testing.fake_nvml's cards")
     parser.add_argument("--tensor-split", "-ts", type=_proportions, default=(), help="of that memory")
+    parser.add_argument("--request-log", type=Path, default=None, help="file to append a line per request to")
     for field in msgspec.structs.fields(Behaviour):
         flag = "--" + field.name.replace("_", "-")
         if field.type is bool:
@@ -110,6 +113,7 @@ def _settings(values: argparse.Namespace) -> ServerSettings:
         die_with_parent=values.die_with_parent,
         take_device_memory=values.take_device_memory,
         tensor_split=values.tensor_split,
+        request_log=values.request_log,
     )
 
 

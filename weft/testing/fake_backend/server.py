@@ -16,6 +16,7 @@ from weft.testing.fake_backend.embeddings import embeddings_body, too_long
 from weft.testing.fake_backend.generation import Generation
 from weft.testing.fake_backend.media_routes import MediaRoutes
 from weft.testing.fake_backend.process_faults import ProcessFaults
+from weft.testing.fake_backend.request_log import RequestLog
 from weft.testing.fake_backend.requests import (
     MAX_CHOICES,
     GenerationRequest,
@@ -54,7 +55,7 @@ class FakeServer:
         self._control = control
         self._faults = faults
         self._pool = SlotPool(settings.slots)
-        self._ledger = Ledger()
+        self._ledger = Ledger(RequestLog(settings.request_log) if settings.request_log else None)
         self._started = time.monotonic()
         self._started_at = time.time()
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from weft.testing.fake_backend.request_log import RequestLog
+
 MAX_RECORDED_BODY_BYTES = 256 * 1024
 
 
@@ -49,8 +51,9 @@ class Outcome:
 class Ledger:
     """Counts requests. One per process, used on the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: RequestLog | None = None) -> None:
         self.state = FakeState(pid=os.getpid())
+        self._log = log
 
     @contextmanager
     def request(self, headers: dict[str, str], body: Any, body_bytes: int) -> Iterator[Outcome]:
@@ -60,6 +63,8 @@ class Ledger:
         state.active_requests += 1
         state.last_request_headers = headers
         state.last_request_body = body if body_bytes <= MAX_RECORDED_BODY_BYTES else None
+        self._write("begun", headers)
+        end = "failed"
         try:
             yield outcome
         except (asyncio.CancelledError, ConnectionError):
@@ -67,11 +72,18 @@ class Ledger:
                 state.requests_failed += 1
             else:
                 state.requests_cancelled += 1
+                end = "cancelled"
             raise
         except BaseException:
             state.requests_failed += 1
             raise
         else:
             state.requests_finished += 1
+            end = "finished"
         finally:
             state.active_requests -= 1
+            self._write(end, headers)
+
+    def _write(self, event: str, headers: dict[str, str]) -> None:
+        if self._log is not None:
+            self._log.write(event, headers)

@@ -50,6 +50,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The resource cannot be deleted or changed while others depend on it."""
     ERROR_REASON_TOO_MANY_RESOURCES: _ErrorReason.ValueType  # 13
     """As many resources of this kind exist as are allowed."""
+    ERROR_REASON_IDEMPOTENCY_CONFLICT: _ErrorReason.ValueType  # 14
+    """The idempotency key was used before, for something else."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 20
     """The queue of the model's pool is full."""
     ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 21
@@ -166,6 +168,8 @@ ERROR_REASON_RESOURCE_IN_USE: ErrorReason.ValueType  # 12
 """The resource cannot be deleted or changed while others depend on it."""
 ERROR_REASON_TOO_MANY_RESOURCES: ErrorReason.ValueType  # 13
 """As many resources of this kind exist as are allowed."""
+ERROR_REASON_IDEMPOTENCY_CONFLICT: ErrorReason.ValueType  # 14
+"""The idempotency key was used before, for something else."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 """The queue of the model's pool is full."""
 ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21

@@ -34,6 +34,10 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """The mesh's own work, before everybody's. Only services of the mesh say this to each other; a caller who does is
     refused.
     """
+    PRIORITY_DURABLE: _Priority.ValueType  # 5
+    """Durable tasks: after everybody who waits for an answer, but with a share of their own. Only services of the mesh say
+    this to each other.
+    """
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
     """Priority is the band a request waits in."""
@@ -49,5 +53,9 @@ PRIORITY_LOW: Priority.ValueType  # 3
 PRIORITY_SYSTEM: Priority.ValueType  # 4
 """The mesh's own work, before everybody's. Only services of the mesh say this to each other; a caller who does is
 refused.
+"""
+PRIORITY_DURABLE: Priority.ValueType  # 5
+"""Durable tasks: after everybody who waits for an answer, but with a share of their own. Only services of the mesh say
+this to each other.
 """
 global___Priority = Priority

@@ -1,0 +1,159 @@
+"""Batches whose lines are all at their ends: their files of results are written when somebody asks for them.
+
+The keeper says who was first: a crash, or another gateway at the same work, costs that work and nothing else.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.batches.config import BatchEdgeConfig
+from gateway.batches.pieces import in_pieces, in_time
+from gateway.batches.results import BatchResults
+from gateway.tasks.surface import Surfaces
+from weft.dispatch.batches import Batch, BatchPort, BatchState
+from weft.dispatch.files import BATCH_OUTPUT, FilePort, NewFile
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.gateway")
+
+_BELONGS_TO_OTHERS = frozenset({Reason.RESOURCE_IN_USE, Reason.NOT_FOUND})
+
+Key = tuple[str, str]
+"""A tenant and a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A batch as it is once its results are written, if that was quick."""
+
+    batch: Batch
+    problem: WeftError | None = None
+    """Why they could not be written this time."""
+
+
+class FinishingJobs:
+    """Work that goes on without whoever asked for it: at most so much at once, and never twice the same."""
+
+    def __init__(self, max_jobs: int) -> None:
+        self._max_jobs = max_jobs
+        self._jobs: dict[Key, asyncio.Task[Settled]] = {}
+        self._is_closed = False
+
+    def begun(self, key: Key, work: Callable[[], Coroutine[None, None, Settled]]) -> asyncio.Task[Settled] | None:
+        """The job of this key, begun now if it is not under way; None: there are as many as may be."""
+        job = self._jobs.get(key)
+        if job is None and not self._is_closed and len(self._jobs) < self._max_jobs:
+            job = self._jobs[key] = asyncio.create_task(work())
+            job.add_done_callback(lambda _: self._jobs.pop(key, None))
+        return job
+
+    async def close(self) -> None:
+        """End every job, and begin no others."""
+        self._is_closed = True
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.cancel()
+        if jobs:
+            await asyncio.wait(jobs)
+
+
+class BatchFinisher:
+    """Has results written."""
+
+    def __init__(
+        self, files: FilePort, batches: BatchPort, surfaces: Surfaces, *, jobs: FinishingJobs, config: BatchEdgeConfig
+    ) -> None:
+        self._files = files
+        self._batches = batches
+        self._surfaces = surfaces
+        self._jobs = jobs
+        self._config = config
+
+    async def settle(self, batch: Batch) -> Settled:
+        """The batch with its results, if it is at that point and they are written within `finish_wait_seconds`."""
+        job = self.begin(batch)
+        if job is None:
+            return Settled(batch)
+        # Whoever asked may go; the job goes on.
+        await asyncio.wait({job}, timeout=self._config.finish_wait_seconds)
+        return job.result() if job.done() and not job.cancelled() else Settled(batch)
+
+    def begin(self, batch: Batch) -> asyncio.Task[Settled] | None:
+        """Begin to write its results, if it is at that point; None: it is not, or too many are being written."""
+        if batch.state is not BatchState.FINALIZING:
+            return None
+        return self._jobs.begun((batch.tenant, batch.id), lambda: self._finished(batch))
+
+    async def _finished(self, batch: Batch) -> Settled:
+        try:
+            async with asyncio.timeout(self._config.finish_timeout_seconds):
+                return Settled(await self._write(batch))
+        except TimeoutError:
+            limit = self._config.finish_timeout_seconds
+            problem = WeftError(Reason.DEADLINE_EXCEEDED, f"the results were not written within {limit:g} seconds")
+        except WeftError as error:
+            problem = error
+        except Exception:
+            log.exception("results of a batch could not be written", batch=batch.id)
+            problem = WeftError(Reason.INTERNAL, "the results could not be written")
+        log.warning("results of a batch are not written", batch=batch.id, reason=problem.reason.name.lower())
+        return Settled(batch, problem)
+
+    async def _write(self, batch: Batch) -> Batch:
+        config = self._config
+        surface = self._surfaces.of_endpoint(batch.endpoint)
+        results = BatchResults(batch, self._batches, surface, timeout_seconds=config.store_timeout_seconds)
+        output_file = await self._save(batch, "output", results.outputs())
+        try:
+            error_file = await self._save(batch, "error", results.errors())
+        except BaseException:
+            # The end of the gateway, and of the time that there is, too: each try would leave a file behind.
+            await self._delete(batch.tenant, output_file)
+            raise
+        finished = await self._hand_in(batch, output_file, error_file)
+        for mine in {output_file, error_file} - {finished.output_file, finished.error_file}:
+            await self._delete(batch.tenant, mine)
+        return finished
+
+    async def _hand_in(self, batch: Batch, output_file: str, error_file: str) -> Batch:
+        """The batch with its files, whosever they are. What fails otherwise may have been done: nothing is deleted."""
+        tenant, timeout = batch.tenant, self._config.store_timeout_seconds
+        try:
+            finish = self._batches.finish(tenant, batch.id, output_file=output_file, error_file=error_file)
+            return await in_time(finish, timeout)
+        except WeftError as error:
+            if error.reason not in _BELONGS_TO_OTHERS:
+                raise
+        try:
+            return await in_time(self._batches.get(tenant, batch.id), timeout)
+        except WeftError as error:
+            if error.reason is Reason.NOT_FOUND:
+                await self._delete(tenant, output_file)
+                await self._delete(tenant, error_file)
+            raise
+
+    async def _save(self, batch: Batch, what: str, lines: AsyncGenerator[bytes]) -> str:
+        """The file of these lines; empty: there are none, and there is no file."""
+        async with aclosing(lines), aclosing(in_pieces(lines)) as pieces:
+            first = await anext(pieces, b"")
+            if not first:
+                return ""
+            new = NewFile(tenant=batch.tenant, name=f"{batch.id}_{what}.jsonl", purpose=BATCH_OUTPUT)
+            return (await self._files.save(new, _after(first, pieces))).id
+
+    async def _delete(self, tenant: str, file_id: str) -> None:
+        """Forget a file that nobody will ask for; one that stays is forgotten in its own time."""
+        if file_id:
+            with suppress(WeftError):
+                await in_time(self._files.delete(tenant, file_id), self._config.store_timeout_seconds)
+
+
+async def _after(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

@@ -1,0 +1,108 @@
+"""From a file of requests to a batch: all its lines are tasks, or it has failed and says what is wrong with them."""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import timedelta
+
+from starlette.types import Scope
+
+from gateway.batches.lines import BatchLines, WrongLinesError, raw_lines
+from gateway.batches.pieces import Breather, each_in_time, in_time
+from gateway.config import GatewayConfig
+from gateway.facts import facts_of
+from gateway.schemas.batches import WINDOW_SECONDS, BatchRequest
+from gateway.tasks.surface import SpecContext, Surface, Surfaces
+from weft.dispatch.batches import Batch, BatchLine, BatchPort, NewBatch
+from weft.dispatch.files import BATCH_INPUT, FilePort
+from weft.kernel.clock import Clock
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+
+_PLACE = re.compile(r"lines\[(\d{1,9})\]\.?(.*)")
+
+
+class BatchMaker:
+    """Makes batches of files."""
+
+    def __init__(
+        self, files: FilePort, batches: BatchPort, surfaces: Surfaces, *, config: GatewayConfig, clock: Clock
+    ) -> None:
+        self._files = files
+        self._batches = batches
+        self._surfaces = surfaces
+        self._config = config
+        self._clock = clock
+
+    async def make(self, scope: Scope, tenant: str, asked: BatchRequest) -> Batch:
+        """The batch, durable with all its lines; or one that has failed, where lines are wrong.
+
+        Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchPort.create`.
+        """
+        surface = self._surfaces.of_endpoint(asked.endpoint)
+        await self._require_input(tenant, asked.input_file_id)
+        window = timedelta(seconds=asked.window_seconds or WINDOW_SECONDS)
+        new = NewBatch(
+            tenant=tenant,
+            endpoint=asked.endpoint,
+            input_file=asked.input_file_id,
+            window_ends_at=self._clock.utc_now() + window,
+            metadata=asked.metadata or {},
+            caller=facts_of(scope).principal.name,
+        )
+        lines = self._lines(scope, surface)
+        try:
+            return await self._batches.create(new, self._tasks(new, lines))
+        except WeftError as error:
+            _note(error, lines)
+            if not lines.errors:
+                raise
+        # What was wrong was found on the way: nothing of it is kept, and this is.
+        failed = replace(new, errors=tuple(lines.errors))
+        return await in_time(self._batches.create(failed, _nothing()), self._config.batches.store_timeout_seconds)
+
+    async def _require_input(self, tenant: str, file_id: str) -> None:
+        file = await in_time(self._files.get(tenant, file_id), self._config.batches.store_timeout_seconds)
+        if file.purpose != BATCH_INPUT:
+            raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
+
+    def _lines(self, scope: Scope, surface: Surface) -> BatchLines:
+        about = SpecContext(scope=scope, field="body")
+        max_depth = self._config.limits.max_json_depth
+        return BatchLines(
+            surface.endpoint, lambda raw: surface.spec(raw, about), self._config.batches, max_depth=max_depth
+        )
+
+    async def _tasks(self, new: NewBatch, lines: BatchLines) -> AsyncGenerator[BatchLine]:
+        """Every line as a task, up to the first one that is wrong. Raises WrongLinesError once all are looked at."""
+        bounds, breather = self._config.batches, Breather()
+        content = each_in_time(self._files.read(new.tenant, new.input_file), bounds.store_timeout_seconds)
+        async with aclosing(content), aclosing(raw_lines(content, bounds.max_line_bytes)) as found:
+            async for line in found:
+                task = lines.take(line)
+                if task is not None:
+                    yield task
+                if lines.has_enough_errors:
+                    break
+                await breather.breathe()
+        lines.require_some()
+        if lines.errors:
+            raise WrongLinesError
+
+
+def _note(error: WeftError, lines: BatchLines) -> None:
+    """What the keeper says of one line is that line's error, like what is found here."""
+    place = _PLACE.fullmatch(error.field) if isinstance(error, FieldError) else None
+    if place is None or lines.errors:
+        return
+    number, field = lines.number_of(int(place[1])), place[2]
+    if number:
+        words = error.message.removeprefix(f"{place[0]}: ")
+        lines.fail(error.reason.name.lower(), f"{field}: {words}" if field else words, number, field)
+
+
+async def _nothing() -> AsyncGenerator[BatchLine]:
+    """No lines."""
+    none: tuple[BatchLine, ...] = ()
+    for line in none:
+        yield line

@@ -1,0 +1,248 @@
+"""Responses in the background: tasks, in the words of the Responses API.
+
+The response's id leads to its task (see `gateway.translate.responses_ids`), and everything else is rendered from what
+is kept of the task, by any gateway. Whoever first sees its end keeps the response as others are kept, so that it
+outlives its task; until then it can be continued all the same.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.responses.history import items_to_keep
+from gateway.responses.origin import ORIGIN_KIND, ReadOrigin
+from gateway.responses.replay import FROM_THE_START, Replay
+from gateway.translate.responses_background import require_resumable
+from gateway.translate.responses_ids import background_response_id, task_of
+from gateway.translate.responses_stream import error_event
+from weft.dispatch.stored_responses import ResponseStore, StoredResponse, response_not_found
+from weft.dispatch.tasks import NewTask, Task, TaskPort, TaskState
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+_KEPT_STATES = frozenset({TaskState.COMPLETED, TaskState.CANCELLED})
+"""As with other responses: those that failed are not kept beyond their task."""
+
+log = structlog.get_logger("weft.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundResponse:
+    """One of them."""
+
+    id: str
+    task: Task
+    """As it was when it was found."""
+    origin: ReadOrigin
+
+
+@dataclass(slots=True)
+class StreamPosition:
+    """How far a stream has come."""
+
+    number: int = 0
+    """The sequence number of its last event."""
+
+    def broken_off(self, error: WeftError, request_id: str) -> bytes:
+        """The last event of a stream whose response goes on: none of the response's, so it has no number of its own."""
+        return error_event(error, request_id, self.number)
+
+
+class BackgroundResponses:
+    """Those that whoever runs tasks knows of."""
+
+    def __init__(self, tasks: TaskPort, store: ResponseStore, clock: Clock, *, timeout_seconds: float) -> None:
+        """`tasks` answers in time; `timeout_seconds`: how long it may take to read one whole response."""
+        self._tasks = tasks
+        self._store = store
+        self._clock = clock
+        self._timeout_seconds = timeout_seconds
+
+    async def submit(self, new: NewTask) -> BackgroundResponse:
+        """Begin one; it is durable. Raises as `TaskPort.submit`."""
+        submitted = await self._tasks.submit(new)
+        log.info("submitted", response_id=background_response_id(submitted.task.id), existed=submitted.existed)
+        return _response_of(submitted.task, new.spec.origin)
+
+    async def find(self, tenant: str, response_id: str) -> BackgroundResponse:
+        """One of the tenant's. Raises NOT_FOUND."""
+        task_id = task_of(response_id)
+        if task_id is None:
+            raise response_not_found(response_id)
+        try:
+            details = await self._tasks.details(tenant, task_id)
+        except WeftError as error:
+            if error.reason is Reason.NOT_FOUND:
+                raise response_not_found(response_id) from None
+            raise
+        if details.task.origin_kind != ORIGIN_KIND:
+            raise response_not_found(response_id)
+        return _response_of(details.task, details.spec.origin)
+
+    async def body(self, found: BackgroundResponse) -> bytes:
+        """It as it is, as JSON; kept, where it is at its end."""
+        task, body = await self._rendered(found)
+        await self._keep(found, task, body)
+        return body
+
+    async def cancel(self, found: BackgroundResponse) -> bytes:
+        """End it; one that was cancelled stays so. Raises INVALID_ARGUMENT for one that came to another end."""
+        task = found.task
+        if not task.state.is_terminal:
+            task = await self._tasks.cancel(task.tenant, task.id)
+        if task.state in {TaskState.COMPLETED, TaskState.FAILED}:
+            raise invalid_field("response_id", f"response {found.id} has come to its end and cannot be cancelled")
+        return await self.body(BackgroundResponse(id=found.id, task=task, origin=found.origin))
+
+    async def delete(self, found: BackgroundResponse) -> None:
+        """Forget its task. Raises RESOURCE_IN_USE for one that is not at its end."""
+        if not found.task.state.is_terminal:
+            raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is under way; cancel it first")
+        await self._tasks.delete(found.task.tenant, found.task.id)
+
+    async def kept(self, tenant: str, response_id: str, field: str) -> StoredResponse:
+        """One at its end, to be continued; it is kept by then.
+
+        Raises NOT_FOUND, INVALID_ARGUMENT naming `field` for one that is under way or failed, and as
+        `ResponseStore.save`.
+        """
+        found = await self.find(tenant, response_id)
+        task, body = await self._rendered(found)
+        if not task.state.is_terminal:
+            raise invalid_field(field, f"names {response_id}, which is not at its end; wait for it")
+        if task.state not in _KEPT_STATES:
+            raise invalid_field(field, f"names {response_id}, which failed and cannot be continued")
+        stored = _stored(found, task, body)
+        await self._save(stored, task)
+        return stored
+
+    async def follow(
+        self,
+        found: BackgroundResponse,
+        position: StreamPosition,
+        *,
+        starting_after: int = FROM_THE_START,
+        is_new: bool = False,
+    ) -> AsyncGenerator[bytes]:
+        """Its events after a sequence number, to its end; it is kept before its last event is given.
+
+        `position` is kept up. `is_new`: whether its caller learns its id from the first event: that comes whatever
+        happens. Raises INVALID_ARGUMENT naming `starting_after`, WORKER_LOST where the answer begins anew, and as
+        `TaskPort.watch`; the response goes on then.
+        """
+        if starting_after != FROM_THE_START:
+            require_resumable(found.task, starting_after)
+        replay = Replay(found.origin.request, found.task, self._clock, starting_after=starting_after)
+        held = replay.opening()
+        if is_new:
+            yield held
+            position.number = replay.last_number
+            held = b""
+        async with aclosing(self._events(found, replay)) as events:
+            async for told in events:
+                number = replay.last_number
+                if held or told:
+                    yield held + told
+                    held = b""
+                # Not before it is written: rather an event twice than one never.
+                position.number = number
+
+    async def _events(self, found: BackgroundResponse, replay: Replay) -> AsyncGenerator[bytes]:
+        async with aclosing(self._tasks.watch(found.task.tenant, found.task.id)) as watch:
+            async for news in watch:
+                told = replay.take(news)
+                if replay.is_done:
+                    await self._keep(found, replay.task, replay.snapshot())
+                yield told
+                if replay.is_done:
+                    return
+        last = replay.end()
+        if not replay.is_done:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream broke off; the response goes on")
+        await self._keep(found, replay.task, replay.snapshot())
+        yield last
+
+    async def _rendered(self, found: BackgroundResponse) -> tuple[Task, bytes]:
+        """The task as it is, and its response."""
+        if found.task.state is TaskState.PENDING:
+            return found.task, self._fresh(found).snapshot()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                replay = await self._replayed(found)
+        except TimeoutError:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "whoever runs tasks does not answer in time") from None
+        return replay.task, replay.snapshot()
+
+    async def _replayed(self, found: BackgroundResponse) -> Replay:
+        replay = self._fresh(found)
+        async with aclosing(self._tasks.watch(found.task.tenant, found.task.id)) as watch:
+            async for news in watch:
+                try:
+                    replay.take(news)
+                except WeftError:
+                    # Another attempt began meanwhile.
+                    replay = self._fresh(found)
+                    replay.take(news)
+                if replay.is_current:
+                    break
+        replay.end()
+        if replay.task.state.is_terminal and not replay.is_done:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the response could not be read to its end; ask again")
+        return replay
+
+    def _fresh(self, found: BackgroundResponse) -> Replay:
+        return Replay(found.origin.request, found.task, self._clock)
+
+    async def _keep(self, found: BackgroundResponse, task: Task, body: bytes) -> None:
+        if task.state not in _KEPT_STATES:
+            return
+        try:
+            await self._save(_stored(found, task, body), task)
+        except WeftError as error:
+            # Nothing is lost: it is rendered from its task as long as that is kept.
+            log.warning("response not kept yet", response_id=found.id, reason=error.reason.name.lower())
+
+    async def _save(self, stored: StoredResponse, task: Task) -> None:
+        """Keep it, unless it is kept already. Raises as `ResponseStore.save`, NOT_FOUND for one that is forgotten."""
+        if await self._is_kept(stored):
+            return
+        await self._store.save(stored)
+        # Whoever deletes a response forgets its task first: what was read before that must not come back after it.
+        if await self._is_forgotten(task):
+            await self._store.delete(stored.tenant, stored.id)
+            raise response_not_found(stored.id)
+
+    async def _is_kept(self, stored: StoredResponse) -> bool:
+        try:
+            await self._store.get(stored.tenant, stored.id)
+        except WeftError as error:
+            if error.reason is Reason.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def _is_forgotten(self, task: Task) -> bool:
+        try:
+            await self._tasks.get(task.tenant, task.id)
+        except WeftError as error:
+            return error.reason is Reason.NOT_FOUND
+        return False
+
+
+def _response_of(task: Task, origin: bytes) -> BackgroundResponse:
+    return BackgroundResponse(id=background_response_id(task.id), task=task, origin=ReadOrigin(origin, task.id))
+
+
+def _stored(found: BackgroundResponse, task: Task, body: bytes) -> StoredResponse:
+    return StoredResponse(
+        id=found.id,
+        tenant=task.tenant,
+        previous_id=found.origin.request.asked.previous_response_id or "",
+        created_at=task.created_at,
+        body=body,
+        items=items_to_keep(found.origin.items, found.id),
+    )

@@ -1,0 +1,94 @@
+"""POST /v1/responses with `"background": true`: from a translated request to a task, and the answer to its caller."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gateway.event_stream import EventStream
+from gateway.event_watches import EventWatches
+from gateway.facts import facts_of
+from gateway.generation import cut_off_seconds
+from gateway.identity import headers_of, idempotency_key_of
+from gateway.media import RequestMedia, supply
+from gateway.parts import GatewayParts
+from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
+from gateway.responses.origin import ORIGIN_KIND
+from gateway.schemas.responses import ResponsesRequest
+from gateway.unary import JsonAnswer, UnaryAnswer
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.journaled import task_spec
+from weft.dispatch.journey import RequestContext
+from weft.dispatch.tasks import NewTask
+from weft.kernel.errors import invalid_field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundParts:
+    """What responses in the background need."""
+
+    responses: BackgroundResponses
+    watches: EventWatches
+    """Streams of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A translated request that nobody has to wait for."""
+
+    parts: GatewayParts
+    background: BackgroundParts
+    scope: Scope
+    context: RequestContext
+    payload: chat_pb2.ChatPayload
+    media: RequestMedia
+    """What of the payload is still to be fetched."""
+    origin: bytes
+
+    def whole(self) -> Response:
+        """The response as it is once its task is durable."""
+
+        async def produce() -> JsonAnswer:
+            found = await self._submitted()
+            return JsonAnswer(await self.background.responses.body(found), [])
+
+        return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(self.parts, self.context))
+
+    def streamed(self) -> Response:
+        """Its events from the first on. A caller who leaves does not end it."""
+        position = StreamPosition()
+
+        async def events() -> AsyncGenerator[bytes]:
+            found = await self._submitted()
+            async with aclosing(self.background.responses.follow(found, position, is_new=True)) as followed:
+                async for told in followed:
+                    yield told
+
+        return EventStream(self.parts, events(), watches=self.background.watches, failure=position.broken_off)
+
+    async def _submitted(self) -> BackgroundResponse:
+        await supply(self.payload, self.media, self.parts.media)
+        key = idempotency_key_of(headers_of(self.scope))
+        spec = task_spec(self.context, self.payload, origin=self.origin, origin_kind=ORIGIN_KIND)
+        if key:
+            # The same request comes with another trace each time.
+            spec.traceparent = ""
+        new = NewTask(tenant=self.context.tenant, spec=spec, idempotency_key=key, caller=self.context.caller)
+        found = await self.background.responses.submit(new)
+        facts_of(self.scope).task_id = found.task.id
+        return found
+
+
+def require_background(
+    asked: ResponsesRequest, context: RequestContext, background: BackgroundParts | None
+) -> BackgroundParts:
+    """Raises INVALID_ARGUMENT naming the field where a request for the background cannot be had."""
+    if background is None:
+        raise invalid_field("background", "must be false: there are no responses in the background here")
+    if asked.store is False:
+        raise invalid_field("store", "must not be false with 'background': what nobody waits for has to be kept")
+    if context.journal is not None:
+        raise invalid_field("durable", "must not stand beside 'background', which is durable anyway")
+    return background

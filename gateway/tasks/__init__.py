@@ -1,0 +1,1 @@
+"""Requests that outlive their callers, in the words of the APIs that people know."""

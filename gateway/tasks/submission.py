@@ -1,0 +1,76 @@
+"""From the body of `POST /api/v1/inference-tasks` to a task."""
+
+import json
+import math
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+from gateway.facts import facts_of
+from gateway.identity import headers_of, idempotency_key_of, tenant_of
+from gateway.schemas.tasks import NewTaskBody
+from gateway.tasks.surface import SpecContext, Surfaces
+from weft.dispatch.tasks import NewTask, Submitted, TaskPort
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+
+_NANOSECONDS = 1e9
+_BODY = "body"
+_SPEC = "spec"
+_NAMES = (
+    ("spec.pending_limit", "pending_limit_seconds"),
+    ("spec.max_attempts", "max_attempts"),
+    ("spec.payload.", "body."),
+    ("spec.", "body."),
+)
+"""What a keeper of tasks calls a field, and what it is called here."""
+
+
+async def new_task(scope: Scope, wanted: NewTaskBody, surfaces: Surfaces, *, count: Callable[[], None]) -> NewTask:
+    """What is to be submitted. Raises as `Surface.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
+
+    `count` is called where it is right as it is, before anything is fetched for it.
+    """
+    surface = surfaces.of_endpoint(wanted.endpoint)
+    key = idempotency_key_of(headers_of(scope))
+    raw = json.dumps(_body_of(wanted), ensure_ascii=False, separators=(",", ":")).encode()
+    about = SpecContext(scope=scope, field=_BODY, is_repeatable=bool(key), before_fetching=count)
+    spec = await surface.supplied_spec(raw, about)
+    if wanted.pending_limit_seconds is not None:
+        spec.pending_limit.FromNanoseconds(math.ceil(wanted.pending_limit_seconds * _NANOSECONDS))
+    spec.max_attempts = wanted.max_attempts or 0
+    return NewTask(tenant=tenant_of(scope), spec=spec, idempotency_key=key, caller=facts_of(scope).principal.name)
+
+
+async def submitted(tasks: TaskPort, new: NewTask) -> Submitted:
+    """Have it accepted. Raises as `TaskPort.submit`, in the words of who sent the body: they sent no spec."""
+    try:
+        return await tasks.submit(new)
+    except WeftError as error:
+        field = error.metadata.get("field", "")
+        name = _own_name(field)
+        if name == field:
+            raise
+        raise FieldError(name, error.message.removeprefix(f"{field}: "), error.reason) from None
+
+
+def _own_name(field: str) -> str:
+    if field in {_SPEC, f"{_SPEC}.origin"}:
+        return _BODY
+    for theirs, ours in _NAMES:
+        if field.startswith(theirs):
+            return ours + field.removeprefix(theirs)
+    return field
+
+
+def model_of(wanted: NewTaskBody) -> str:
+    """The name that is asked for, for those who count; empty where there is none."""
+    named = wanted.body.get("model", wanted.model)
+    return named if isinstance(named, str) else ""
+
+
+def _body_of(wanted: NewTaskBody) -> dict[str, object]:
+    if wanted.model is None:
+        return wanted.body
+    if wanted.body.get("model", wanted.model) != wanted.model:
+        raise invalid_field("model", "is another than that of the body: say it once")
+    return {**wanted.body, "model": wanted.model}

@@ -1,0 +1,1 @@
+"""Files and batches: many tasks as one, in the router's database."""

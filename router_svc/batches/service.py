@@ -1,0 +1,94 @@
+"""Files and batches as a service beside the router's own."""
+
+from collections.abc import Sequence
+
+import grpc
+
+from router_svc.batches.batch_keeper import BatchKeeper, BatchTables
+from router_svc.batches.batch_servicer import BatchServicer
+from router_svc.batches.batch_sql import BatchTable
+from router_svc.batches.config import BatchLimits
+from router_svc.batches.file_keeper import FileKeeper
+from router_svc.batches.file_servicer import FileServicer
+from router_svc.batches.file_sql import FileTable
+from router_svc.batches.line_sql import LineTable
+from router_svc.batches.sweeper import Sweeper
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.signals import TaskSignals
+from weft.api.router.v1 import (
+    batch_service_pb2,
+    batch_service_pb2_grpc,
+    file_service_pb2,
+    file_service_pb2_grpc,
+)
+from weft.dispatch.batches import BatchPort
+from weft.dispatch.files import FilePort
+from weft.kernel.clock import Clock, SystemClock
+
+
+def build(
+    database: RouterDatabase,
+    limits: BatchLimits,
+    task_limits: TaskLimits,
+    signals: TaskSignals,
+    *,
+    clock: Clock | None = None,
+) -> "BatchService":
+    """Files and batches in a database, not started. `signals`: of whoever runs the tasks in this process."""
+    chosen = clock or SystemClock()
+    files = FileKeeper(FileTable(database), limits, chosen)
+    tables = BatchTables(batches=BatchTable(database), lines=LineTable(database))
+    batches = BatchKeeper(tables, limits, task_limits, signals, chosen)
+    return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
+
+
+class BatchService:
+    """See weft.kernel.service.Service."""
+
+    def __init__(self, database: RouterDatabase, files: FileKeeper, batches: BatchKeeper, sweeper: Sweeper) -> None:
+        self._database = database
+        self._files = files
+        self._batches = batches
+        self._sweeper = sweeper
+        self._is_open = False
+
+    @property
+    def files(self) -> FilePort:
+        """The port for gateways in this very process."""
+        return self._files
+
+    @property
+    def batches(self) -> BatchPort:
+        """As `files`."""
+        return self._batches
+
+    @property
+    def service_names(self) -> Sequence[str]:
+        """See Service.service_names."""
+        return (
+            file_service_pb2.DESCRIPTOR.services_by_name["FileService"].full_name,
+            batch_service_pb2.DESCRIPTOR.services_by_name["BatchService"].full_name,
+        )
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """See Service.register."""
+        file_service_pb2_grpc.add_FileServiceServicer_to_server(FileServicer(self._files), server)
+        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(BatchServicer(self._batches), server)
+
+    async def start(self) -> None:
+        """See Service.start."""
+        await self._database.open()
+        self._is_open = True
+        # Nobody else writes to a database that is not shared: what is not whole is left of an earlier life.
+        await self._sweeper.start(all_broken=not self._database.is_shared)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """See Service.stop."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        await self._sweeper.stop()
+        await self._files.stop(grace_seconds)
+        await self._batches.stop(grace_seconds)
+        await self._database.close()

@@ -1,0 +1,27 @@
+"""Who calls an rpc, and for which tenant."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from weft.kernel.caller import caller
+from weft.kernel.names import MAX_TENANT_CHARS, require_token
+
+TENANT = "x-tenant-id"
+
+
+def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
+    """What a call says beside its message, but for what is binary."""
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+
+
+def tenant_of(metadata: Mapping[str, str]) -> str:
+    """Whose call it is: that of the key, or where callers are believed, what they say.
+
+    Raises INVALID_ARGUMENT, PERMISSION_DENIED where the key is of another tenant.
+    """
+    claimed = metadata.get(TENANT, "")
+    if claimed:
+        require_token(claimed, TENANT, MAX_TENANT_CHARS)
+    return caller().tenant_for(claimed, TENANT)

@@ -1,0 +1,152 @@
+"""Tasks inside the router's own process."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import structlog
+
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.engine import TaskEngine
+from router_svc.tasks.failpoints import Failpoint, Failpoints
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.open_counts import OpenCounts
+from router_svc.tasks.signals import LaneFilled, TaskChanged, TaskSignals
+from router_svc.tasks.spec_check import CheckedSpec, check_spec
+from router_svc.tasks.store_port import TaskRow, TaskStore
+from router_svc.tasks.wall import Wall
+from router_svc.tasks.watching import TaskWatcher
+from weft.dispatch.tasks import (
+    MAX_IDEMPOTENCY_KEY_CHARS,
+    MAX_LISTED,
+    TASK_PREFIX,
+    NewTask,
+    Submitted,
+    Task,
+    TaskDetails,
+    TaskNews,
+    TaskPage,
+    TaskQuery,
+    TaskState,
+    task_not_found,
+)
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.tasks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParts:
+    """What the port works with."""
+
+    store: TaskStore
+    signals: TaskSignals
+    engine: TaskEngine
+    counts: OpenCounts
+    watcher: TaskWatcher
+    wall: Wall
+    limits: TaskLimits
+    failpoints: Failpoints
+
+
+class LocalTasks:
+    """See TaskPort."""
+
+    def __init__(self, parts: LocalParts) -> None:
+        self._parts = parts
+
+    async def submit(self, new: NewTask) -> Submitted:
+        """See TaskPort.submit."""
+        parts = self._parts
+        checked = check_spec(new.spec, parts.limits, "spec")
+        row = _row_of(new, checked, parts.wall.now())
+        try:
+            await parts.counts.require(new.tenant)
+        except WeftError as error:
+            # Who sends the same again adds nothing, and may not know yet that it is kept.
+            known = None if error.reason is not Reason.TOO_MANY_RESOURCES else await parts.store.submitted(row)
+            if known is None:
+                raise
+            return replace(known, task=self._told(known.task))
+        submitted = await parts.store.submit(row)
+        task = submitted.task
+        await parts.failpoints.reach(Failpoint.SUBMITTED, task.id)
+        if not submitted.existed:
+            parts.counts.add(new.tenant)
+            log.info("task accepted", task=task.id, tenant=new.tenant, model=task.model, caller=new.caller)
+            parts.signals.announce(LaneFilled(row.lane))
+        return replace(submitted, task=self._told(task))
+
+    async def get(self, tenant: str, task_id: str) -> Task:
+        """See TaskPort.get."""
+        found = await self._parts.store.get(tenant, task_id)
+        if found is None:
+            raise task_not_found(task_id)
+        return self._told(found)
+
+    async def details(self, tenant: str, task_id: str) -> TaskDetails:
+        """See TaskPort.details."""
+        found = await self._parts.store.details(tenant, task_id)
+        if found is None:
+            raise task_not_found(task_id)
+        return replace(found, task=self._told(found.task))
+
+    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+        """See TaskPort.list_page."""
+        if not 1 <= query.page_size <= MAX_LISTED:
+            raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
+        page = await self._parts.store.list_page(tenant, query)
+        return replace(page, tasks=[self._told(task) for task in page.tasks])
+
+    async def cancel(self, tenant: str, task_id: str) -> Task:
+        """See TaskPort.cancel."""
+        parts = self._parts
+        before = await parts.store.get(tenant, task_id)
+        if before is None or before.state.is_terminal:
+            return await self.get(tenant, task_id)
+        found = await parts.store.cancel(tenant, task_id, parts.wall.now())
+        if found is None:
+            raise task_not_found(task_id)
+        if found.state is TaskState.CANCELLED:
+            log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
+        parts.engine.withdraw(task_id)
+        parts.signals.announce(TaskChanged(task_id))
+        return replace(found, owner="")
+
+    async def delete(self, tenant: str, task_id: str) -> None:
+        """See TaskPort.delete."""
+        if await self._parts.store.delete(tenant, task_id) is None:
+            raise task_not_found(task_id)
+        self._parts.signals.announce(TaskChanged(task_id))
+
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+        """See TaskPort.watch."""
+        async with aclosing(self._parts.watcher.watch(tenant, task_id, after_event)) as watched:
+            async for news in watched:
+                yield self._told(news) if isinstance(news, Task) else news
+
+    def _told(self, task: Task) -> Task:
+        """With what is known here of why it waits."""
+        if task.state is not TaskState.PENDING:
+            return task
+        return replace(task, waiting_for=self._parts.engine.waiting_for(task))
+
+
+def _row_of(new: NewTask, checked: CheckedSpec, now: float) -> TaskRow:
+    key = new.idempotency_key
+    if len(key) > MAX_IDEMPOTENCY_KEY_CHARS or (key and not key.isprintable()):
+        raise invalid_field("idempotency_key", f"must have at most {MAX_IDEMPOTENCY_KEY_CHARS} printable characters")
+    return TaskRow(
+        id=new_id(TASK_PREFIX),
+        lane=Lane(checked.model, new.tenant, checked.band),
+        idempotency_key=key,
+        digest=checked.digest,
+        spec=checked.spec,
+        origin_kind=checked.origin_kind,
+        caller=new.caller,
+        max_attempts=checked.max_attempts,
+        pending_limit_seconds=checked.pending_limit_seconds,
+        created_at=now,
+    )

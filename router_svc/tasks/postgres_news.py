@@ -1,0 +1,137 @@
+"""News between routers on one PostgreSQL: told in the transaction that makes them true, heard once it is committed."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.request import Priority
+
+log = structlog.get_logger("weft.tasks")
+
+CHANNEL = "weft_tasks"
+MAX_PAYLOAD_BYTES = 7_900
+"""PostgreSQL takes less than 8000."""
+MAX_TOLD = 64
+"""Of more news in one write only that there is much."""
+PROBE_SECONDS = 15.0
+"""How often a silent connection is asked whether it still is one ..."""
+PROBE_TIMEOUT_SECONDS = 10.0
+"""... and how long its answer may take."""
+FIRST_PAUSE_SECONDS = 0.25
+MAX_PAUSE_SECONDS = 30.0
+
+
+async def tell(connection: AsyncConnection, origin: str, news: Sequence[News]) -> None:
+    """Tell the other routers with this transaction; `origin` is who does not want to hear it. Not for SQLite."""
+    distinct = list(dict.fromkeys(news))
+    for payload in _payloads(origin, distinct if len(distinct) <= MAX_TOLD else [ManyChanged()]):
+        await connection.execute(select(func.pg_notify(CHANNEL, payload)))
+
+
+class PostgresNews:
+    """Hears what other routers tell."""
+
+    def __init__(self, database: RouterDatabase, origin: str, clock: Clock) -> None:
+        self._database = database
+        self._origin = origin
+        self._clock = clock
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+
+    async def listen(self, heard: Callable[[News], None]) -> None:
+        """Hand on news until cancelled; ManyChanged first wherever some may have been missed."""
+        is_first = True
+        while True:
+            try:
+                async with self._database.apart() as connection:
+                    await self._hear(connection, heard, is_first=is_first)
+                log.warning("news of other routers are lost, listening again")
+            except (WeftError, OSError) as error:
+                log.warning("no news of other routers, trying again", kind=type(error).__name__)
+            except Exception as error:
+                # The driver's own errors: its package is there on PostgreSQL only. Anything else is a fault of ours.
+                if not type(error).__module__.startswith("asyncpg"):
+                    raise
+                log.warning("no news of other routers, trying again", kind=type(error).__name__)
+            is_first = False
+            await self._clock.sleep(self._pause_seconds)
+            self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
+
+    async def _hear(self, connection: AsyncConnection, heard: Callable[[News], None], *, is_first: bool) -> None:
+        """Returns when the connection is gone."""
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        gone = asyncio.Event()
+        driver.add_termination_listener(lambda _: gone.set())
+        await driver.add_listener(CHANNEL, lambda *notice: self._pass_on(notice[-1], heard))
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        if not is_first:
+            heard(ManyChanged())
+        while not await self._is_gone(gone):
+            await driver.execute("SELECT 1", timeout=PROBE_TIMEOUT_SECONDS)
+
+    async def _is_gone(self, gone: asyncio.Event) -> bool:
+        """After a while, or as soon as it is."""
+        napping = asyncio.ensure_future(self._clock.sleep(PROBE_SECONDS))
+        waiting = asyncio.ensure_future(gone.wait())
+        try:
+            await asyncio.wait((napping, waiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            napping.cancel()
+            waiting.cancel()
+            await asyncio.gather(napping, waiting, return_exceptions=True)
+        return gone.is_set()
+
+    def _pass_on(self, payload: str, heard: Callable[[News], None]) -> None:
+        origin, news = _parsed(payload)
+        if origin != self._origin:
+            for each in news:
+                heard(each)
+
+
+def _payloads(origin: str, news: Sequence[News]) -> Sequence[str]:
+    payloads: list[str] = []
+    words: list[object] = []
+    for each in news:
+        longer = json.dumps([origin, *words, _word_of(each)], separators=(",", ":"))
+        if words and len(longer) > MAX_PAYLOAD_BYTES:
+            payloads.append(json.dumps([origin, *words], separators=(",", ":")))
+            words = []
+        words.append(_word_of(each))
+    return [*payloads, json.dumps([origin, *words], separators=(",", ":"))] if words else payloads
+
+
+def _word_of(news: News) -> object:
+    match news:
+        case LaneFilled(lane):
+            return [lane.model, lane.tenant, lane.band.value]
+        case TaskChanged(task_id):
+            return task_id
+        case ManyChanged():
+            return 0
+
+
+def _parsed(payload: str) -> tuple[str, Sequence[News]]:
+    """What a newer release says otherwise means that something has changed."""
+    try:
+        origin, *words = json.loads(payload)
+        return origin, [_news_of(word) for word in words]
+    except (ValueError, TypeError):
+        return "", [ManyChanged()]
+
+
+def _news_of(word: Any) -> News:
+    if isinstance(word, str):
+        return TaskChanged(word)
+    if word == 0:
+        return ManyChanged()
+    model, tenant, band = word
+    return LaneFilled(Lane(model, tenant, Priority(band)))

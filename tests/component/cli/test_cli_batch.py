@@ -1,0 +1,275 @@
+"""`weft batch`, against a scripted gateway."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner, Result
+
+from weft.cli import batch as batch_commands
+from weft.cli.main import app
+
+ID = "batch-5f0c0d2b7a9e4c31d6a8b2f4"
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "qwen", "messages": []}}
+ANSWERS = b'{"custom_id":"a"}\n' * 3
+
+
+def document(status: str = "in_progress", completed: int = 0, failed: int = 0, **fields: Any) -> dict[str, Any]:
+    counts = {"total": 3, "completed": completed, "failed": failed}
+    return {
+        "id": ID,
+        "object": "batch",
+        "endpoint": "/v1/chat/completions",
+        "status": status,
+        "created_at": 1795208385,
+        "request_counts": counts,
+        "output_file_id": None,
+        "error_file_id": None,
+        **fields,
+    }
+
+
+@dataclass
+class GatewayScript:
+    """What the gateway answers, and what it was asked."""
+
+    home: Path
+    states: list[dict[str, Any] | int] = field(default_factory=lambda: [document()])
+    """What the batch is, question by question; the last one stays. A number: that status instead."""
+    uploads: list[tuple[str, bytes]] = field(default_factory=list)
+    made: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    pages: list[dict[str, str]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+    def run(self, *arguments: str, **environment: str) -> Result:
+        """A `weft batch` command to its end."""
+        given = {"WEFT_HOME": str(self.home), "COLUMNS": "200", **environment}
+        return CliRunner().invoke(app, ["batch", *arguments], env=given)
+
+    def file(self, *lines: object) -> str:
+        path = self.home / "requests.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+    def next_state(self) -> web.Response:
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(state, int):
+            return web.json_response({"error": {"message": f"told {state}", "param": "endpoint"}}, status=state)
+        return web.json_response(state)
+
+
+def _application(script: GatewayScript) -> web.Application:
+    async def upload(request: web.Request) -> web.Response:
+        script.keys.append(request.headers.get("authorization"))
+        form = await request.post()
+        file = form["file"]
+        assert isinstance(file, web.FileField)
+        script.uploads.append((str(form["purpose"]), file.file.read()))
+        return web.json_response({"id": "file-1"})
+
+    async def create(request: web.Request) -> web.Response:
+        script.made.append(await request.json())
+        return script.next_state()
+
+    async def get(_: web.Request) -> web.Response:
+        return script.next_state()
+
+    async def list_all(request: web.Request) -> web.Response:
+        script.pages.append(dict(request.query))
+        start = int(request.query.get("after", "batch--1").removeprefix("batch-")) + 1
+        found = [document() | {"id": f"batch-{number}"} for number in range(start, min(5, start + 2))]
+        return web.json_response({"data": found, "has_more": start + 2 < 5})
+
+    async def content(request: web.Request) -> web.Response:
+        if request.match_info["id"] != "file-out":
+            return web.json_response({"error": {"message": "no such file"}}, status=404)
+        return web.Response(body=ANSWERS)
+
+    async def delete(request: web.Request) -> web.Response:
+        script.deleted.append(request.match_info["id"])
+        return web.json_response({"deleted": True})
+
+    application = web.Application()
+    application.router.add_delete("/v1/files/{id}", delete)
+    application.router.add_post("/v1/files", upload)
+    application.router.add_post("/v1/batches", create)
+    application.router.add_get("/v1/batches", list_all)
+    application.router.add_get("/v1/batches/{id}", get)
+    application.router.add_post("/v1/batches/{id}/cancel", get)
+    application.router.add_get("/v1/files/{id}/content", content)
+    return application
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayScript]:
+    monkeypatch.setattr(batch_commands, "POLL_SECONDS", 0.01)
+    script = GatewayScript(tmp_path / "home")
+    (script.home / "run").mkdir(parents=True)
+    ready, loops, over = threading.Event(), list[asyncio.AbstractEventLoop](), asyncio.Event()
+
+    async def serve() -> None:
+        runner = web.AppRunner(_application(script))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        (script.home / "run" / "up.json").write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
+        loops.append(asyncio.get_running_loop())
+        ready.set()
+        await over.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+    yield script
+    loops[0].call_soon_threadsafe(over.set)
+    thread.join(10)
+
+
+def test_a_file_becomes_a_batch_and_its_id_is_all_that_is_printed(script: GatewayScript) -> None:
+    file = script.file(LINE, LINE)
+    done = script.run("submit", file, "--metadata", "team=red", "--window", "2h", WEFT_API_KEY="weft_k_1")
+    assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
+    assert script.uploads == [("batch", Path(file).read_bytes())]
+    assert script.keys == ["Bearer weft_k_1"]
+    assert script.made == [
+        {
+            "input_file_id": "file-1",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": {"team": "red"},
+            "window_seconds": 7200,
+        }
+    ]
+
+
+def test_watching_shows_how_far_it_is_and_ends_with_the_batch(script: GatewayScript) -> None:
+    script.states = [document(), document(completed=1), 503, document("finalizing", 3), document("completed", 3)]
+    done = script.run("submit", script.file(LINE), "--watch")
+    assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
+    assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [
+        f"{ID}: in_progress, 0/3 answered, 0 failed",
+        f"{ID}: in_progress, 1/3 answered, 0 failed",
+        f"{ID}: finalizing, 3/3 answered, 0 failed",
+        f"{ID}: completed, 3/3 answered, 0 failed",
+    ]
+
+
+def test_a_watched_batch_with_lines_that_came_to_nothing_is_exit_code_1(script: GatewayScript) -> None:
+    script.states = [document(), document("completed", completed=2, failed=1)]
+    done = script.run("submit", script.file(LINE), "--watch", "-o", "json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["status"] == "completed"
+    assert f"1 lines came to nothing; `weft batch results {ID} --errors`" in done.stderr
+
+
+def test_lines_that_are_not_right_are_named(script: GatewayScript) -> None:
+    errors = [{"line": number, "message": f"body.model: {number}", "code": "invalid"} for number in range(1, 13)]
+    script.states = [document("failed", errors={"object": "list", "data": errors})]
+    done = script.run("submit", script.file(LINE))
+    assert done.exit_code == 1
+    assert "line 1: body.model: 1" in done.stderr
+    assert "and 2 more" in done.stderr
+
+
+def test_a_file_that_names_no_endpoint_needs_one(script: GatewayScript) -> None:
+    done = script.run("submit", script.file({"custom_id": "a"}))
+    assert done.exit_code == 2
+    assert "--endpoint" in done.stderr
+    assert script.run("submit", script.file({"custom_id": "a"}), "--endpoint", "/v1/embeddings").exit_code == 0
+    assert script.made[0]["endpoint"] == "/v1/embeddings"
+
+
+def test_a_file_that_is_not_there_is_wrong_usage(script: GatewayScript) -> None:
+    done = script.run("submit", str(script.home / "none.jsonl"))
+    assert done.exit_code == 2
+    assert "No such file" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (404, 3), (409, 4), (503, 1), (500, 1)])
+def test_what_the_gateway_refuses_is_told_in_its_words(script: GatewayScript, status: int, code: int) -> None:
+    script.states = [status]
+    done = script.run("get", ID)
+    assert done.exit_code == code
+    assert f"told {status}" in done.stderr
+
+
+def test_batches_are_listed_over_pages(script: GatewayScript) -> None:
+    done = script.run("list", "-o", "name")
+    assert done.stdout.split() == [f"batch-{number}" for number in range(5)]
+    assert [page.get("after") for page in script.pages] == [None, "batch-1", "batch-3"]
+    assert script.run("list").stdout.split("\n")[0].split()[:3] == ["BATCH", "STATUS", "DONE"]
+
+
+def test_results_go_to_stdout_or_to_a_file(script: GatewayScript) -> None:
+    script.states = [document("completed", 3, output_file_id="file-out")]
+    assert script.run("results", ID).stdout_bytes == ANSWERS
+    to = script.home / "answers.jsonl"
+    assert script.run("results", ID, "--to", str(to)).exit_code == 0
+    assert to.read_bytes() == ANSWERS
+
+
+def test_there_are_no_results_before_the_end(script: GatewayScript) -> None:
+    done = script.run("results", ID)
+    assert done.exit_code == 4
+    assert f"weft batch get {ID} --watch" in done.stderr
+
+
+def test_a_batch_without_failures_has_no_lines_of_errors(script: GatewayScript) -> None:
+    script.states = [document("completed", 3, output_file_id="file-out")]
+    done = script.run("results", ID, "--errors")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "no line came to nothing" in done.stderr
+
+
+def test_cancelling_says_what_was_answered_before(script: GatewayScript) -> None:
+    script.states = [document("cancelling", 1)]
+    assert script.run("cancel", ID).stdout == f"{ID}: cancelling, 1/3 answered\n"
+
+
+def test_a_home_without_a_mesh_says_how_to_start_one(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["batch", "list"], env={"WEFT_HOME": str(tmp_path)})
+    assert done.exit_code == 1
+    assert "weft up" in done.stderr
+
+
+def test_a_pipe_is_refused_since_lines_that_were_read_once_would_be_missing(script: GatewayScript) -> None:
+    pipe = script.home / "pipe"
+    os.mkfifo(pipe)
+    done = script.run("submit", str(pipe))
+    assert (done.exit_code, script.uploads) == (2, [])
+    assert "is not a file" in done.stderr
+
+
+def test_a_batch_that_failed_has_no_results_and_says_where_the_reasons_are(script: GatewayScript) -> None:
+    script.states = [document("failed")]
+    for words in (("results", ID), ("results", ID, "--errors")):
+        done = script.run(*words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"`weft batch get {ID}` says why" in done.stderr
+
+
+def test_a_watched_batch_tells_why_its_results_cannot_be_written(script: GatewayScript) -> None:
+    trouble = {"object": "list", "data": [{"message": "the tenant keeps all it may", "line": None}]}
+    script.states = [document(), document("finalizing", 3, errors=trouble), document("completed", 3)]
+    done = script.run("get", ID, "--watch")
+    assert done.exit_code == 0
+    assert "finalizing, 3/3 answered, 0 failed (the tenant keeps all it may)" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "deleted"), [(429, ["file-1"]), (400, ["file-1"]), (503, [])])
+def test_the_file_of_a_batch_that_was_surely_refused_is_not_left_behind(
+    script: GatewayScript, status: int, deleted: list[str]
+) -> None:
+    script.states = [status]
+    assert script.run("submit", script.file(LINE)).exit_code != 0
+    assert script.deleted == deleted

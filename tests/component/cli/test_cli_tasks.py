@@ -1,0 +1,303 @@
+"""The commands about durable tasks, against a scripted TaskService."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cli_harness import refuse
+from typer.testing import CliRunner, Result
+
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
+from weft.api.router.v1 import task_service_pb2 as pb
+from weft.cli.main import app
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import SERVER_OPTIONS
+
+ID = "task-5f0c0d2b7a9e4c31d6a8b2f4"
+PENDING, RUNNING = task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING
+COMPLETED, FAILED, CANCELLED = (
+    task_pb2.TASK_STATE_COMPLETED,
+    task_pb2.TASK_STATE_FAILED,
+    task_pb2.TASK_STATE_CANCELLED,
+)
+CREATED = datetime.now(UTC) - timedelta(seconds=65)
+
+
+def task(state: int = PENDING, *, task_id: str = ID, attempt: int = 0, **fields: Any) -> task_pb2.Task:
+    made = task_pb2.Task(
+        id=task_id,
+        tenant="default",
+        state=state,  # type: ignore[arg-type]  # a number of the enum
+        model="qwen",
+        attempt=attempt,
+        max_attempts=5,
+        **fields,
+    )
+    made.create_time.FromDatetime(CREATED)
+    return made
+
+
+def failed(message: str = "the runner went away") -> task_pb2.Task:
+    error = task_pb2.TaskError(reason=Reason.WORKER_LOST.value, message=message)  # type: ignore[arg-type]
+    return task(FAILED, attempt=5, error=error)
+
+
+def piece(text: str, *, attempt: int = 1, index: int = 1) -> task_pb2.TaskPiece:
+    event = event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))
+    return task_pb2.TaskPiece(
+        attempt=attempt, last_event=attempt << 32 | index, output=task_pb2.TaskOutput(events=[event])
+    )
+
+
+@dataclass
+class TaskScript:
+    """What the service tells, and what it was asked."""
+
+    home: Path
+    tasks: list[task_pb2.Task] = field(default_factory=list)
+    news: list[task_pb2.Task | task_pb2.TaskPiece] = field(default_factory=list)
+    attempts: list[task_pb2.TaskAttempt] = field(default_factory=list)
+    submitted: list[pb.SubmitTaskRequest] = field(default_factory=list)
+    listed: list[pb.ListTasksRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+    def run(self, *arguments: str) -> Result:
+        """A `weft` command to its end."""
+        return CliRunner().invoke(app, arguments, env={"WEFT_HOME": str(self.home), "COLUMNS": "200"})
+
+
+class _Service(task_service_pb2_grpc.TaskServiceServicer):
+    def __init__(self, script: TaskScript) -> None:
+        self._script = script
+
+    def SubmitTask(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._script.submitted.append(request)
+        return pb.SubmitTaskResponse(task=task())
+
+    def GetTask(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return pb.GetTaskResponse(task=self._found(request.id, context), attempts=self._script.attempts)
+
+    def ListTasks(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._script.listed.append(request)
+        start = int(request.page_token or 0)
+        rest = str(start + 2) if self._script.tasks[start + 2 :] else ""
+        return pb.ListTasksResponse(tasks=self._script.tasks[start : start + 2], next_page_token=rest)
+
+    def CancelTask(self, request: Any, context: Any) -> Any:  # noqa: N802
+        found = self._found(request.id, context)
+        self._script.cancelled.append(request.id)
+        return pb.CancelTaskResponse(task=found if found.state >= COMPLETED else task(CANCELLED, task_id=found.id))
+
+    def DeleteTask(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._found(request.id, context).state < COMPLETED:
+            refuse(context, Reason.RESOURCE_IN_USE, "the task is not at its end; cancel it first")
+        self._script.deleted.append(request.id)
+        return pb.DeleteTaskResponse()
+
+    def WatchTask(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._found(request.id, context)
+        for news in self._script.news:
+            if isinstance(news, task_pb2.Task):
+                yield pb.WatchTaskResponse(task=news)
+            else:
+                yield pb.WatchTaskResponse(piece=news)
+
+    def _found(self, task_id: str, context: Any) -> task_pb2.Task:
+        found = [each for each in self._script.tasks if each.id == task_id]
+        if not found:
+            refuse(context, Reason.NOT_FOUND, f"no task {task_id} is kept")
+        return found[0]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[TaskScript]:
+    script = TaskScript(tmp_path / "home", tasks=[task()])
+    server = grpc.server(ThreadPoolExecutor(4), options=SERVER_OPTIONS)
+    task_service_pb2_grpc.add_TaskServiceServicer_to_server(_Service(script), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    (script.home / "run").mkdir(parents=True)
+    (script.home / "run" / "up.json").write_text(json.dumps({"grpc": f"127.0.0.1:{port}"}))
+    server.start()
+    yield script
+    server.stop(None).wait()
+
+
+def test_a_chat_that_nobody_waits_for_prints_its_task_id_and_nothing_else(script: TaskScript) -> None:
+    done = script.run("chat", "qwen", "--async", "-m", "Hello", "-s", "Be brief.", "--max-tokens", "7")
+    assert (done.exit_code, done.stdout) == (0, f"{ID}\n")
+    assert f"weft logs task/{ID} -f" in done.stderr
+    spec = script.submitted[0].spec
+    assert [message.content[0].text for message in spec.chat.messages] == ["Be brief.", "Hello"]
+    assert (spec.model, spec.chat.sampling.max_tokens, spec.options.priority) == ("qwen", 7, 0)
+
+
+def test_tasks_are_listed_over_pages_with_why_they_wait(script: TaskScript) -> None:
+    ids = [f"task-{number}" for number in range(5)]
+    script.tasks = [task(task_id=each, waiting_for="no runner offers qwen") for each in ids]
+    done = script.run("get", "tasks", "--state", "pending", "--state", "running")
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["TASK", "STATE", "MODEL", "ATTEMPT", "AGE", "WORKER", "WHY"]
+    assert [row.split()[0] for row in rows] == ids
+    assert all("no runner offers qwen" in row and " 1m " in row for row in rows)
+    assert [list(asked.states) for asked in script.listed] == [[PENDING, RUNNING]] * 3
+
+
+@pytest.mark.parametrize("words", [("tasks",), ("task",), ("inference-tasks",)])
+def test_programs_get_tasks_as_json(script: TaskScript, words: tuple[str, ...]) -> None:
+    document = json.loads(script.run("get", *words, "-o", "json").stdout)
+    assert document["kind"] == "TaskList"
+    assert document["items"][0]["id"] == ID
+    assert document["items"][0]["state"] == "pending"
+
+
+def test_one_task_is_a_document_of_its_own(script: TaskScript) -> None:
+    assert json.loads(script.run("get", f"task/{ID}", "-o", "json").stdout)["kind"] == "task"
+    assert script.run("get", "tasks", "-o", "name").stdout == f"task/{ID}\n"
+
+
+def test_an_unknown_state_names_those_that_there_are(script: TaskScript) -> None:
+    done = script.run("get", "tasks", "--state", "asleep")
+    assert done.exit_code == 2
+    assert "pending, running, completed, failed, cancelled" in done.stderr
+
+
+def test_a_state_goes_with_tasks_alone(script: TaskScript) -> None:
+    assert script.run("get", "models", "--state", "pending").exit_code == 2
+
+
+def test_a_description_has_every_attempt_with_its_reason(script: TaskScript) -> None:
+    script.tasks = [failed()]
+    for number in (1, 2):
+        lost = task_pb2.TaskAttempt(attempt=number, owner="router-a", message="the runner went away")
+        lost.reason = Reason.WORKER_LOST.value  # type: ignore[assignment]  # a number of the enum
+        lost.claim_time.FromDatetime(CREATED)
+        lost.end_time.FromDatetime(CREATED)
+        lost.receipt.attempts.add(runner="atlas", reason=Reason.WORKER_LOST.value)
+        script.attempts.append(lost)
+    done = script.run("describe", "task", ID)
+    assert "State:     failed" in done.stdout
+    assert "Error:     worker_lost: the runner went away" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [line.split(".")[0].strip() for line in lines] == ["1", "2"]
+    assert all("by router-a, on atlas (worker_lost), worker_lost: the runner went away" in line for line in lines)
+
+
+def test_waiting_ends_with_the_task(script: TaskScript) -> None:
+    script.news = [task(), task(RUNNING, attempt=1), task(COMPLETED, attempt=1)]
+    done = script.run("wait", "task", ID, "--timeout", "5s")
+    assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
+
+
+def test_waiting_for_a_task_that_fails_is_exit_code_1_and_says_why(script: TaskScript) -> None:
+    script.news = [task(), failed()]
+    done = script.run("wait", f"task/{ID}")
+    assert (done.exit_code, done.stdout) == (1, f"task/{ID}: failed\n")
+    assert "the runner went away" in done.stderr
+
+
+def test_waiting_for_a_state_ends_when_it_is_there(script: TaskScript) -> None:
+    script.news = [task(), task(RUNNING, attempt=1)]
+    assert script.run("wait", "task", ID, "--for", "status=running").stdout == f"task/{ID}: running\n"
+
+
+def test_waiting_for_running_is_in_vain_once_it_is_over(script: TaskScript) -> None:
+    script.news = [task(COMPLETED)]
+    assert script.run("wait", "task", ID, "--for", "status=running").exit_code == 1
+
+
+def test_a_wait_that_takes_too_long_is_exit_code_5(script: TaskScript) -> None:
+    script.news = [task()]
+    done = script.run("wait", "task", ID, "--timeout", "0")
+    assert done.exit_code == 5
+    assert "is pending" in done.stderr
+
+
+@pytest.mark.parametrize("expected", ["condition=Ready", "status=asleep", "exists"])
+def test_what_no_task_can_be_is_refused(script: TaskScript, expected: str) -> None:
+    assert script.run("wait", "task", ID, "--for", expected).exit_code == 2
+
+
+def test_the_answer_is_printed_as_far_as_it_is_kept(script: TaskScript) -> None:
+    script.tasks = [task(RUNNING, attempt=1)]
+    script.news = [task(RUNNING, attempt=1, last_event=1 << 32 | 2), piece("Hel"), piece("lo", index=2), piece("!")]
+    done = script.run("logs", f"task/{ID}")
+    assert (done.exit_code, done.stdout) == (0, "Hello\n")
+    assert "is running" in done.stderr
+
+
+def test_following_goes_on_to_the_end_and_tells_of_an_answer_that_begins_anew(script: TaskScript) -> None:
+    script.news = [
+        task(RUNNING, attempt=1),
+        piece("Hel"),
+        task(PENDING, attempt=1),
+        task(RUNNING, attempt=2),
+        piece("Hello", attempt=2),
+        task(COMPLETED, attempt=2),
+    ]
+    done = script.run("logs", "task", ID, "-f")
+    assert (done.exit_code, done.stdout) == (0, "Hel\nHello\n")
+    assert "attempt 1 was lost" in done.stderr
+
+
+def test_the_logs_of_a_task_that_failed_end_with_its_error(script: TaskScript) -> None:
+    script.news = [failed()]
+    done = script.run("logs", f"task/{ID}")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "worker_lost: the runner went away" in done.stderr
+
+
+def test_cancelling_says_what_became_of_each(script: TaskScript) -> None:
+    script.tasks = [task(), task(COMPLETED, task_id="task-2")]
+    done = script.run("cancel", f"task/{ID}", "task/task-none", "task/task-2")
+    assert done.exit_code == 3
+    assert done.stdout == f"task/{ID} cancelled\ntask/task-2 had already completed\n"
+    assert "no task task-none is kept" in done.stderr
+    assert script.cancelled == [ID, "task-2"]
+
+
+def test_only_what_is_over_is_deleted(script: TaskScript) -> None:
+    script.tasks = [task(), task(COMPLETED, task_id="task-2")]
+    done = script.run("delete", "task", ID, "task-2")
+    assert done.exit_code == 4
+    assert (done.stdout, script.deleted) == ("task/task-2 deleted\n", ["task-2"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("cancel", "model", "qwen"), ("cancel", "task"), ("wait", "task"), ("describe", "task"), ("logs", "task"),
+     ("get", "tasks", "-w"), ("logs", "task/a", "model/b"), ("chat", "qwen", "--async", "-m", " ")],
+)  # fmt: skip
+def test_wrong_usage_is_exit_code_2(script: TaskScript, arguments: tuple[str, ...]) -> None:
+    assert script.run(*arguments).exit_code == 2
+
+
+def test_a_task_that_is_over_is_seen_however_little_time_there_is(script: TaskScript) -> None:
+    script.tasks, script.news = [task(COMPLETED)], []
+    done = script.run("wait", "task", ID, "--timeout", "0")
+    assert (done.exit_code, done.stdout) == (0, f"task/{ID}: completed\n")
+
+
+def test_a_task_that_is_not_there_may_count_as_deleted(script: TaskScript) -> None:
+    done = script.run("delete", "task", "task-none", "--ignore-not-found")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_logs_of_an_attempt_that_is_lost_meanwhile_wait_for_no_further_one(script: TaskScript) -> None:
+    script.news = [
+        task(RUNNING, attempt=1, last_event=1 << 32 | 2),
+        piece("Hel"),
+        task(PENDING, attempt=1),
+        task(RUNNING, attempt=2),
+        piece("what comes later", attempt=2),
+    ]
+    done = script.run("logs", f"task/{ID}")
+    assert (done.exit_code, done.stdout) == (0, "Hel\n")
+    assert "is pending" in done.stderr

@@ -1,0 +1,58 @@
+"""The fake's own record of what reached it, for whoever kills it."""
+
+import asyncio
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+
+SECONDS = 5.0
+
+
+def _lines(log: Path) -> list[tuple[str, str]]:
+    lines: list[dict[str, Any]] = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
+    return [(line["event"], line["request_id"]) for line in lines]
+
+
+async def _chat(backend: FakeBackendProcess, request_id: str, **fields: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    headers = {"X-Request-Id": request_id}
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as http,
+        http.post(f"{backend.base_url}/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        await answer.read()
+
+
+async def test_a_request_is_written_down_when_it_begins_and_when_it_is_finished(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    async with run_fake_backend("--request-log", str(log)) as backend:
+        await _chat(backend, "r1")
+        await backend.wait_for_state(lambda state: state.requests_finished == 1)
+    assert _lines(log) == [("begun", "r1"), ("finished", "r1")]
+
+
+async def test_a_request_whose_client_goes_away_is_written_down_as_cancelled(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    async with run_fake_backend("--request-log", str(log), stall_after_tokens=0) as backend:
+        asking = asyncio.create_task(_chat(backend, "r1"))
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        asking.cancel()
+        await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
+    assert _lines(log) == [("begun", "r1"), ("cancelled", "r1")]
+
+
+async def test_what_was_begun_is_known_of_a_fake_that_was_killed(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    async with run_fake_backend("--request-log", str(log), stall_after_tokens=0) as backend:
+        asking = asyncio.create_task(_chat(backend, "r1"))
+        await backend.wait_for_state(lambda state: state.active_requests == 1)
+        backend.signal(signal.SIGKILL)
+        with suppress(aiohttp.ClientError):
+            await asking
+    assert _lines(log) == [("begun", "r1")]

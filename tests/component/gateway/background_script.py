@@ -1,0 +1,83 @@
+"""Responses in the background, as tests ask for them and read them."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway_script import Frame, RawResponse, RunningGateway, delta, finished, serving, started, usage
+from response_script import MemoryResponses
+from task_script import ScriptedTasks, output
+
+from gateway import GatewayConfig
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import task_pb2
+
+PATH = "/v1/responses"
+
+
+def asking(**fields: object) -> bytes:
+    return json.dumps({"model": "chat", "input": "Say hello", "background": True, **fields}).encode()
+
+
+@asynccontextmanager
+async def stage(
+    tasks: ScriptedTasks, store: MemoryResponses | None = None, config: GatewayConfig | None = None
+) -> AsyncIterator[RunningGateway]:
+    async with serving(responses=store or MemoryResponses(), tasks=tasks, config=config) as gateway:
+        yield gateway
+
+
+async def asked(gateway: RunningGateway, headers: Mapping[str, str] | None = None, **fields: object) -> dict[str, Any]:
+    """A response that was begun, as it is then."""
+    answer = await gateway.request("POST", PATH, asking(**fields), headers)
+    assert answer.status == 200, answer.body
+    made: dict[str, Any] = json.loads(answer.body)
+    return made
+
+
+async def found(gateway: RunningGateway, response_id: str) -> dict[str, Any]:
+    answer = await gateway.request("GET", f"{PATH}/{response_id}")
+    assert answer.status == 200, answer.body
+    body: dict[str, Any] = json.loads(answer.body)
+    return body
+
+
+async def made_whole(gateway: RunningGateway, **fields: Any) -> dict[str, Any]:
+    """A response as it is after its task, which is at its end at once."""
+    return await found(gateway, (await asked(gateway, **fields))["id"])
+
+
+async def followed(gateway: RunningGateway, response_id: str, starting_after: int | None = None) -> RawResponse:
+    after = "" if starting_after is None else f"&starting_after={starting_after}"
+    return await gateway.request("GET", f"{PATH}/{response_id}?stream=true{after}")
+
+
+def events_in(raw: bytes) -> list[dict[str, Any]]:
+    blocks = raw.decode().split("\n\n")
+    return [json.loads(block.split("\ndata: ")[1]) for block in blocks if block.startswith("event: ")]
+
+
+def refusal(answer: RawResponse) -> tuple[int, str | None]:
+    """Its status, and the field that it names."""
+    return answer.status, json.loads(answer.body)["error"]["param"]
+
+
+def call(text: str) -> event_pb2.InferenceEvent:
+    return delta(tool_calls=[event_pb2.ToolCallDelta(index=0, name="weather", arguments_text=text)])
+
+
+def long_answer() -> list[Frame]:
+    """It thinks, says something and calls a function that came without an id, one event per frame."""
+    events = [started(), delta(reasoning="hm"), delta("It is"), delta(" sunny"), call("{"), call("}")]
+    events += [delta(finish="TOOL_CALLS"), usage(), finished()]
+    return [[event] for event in events]
+
+
+def pieces(frames: list[Frame]) -> list[task_pb2.TaskOutput]:
+    """Each frame is a piece of its own."""
+    return [output(frame) for frame in frames]
+
+
+def hello_pieces() -> list[task_pb2.TaskOutput]:
+    return pieces([[started()], [delta("Hello")], [delta(", world")], [delta(finish="STOP"), usage(), finished()]])

@@ -1,0 +1,226 @@
+"""Whoever runs tasks, in memory: a test says what becomes of them, or that all are completed at once."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from gateway_script import Frame
+
+from weft.api.common.v1 import embedding_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import (
+    TASK_PREFIX,
+    NewTask,
+    Submitted,
+    Task,
+    TaskAttempt,
+    TaskDetails,
+    TaskFailure,
+    TaskNews,
+    TaskPage,
+    TaskPiece,
+    TaskQuery,
+    TaskState,
+    event_number,
+    task_not_found,
+)
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+BORN = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def output(*frames: Frame, vectors: Sequence[Sequence[float]] = ()) -> task_pb2.TaskOutput:
+    """A piece that holds the events of some frames."""
+    embeddings = [embedding_pb2.Embedding(index=index, values=values) for index, values in enumerate(vectors)]
+    return task_pb2.TaskOutput(events=[event for frame in frames for event in frame], embeddings=embeddings)
+
+
+@dataclass
+class Kept:
+    """One task with all that is known of it."""
+
+    new: NewTask
+    task: Task
+    attempts: list[TaskAttempt] = field(default_factory=list)
+    pieces: list[TaskPiece] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced by another, whenever something is."""
+
+    def change(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+
+@dataclass
+class ScriptedTasks:
+    """A TaskPort. `at_once` completes each task with these outputs as it is submitted.
+
+    `failure` is raised by every method, `watch_failures` by as many watches, one each, after the task as it is.
+    """
+
+    at_once: Sequence[task_pb2.TaskOutput] | None = None
+    failure: WeftError | None = None
+    watch_failures: list[WeftError] = field(default_factory=list)
+    submit_gate: asyncio.Event | None = None
+    """Where set: a submission is durable only after it."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    cancelled: list[str] = field(default_factory=list)
+    watched_from: list[int] = field(default_factory=list)
+    was_submitted: asyncio.Event = field(default_factory=asyncio.Event)
+    was_watched: asyncio.Event = field(default_factory=asyncio.Event)
+    was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    was_left: asyncio.Event = field(default_factory=asyncio.Event)
+    """A watch has ended."""
+    waiting_for: str = "no runner has the model"
+
+    # What a test says.
+
+    @property
+    def one(self) -> Kept:
+        (kept,) = self.kept.values()
+        return kept
+
+    def begin(self, task_id: str = "") -> None:
+        """A router claims it."""
+        kept = self._of(task_id)
+        attempt = kept.task.attempt + 1
+        kept.attempts.append(TaskAttempt(attempt=attempt, owner="r1", claimed_at=BORN + timedelta(seconds=attempt)))
+        self._turn(kept, state=TaskState.RUNNING, attempt=attempt, expires_at=None, waiting_for="", started_at=BORN)
+
+    def say(self, piece: task_pb2.TaskOutput, task_id: str = "") -> None:
+        """A piece is on disk."""
+        kept = self._of(task_id)
+        last = kept.pieces[-1].last_event if kept.pieces else event_number(kept.task.attempt, 0)
+        number = last + len(piece.events)
+        kept.pieces.append(TaskPiece(attempt=kept.task.attempt, last_event=number, output=piece))
+        kept.task = replace(kept.task, last_event=number)
+        kept.change()
+
+    def lose(self, reason: Reason = Reason.WORKER_LOST, message: str = "the runner is gone", task_id: str = "") -> None:
+        """Its attempt comes to nothing; it waits for the next."""
+        kept = self._of(task_id)
+        kept.attempts[-1] = replace(kept.attempts[-1], reason=reason, message=message, ended_at=BORN)
+        kept.pieces.clear()
+        self._turn(kept, state=TaskState.PENDING, last_event=0, waiting_for=self.waiting_for)
+
+    def complete(self, task_id: str = "") -> None:
+        self._turn(self._of(task_id), state=TaskState.COMPLETED, ended_at=BORN + timedelta(minutes=1))
+
+    def fail(self, reason: Reason, message: str, task_id: str = "") -> None:
+        failure = TaskFailure(reason=reason, message=message)
+        self._turn(self._of(task_id), state=TaskState.FAILED, ended_at=BORN, error=failure)
+
+    def _of(self, task_id: str) -> Kept:
+        return self.kept[task_id] if task_id else self.one
+
+    def _turn(self, kept: Kept, **fields: object) -> None:
+        kept.task = replace(kept.task, **fields)  # type: ignore[arg-type]  # a test's own fields
+        kept.change()
+
+    # The port.
+
+    async def submit(self, new: NewTask) -> Submitted:
+        self._fail()
+        if self.submit_gate is not None:
+            self.was_submitted.set()
+            await self.submit_gate.wait()
+        for kept in self.kept.values():
+            if new.idempotency_key and (kept.new.tenant, kept.new.idempotency_key) == (new.tenant, new.idempotency_key):
+                if kept.new.spec != new.spec:
+                    raise WeftError(Reason.IDEMPOTENCY_CONFLICT, "the key was used for something else")
+                return Submitted(task=kept.task, existed=True)
+        task = Task(
+            id=f"{TASK_PREFIX}-{len(self.kept):024x}",
+            tenant=new.tenant,
+            state=TaskState.PENDING,
+            model=new.spec.model,
+            created_at=BORN,
+            expires_at=BORN + timedelta(hours=1),
+            max_attempts=new.spec.max_attempts or 5,
+            waiting_for=self.waiting_for,
+            origin_kind=new.spec.origin_kind,
+        )
+        self.kept[task.id] = Kept(new, task)
+        self.was_submitted.set()
+        if self.at_once is not None:
+            self.begin(task.id)
+            for piece in self.at_once:
+                self.say(piece, task.id)
+            self.complete(task.id)
+        return Submitted(task=task)
+
+    async def get(self, tenant: str, task_id: str) -> Task:
+        return self._kept(tenant, task_id).task
+
+    async def details(self, tenant: str, task_id: str) -> TaskDetails:
+        kept = self._kept(tenant, task_id)
+        return TaskDetails(task=kept.task, spec=kept.new.spec, attempts=list(kept.attempts))
+
+    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+        self._fail()
+        if query.page_token and not query.page_token.isdigit():
+            raise invalid_field("page_token", "is none of ours")
+        found = [
+            kept.task
+            for kept in reversed(self.kept.values())
+            if kept.task.tenant == tenant
+            and (not query.states or kept.task.state in query.states)
+            and (not query.model or kept.task.model == query.model)
+        ]
+        first = int(query.page_token or 0)
+        last = first + query.page_size
+        return TaskPage(tasks=found[first:last], next_page_token=str(last) if len(found) > last else "")
+
+    async def cancel(self, tenant: str, task_id: str) -> Task:
+        kept = self._kept(tenant, task_id)
+        if not kept.task.state.is_terminal:
+            self._turn(kept, state=TaskState.CANCELLED, ended_at=BORN, expires_at=None)
+            self.cancelled.append(task_id)
+            self.was_cancelled.set()
+        return kept.task
+
+    async def delete(self, tenant: str, task_id: str) -> None:
+        kept = self._kept(tenant, task_id)
+        if not kept.task.state.is_terminal:
+            raise WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} is not at its end; cancel it first")
+        del self.kept[task_id]
+
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+        kept = self._kept(tenant, task_id)
+        self.watched_from.append(after_event)
+        task, told = kept.task, after_event
+        try:
+            yield task
+            self.was_watched.set()
+            if self.watch_failures:
+                raise self.watch_failures.pop(0)
+            while True:
+                changed = kept.changed
+                if (kept.task.state, kept.task.attempt) != (
+                    task.state,
+                    task.attempt,
+                ) and not kept.task.state.is_terminal:
+                    task = kept.task
+                    yield task
+                for piece in [piece for piece in kept.pieces if piece.last_event > told]:
+                    told = piece.last_event
+                    yield piece
+                if kept.task.state.is_terminal:
+                    yield kept.task
+                    return
+                await changed.wait()
+        finally:
+            self.was_left.set()
+
+    def _kept(self, tenant: str, task_id: str) -> Kept:
+        self._fail()
+        kept = self.kept.get(task_id)
+        if kept is None or kept.task.tenant != tenant:
+            raise task_not_found(task_id)
+        return kept
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,356 @@
+"""Responses in the background: begun at once, read by anybody of their tenant, whenever and as far as they are."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from background_script import (
+    PATH,
+    asked,
+    asking,
+    events_in,
+    followed,
+    found,
+    hello_pieces,
+    long_answer,
+    made_whole,
+    pieces,
+    refusal,
+    stage,
+)
+from gateway_script import delta, serving, started
+from response_script import MemoryResponses
+from task_script import ScriptedTasks, output
+
+from gateway import GatewayConfig
+from gateway.responses.config import KeepResponses
+from weft.api.common.v1 import priority_pb2
+from weft.dispatch.tasks import NewTask
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+FULL = WeftError(Reason.TOO_MANY_RESOURCES, "as many responses are kept as may be")
+
+
+async def test_it_is_answered_at_once_and_read_as_far_as_it_is() -> None:
+    tasks, store = ScriptedTasks(), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        answer = await gateway.request("POST", PATH, asking(metadata={"a": "b"}))
+        made = json.loads(answer.body)
+        assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
+        assert (made["status"], made["background"], made["store"], made["output"]) == ("queued", True, True, [])
+        assert (made["metadata"], made["usage"], made["model"]) == ({"a": "b"}, None, "chat")
+        assert await found(gateway, made["id"]) == made
+        tasks.begin()
+        assert (await found(gateway, made["id"]))["status"] == "in_progress"
+        first, second, *rest = hello_pieces()
+        tasks.say(first)
+        tasks.say(second)
+        growing = await found(gateway, made["id"])
+        assert (growing["status"], growing["output"][0]["content"][0]["text"]) == ("in_progress", "Hello")
+        for piece in rest:
+            tasks.say(piece)
+        tasks.complete()
+        assert store.kept == {}
+        done = await gateway.sdk.responses.retrieve(made["id"])
+    assert (done.status, done.output_text, done.created_at) == ("completed", "Hello, world", made["created_at"])
+    assert done.completed_at == made["created_at"] + 60
+    assert done.usage is not None
+    assert json.loads(store.kept[made["id"]].body) == done.to_dict()
+
+
+async def test_it_outlives_its_task() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await made_whole(gateway)
+        assert made["status"] == "completed"
+        tasks.kept.clear()
+        assert await found(gateway, made["id"]) == made
+        assert refusal(await followed(gateway, made["id"])) == (400, "stream")
+
+
+async def test_where_it_cannot_be_kept_it_is_read_from_its_task() -> None:
+    tasks, store = ScriptedTasks(at_once=hello_pieces()), MemoryResponses(save_failure=FULL)
+    async with stage(tasks, store) as gateway:
+        made = await made_whole(gateway)
+        assert await found(gateway, made["id"]) == made
+        assert (made["status"], made["store"], store.kept) == ("completed", True, {})
+        store.save_failure = None
+        assert await found(gateway, made["id"]) == made
+        assert list(store.kept) == [made["id"]]
+
+
+async def test_one_that_failed_says_why() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.begin()
+        tasks.say(output([started(), delta("Hel")]))
+        tasks.fail(Reason.BACKEND_ERROR, "the engine is gone")
+        answer = await found(gateway, made["id"])
+        streamed = events_in((await followed(gateway, made["id"])).body)
+    assert answer["error"] == {"code": "backend_error", "message": "the engine is gone"}
+    assert (answer["status"], answer["output"][0]["content"][0]["text"]) == ("failed", "Hel")
+    assert [event["type"] for event in streamed[-2:]] == ["response.failed", "error"]
+    assert streamed[-2]["response"] == answer
+
+
+async def test_one_that_nobody_began_in_time_failed() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.fail(Reason.QUEUE_TIMEOUT, "no runner came")
+        assert (await found(gateway, made["id"]))["error"]["code"] == "queue_timeout"
+        told = [event["type"] for event in events_in((await followed(gateway, made["id"])).body)]
+    assert told == ["response.created", "response.queued", "response.failed", "error"]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_it_is_cancelled_once_and_stays_so(begun: bool) -> None:
+    tasks, store = ScriptedTasks(), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        made = await asked(gateway)
+        if begun:
+            tasks.begin()
+            tasks.say(output([started(), delta("Hel")]))
+        ended = await gateway.sdk.responses.cancel(made["id"])
+        again = await gateway.sdk.responses.cancel(made["id"])
+        store.kept.clear()
+        from_task = await gateway.sdk.responses.cancel(made["id"])
+        tasks.kept.clear()
+        from_store = await gateway.sdk.responses.cancel(made["id"])
+    assert ended.status == "cancelled"
+    assert ended.output_text == ("Hel" if begun else "")
+    assert ended.to_dict() == again.to_dict() == from_task.to_dict() == from_store.to_dict()
+
+
+async def test_one_that_came_to_another_end_is_not_cancelled() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        kept = await gateway.request("POST", f"{PATH}/{made['id']}/cancel")
+        tasks.at_once = None
+        other = await asked(gateway)
+        tasks.fail(Reason.INTERNAL, "a fault", other["id"].replace("resp_", "task-"))
+        failed = await gateway.request("POST", f"{PATH}/{other['id']}/cancel")
+    assert refusal(kept) == refusal(failed) == (400, "response_id")
+
+
+async def test_it_is_forgotten_with_its_task_and_not_before_its_end() -> None:
+    tasks, store = ScriptedTasks(), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        made = await asked(gateway)
+        place = f"{PATH}/{made['id']}"
+        busy = await gateway.request("DELETE", place)
+        tasks.begin()
+        for piece in hello_pieces():
+            tasks.say(piece)
+        tasks.complete()
+        seen = await found(gateway, made["id"])
+        gone = await gateway.request("DELETE", place)
+        again = await gateway.request("DELETE", place)
+        missing = await gateway.request("GET", place)
+    assert (busy.status, json.loads(busy.body)["error"]["code"]) == (409, "resource_in_use")
+    assert (seen["status"], gone.status, again.status, missing.status) == ("completed", 200, 404, 404)
+    assert (tasks.kept, store.kept) == ({}, {})
+
+
+async def test_one_whose_end_nobody_saw_is_forgotten_too() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.fail(Reason.QUEUE_TIMEOUT, "no runner came")
+        assert (await gateway.request("DELETE", f"{PATH}/{made['id']}")).status == 200
+    assert tasks.kept == {}
+
+
+async def test_its_input_is_told_before_and_after_its_end() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        first = await made_whole(gateway, input="one")
+        tasks.at_once = None
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        made = await asked(gateway, input=[{"role": "user", "content": "two"}, reference])
+        await gateway.request("DELETE", f"{PATH}/{first['id']}")
+        items = await gateway.sdk.responses.input_items.list(made["id"], order="asc")
+        before = [item.to_dict() for item in items.data]
+        await gateway.request("POST", f"{PATH}/{made['id']}/cancel")
+        items = await gateway.sdk.responses.input_items.list(made["id"], order="asc")
+        after = [item.to_dict() for item in items.data]
+    assert [item["content"][0]["text"] for item in before] == ["two", "Hello, world"]  # type: ignore[index]
+    assert before == after
+
+
+async def test_one_at_its_end_is_continued_whether_anybody_saw_that_or_not() -> None:
+    tasks, store = ScriptedTasks(), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        made = await asked(gateway, input="one")
+        early = await gateway.request("POST", PATH, asking(previous_response_id=made["id"]))
+        tasks.begin()
+        for piece in hello_pieces():
+            tasks.say(piece)
+        tasks.complete()
+        second = await gateway.sdk.responses.create(model="chat", input="two", previous_response_id=made["id"])
+        texts = [part.text for message in gateway.dispatcher.payloads[-1].messages for part in message.content]  # type: ignore[union-attr]
+        third = await asked(gateway, input="three", previous_response_id=second.id)
+    assert refusal(early) == (400, "previous_response_id")
+    assert texts == ["one", "Hello, world", "two"]
+    last = list(tasks.kept.values())[-1].new.spec.chat
+    said = [part.text for message in last.messages for part in message.content]
+    assert said == ["one", "Hello, world", "two", "Hello, world", "three"]
+    assert third["previous_response_id"] == second.id
+    assert set(store.kept) == {made["id"], second.id}
+
+
+async def test_one_that_failed_is_not_continued() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.fail(Reason.INTERNAL, "a fault")
+        assert refusal(await gateway.request("POST", PATH, asking(previous_response_id=made["id"]))) == (
+            400,
+            "previous_response_id",
+        )
+        unknown = await gateway.request("POST", PATH, asking(previous_response_id="resp_" + "f" * 24))
+    assert refusal(unknown) == (404, "previous_response_id")
+
+
+async def test_an_item_of_one_at_its_end_is_named_by_its_id() -> None:
+    tasks, store = ScriptedTasks(at_once=hello_pieces()), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        made = await made_whole(gateway)
+        store.kept.clear()
+        reference = {"type": "item_reference", "id": made["output"][0]["id"]}
+        await gateway.request("POST", PATH, asking(input=[reference], background=False))
+        tasks.fail(Reason.INTERNAL, "not whole any more")
+        store.kept.clear()
+        gone = await gateway.request("POST", PATH, asking(input=[reference], background=False))
+    (payload,) = gateway.dispatcher.payloads
+    assert payload.messages[0].content[0].text == "Hello, world"  # type: ignore[union-attr]
+    assert refusal(gone) == (400, "input[0].id")
+
+
+async def test_another_tenant_finds_nothing() -> None:
+    other = {"X-Tenant-ID": "other"}
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        place = f"{PATH}/{(await asked(gateway))['id']}"
+        wanted = [("GET", place), ("GET", f"{place}?stream=true"), ("DELETE", place)]
+        wanted += [("GET", f"{place}/input_items"), ("POST", f"{place}/cancel")]
+        statuses = [(await gateway.request(method, path, headers=other)).status for method, path in wanted]
+    assert statuses == [404] * 5
+    assert tasks.cancelled == []
+
+
+async def test_a_task_that_is_no_response_is_none() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        spec = tasks.one.new.spec
+        spec.origin_kind = "chat"
+        submitted = await tasks.submit(NewTask(tenant=tasks.one.new.tenant, spec=spec))
+        place = f"{PATH}/{submitted.task.id.replace('task-', 'resp_')}"
+        statuses = [(await gateway.request(method, place)).status for method in ("GET", "DELETE")]
+        assert (await found(gateway, made["id"]))["status"] == "queued"
+    assert statuses == [404, 404]
+    assert len(tasks.kept) == 2
+
+
+async def test_it_is_durable_work_unless_its_caller_names_a_band() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        await asked(gateway)
+        await asked(gateway, {"X-Priority": "high", "X-Client-Id": "me", "X-Session-Id": "s"})
+    first, second = (kept.new.spec.options for kept in tasks.kept.values())
+    assert first.priority == priority_pb2.PRIORITY_UNSPECIFIED
+    assert (second.priority, second.client_id, second.session) == (priority_pb2.PRIORITY_HIGH, "me", "s")
+
+
+async def test_the_same_submission_is_the_same_response() -> None:
+    tasks = ScriptedTasks()
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with stage(tasks) as gateway:
+        first = await asked(gateway, {"Idempotency-Key": "k"})
+        second = await asked(gateway, {"Idempotency-Key": "k", "traceparent": trace})
+        other = await gateway.request("POST", PATH, asking(input="other"), {"Idempotency-Key": "k"})
+        third = await asked(gateway)
+    assert first == second
+    assert (other.status, json.loads(other.body)["error"]["code"]) == (409, "idempotency_conflict")
+    assert third["id"] != first["id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"store": False}, "store"),
+        ({"durable": "wait"}, "durable"),
+        ({"background": "yes"}, "background"),
+        ({"input": None}, "input"),
+        ({"n": 2}, "n"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_cannot_be_in_the_background_is_refused_by_its_field(
+    fields: dict[str, Any], field: str, stream: bool
+) -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        assert refusal(await gateway.request("POST", PATH, asking(stream=stream, **fields))) == (400, field)
+    assert tasks.kept == {}
+
+
+async def test_where_nobody_runs_tasks_or_keeps_responses_there_is_no_background() -> None:
+    never = GatewayConfig(port=0, keep_responses=KeepResponses.NEVER)
+    async with serving(responses=MemoryResponses()) as gateway:
+        assert refusal(await gateway.request("POST", PATH, asking())) == (400, "background")
+    async with serving(tasks=ScriptedTasks()) as gateway:
+        assert refusal(await gateway.request("POST", PATH, asking())) == (400, "background")
+    async with stage(ScriptedTasks(), config=never) as gateway:
+        assert refusal(await gateway.request("POST", PATH, asking())) == (400, "background")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_not_durable_is_not_acknowledged(stream: bool) -> None:
+    down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
+    async with stage(ScriptedTasks(failure=down)) as gateway:
+        answer = await gateway.request("POST", PATH, asking(stream=stream))
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "service_unavailable")
+
+
+async def test_the_edge_says_what_it_did_not_use() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await made_whole(gateway, truncation="auto")
+    assert [warning["field"] for warning in made["warnings"]] == ["truncation"]
+
+
+async def test_an_answer_that_was_cut_off_is_incomplete() -> None:
+    frames = [[started()], [delta("Hel")], [delta(finish="LENGTH"), *long_answer()[-1]]]
+    async with stage(ScriptedTasks(at_once=pieces(frames))) as gateway:
+        made = await made_whole(gateway)
+    assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+async def test_an_answer_that_is_none_has_failed() -> None:
+    async with stage(ScriptedTasks(at_once=pieces(long_answer()[:3] + long_answer()[-1:]))) as gateway:
+        made = await made_whole(gateway)
+        told = events_in((await followed(gateway, made["id"])).body)
+    assert (made["status"], made["error"]["code"]) == ("failed", "backend_protocol_error")
+    assert told[-2]["response"] == made
+
+
+async def test_the_client_polls_until_its_end() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await gateway.sdk.responses.create(model="chat", input="hi", background=True)
+        assert (made.status, made.background) == ("queued", True)
+        tasks.begin()
+        for piece in pieces(long_answer()):
+            tasks.say(piece)
+        tasks.complete()
+        done = await gateway.sdk.responses.retrieve(made.id)
+        await gateway.sdk.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await gateway.sdk.responses.retrieve(made.id)
+    assert [item.type for item in done.output] == ["reasoning", "message", "function_call"]

@@ -1,0 +1,302 @@
+"""Streams of responses in the background: begun, left, taken up again at any event, and honest where that cannot be."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from background_script import (
+    PATH,
+    asked,
+    asking,
+    events_in,
+    followed,
+    hello_pieces,
+    long_answer,
+    made_whole,
+    pieces,
+    refusal,
+    stage,
+)
+from gateway_script import RawResponse, RunningGateway, delta, hello, queued, serving, started
+from response_script import MemoryResponses
+from task_script import ScriptedTasks, output
+
+from gateway import GatewayConfig
+from gateway.translate import responses_output
+from weft.kernel.errors import WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+
+QUEUED = "response.queued"
+BEGUN = "response.in_progress"
+
+
+async def numbers_told(gateway: RunningGateway, response_id: str, starting_after: int | None = None) -> list[int]:
+    answer = await followed(gateway, response_id, starting_after)
+    assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    return [event["sequence_number"] for event in events_in(answer.body)]
+
+
+async def test_the_client_reads_a_response_that_runs_in_the_background() -> None:
+    store = MemoryResponses()
+    async with (
+        stage(ScriptedTasks(at_once=hello_pieces()), store) as gateway,
+        gateway.sdk.responses.stream(model="chat", input="hi", background=True) as stream,
+    ):
+        told = [event async for event in stream]
+        done = await stream.get_final_response()
+    assert [event.type for event in told][:3] == ["response.created", QUEUED, BEGUN]
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert [event.response.status for event in told[:3]] == ["queued", "queued", "in_progress"]  # type: ignore[union-attr]
+    assert (done.status, done.output_text) == ("completed", "Hello, world")
+    kept = json.loads(store.kept[done.id].body)
+    assert (kept["status"], kept["output"][0]["content"][0]["text"]) == ("completed", "Hello, world")
+
+
+async def test_it_begins_at_once_and_goes_on_when_its_caller_has_left() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post(PATH, asking(stream=True)))
+            begun = await reader.readuntil(b"response.queued")
+            assert b"x-weft-task-id: task-" in begun
+            await tasks.was_watched.wait()
+        await tasks.was_left.wait()
+        assert tasks.cancelled == []
+        tasks.begin()
+        for piece in hello_pieces():
+            tasks.say(piece)
+        tasks.complete()
+        response_id = tasks.one.task.id.replace("task-", "resp_")
+        rest = events_in((await followed(gateway, response_id, 1)).body)
+    assert rest[0]["type"] == BEGUN
+    assert rest[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
+
+
+async def test_after_every_event_there_is_exactly_what_came_after_it() -> None:
+    tasks = ScriptedTasks(at_once=pieces(long_answer()))
+    async with stage(tasks) as gateway:
+        more = {"include": ["metrics"], "stream_options": {"include_weft_events": True}}
+        whole = events_in((await gateway.request("POST", PATH, asking(stream=True, truncation="auto", **more))).body)
+        made = whole[0]["response"]
+        for place, event in enumerate(whole):
+            rest = events_in((await followed(gateway, made["id"], event["sequence_number"])).body)
+            assert rest == whole[place + 1 :]
+    assert {"response.weft", "response.metrics", "response.function_call_arguments.delta"} <= {
+        event["type"] for event in whole
+    }
+
+
+async def differs_when_read_again() -> bool:
+    async with stage(ScriptedTasks(at_once=pieces(long_answer()))) as gateway:
+        made = await asked(gateway)
+        return (await followed(gateway, made["id"])).body != (await followed(gateway, made["id"])).body
+
+
+async def test_the_same_events_are_the_same_to_the_letter() -> None:
+    assert not await differs_when_read_again()
+
+
+async def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses_output, "call_id", lambda *_: new_id("call"))
+    assert await differs_when_read_again()
+
+
+async def test_a_stream_is_the_same_live_and_read_again() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post(PATH, asking(stream=True)))
+            live = await reader.readuntil(b"\r\n\r\n")
+            tasks.begin()
+            for piece in pieces(long_answer()):
+                tasks.say(piece)
+                if piece.events[0].HasField("delta"):
+                    live += await reader.readuntil(b"}\n\n")
+            tasks.complete()
+            live += await reader.readuntil(b"0\r\n\r\n")
+        again = await followed(gateway, tasks.one.task.id.replace("task-", "resp_"))
+    assert events_in(RawResponse.parse(live).body) == events_in(again.body)
+
+
+async def test_the_client_resumes_where_it_was_cut_off() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        whole = [event async for event in await gateway.sdk.responses.retrieve(made["id"], stream=True)]
+        rest = await gateway.sdk.responses.retrieve(made["id"], stream=True, starting_after=5)
+        assert [event async for event in rest] == whole[6:]
+        async with gateway.sdk.responses.stream(response_id=made["id"], starting_after=5) as stream:
+            helped = [event async for event in stream]
+            done = await stream.get_final_response()
+    assert [event.sequence_number for event in helped] == [event.sequence_number for event in whole[6:]]
+    assert done.output_text == "Hello, world"
+
+
+async def test_an_attempt_that_was_lost_before_its_answer_began_is_only_told_of() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        async with gateway.connection() as (reader, writer):
+            head = f"GET {PATH}/{made['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            await tasks.was_watched.wait()
+            tasks.begin()
+            tasks.say(output([started()]))
+            seen = await reader.readuntil(BEGUN.encode() + b"\n")
+            tasks.lose()
+            tasks.begin()
+            for piece in hello_pieces():
+                tasks.say(piece)
+            tasks.complete()
+            seen += await reader.read()
+        numbers = await numbers_told(gateway, made["id"])
+        assert numbers[:3] == [0, 1, 1_000_000]
+        assert await numbers_told(gateway, made["id"], 2) == numbers[2:]
+        assert b'"sequence_number":2,' in seen
+        assert b'"sequence_number":1000000,' in seen
+        assert b"event: error" not in seen
+        assert b"event: response.completed" in seen
+
+
+async def test_content_of_a_lost_attempt_is_never_continued_with_anothers() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.begin()
+        tasks.say(output([started(), delta("Hel")]))
+        async with gateway.connection() as (reader, writer):
+            head = f"GET {PATH}/{made['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            seen = await reader.readuntil(b"Hel")
+            tasks.lose()
+            seen += await reader.read()
+        waiting = await followed(gateway, made["id"], 5)
+        tasks.begin()
+        for piece in hello_pieces():
+            tasks.say(piece)
+        tasks.complete()
+        late = await followed(gateway, made["id"], 5)
+        opening = await numbers_told(gateway, made["id"], 2)
+        anew = events_in((await followed(gateway, made["id"])).body)
+    last = json.loads(seen.rpartition(b"data: ")[2].partition(b"\n")[0])
+    assert (last["type"], last["sequence_number"], last["code"]) == ("error", 5, "worker_lost")
+    assert "starting_after" in last["message"]
+    assert b"response.failed" not in seen
+    assert refusal(waiting) == refusal(late) == (400, "starting_after")
+    assert opening[0] == 1_000_000
+    assert anew[-1]["response"]["output"][0]["content"][0]["text"] == "Hello, world"
+
+
+async def test_a_stream_that_breaks_says_that_the_response_goes_on() -> None:
+    away = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
+    tasks = ScriptedTasks(at_once=hello_pieces(), watch_failures=[away])
+    async with stage(tasks) as gateway:
+        made = await gateway.request("POST", PATH, asking(stream=True))
+        told = events_in(made.body)
+        response_id = told[0]["response"]["id"]
+        assert (await numbers_told(gateway, response_id, told[-1]["sequence_number"]))[0] == 3
+    assert [event["type"] for event in told] == ["response.created", QUEUED, BEGUN, "error"]
+    assert (told[-1]["sequence_number"], told[-1]["code"]) == (2, "service_unavailable")
+
+
+async def test_a_watch_that_is_refused_is_a_status() -> None:
+    class Full(ScriptedTasks):
+        def watch(self, tenant: str, task_id: str, after_event: int = 0) -> Any:
+            raise WeftError(Reason.TOO_MANY_RESOURCES, "as many watch as may")
+
+    async with stage(Full()) as gateway:
+        made = await asked(gateway)
+        answer = await followed(gateway, made["id"])
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "too_many_resources")
+
+
+async def test_there_are_as_many_streams_as_may_be() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks, config=GatewayConfig(port=0, max_running_responses=1)) as gateway:
+        made = await asked(gateway)
+        async with gateway.connection() as (_, writer):
+            head = f"GET {PATH}/{made['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            writer.write(head.encode())
+            await tasks.was_watched.wait()
+            assert (await followed(gateway, made["id"])).status == 429
+
+
+async def test_a_stream_ends_with_the_gateway() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        async with gateway.connection() as (reader, writer):
+            head = f"GET {PATH}/{made['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            writer.write(head.encode())
+            await reader.readuntil(QUEUED.encode())
+            await gateway.service.stop(grace_seconds=10.0)
+            rest = await reader.read()
+            assert b'event: error\ndata: {"type":"error","sequence_number":1,"code":"shutting_down"' in rest
+    assert tasks.cancelled == []
+
+
+async def test_one_that_was_cancelled_says_so_at_the_end() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.begin()
+        tasks.say(output([started(), delta("Hel")]))
+        await gateway.sdk.responses.cancel(made["id"])
+        told = events_in((await followed(gateway, made["id"])).body)
+        with pytest.raises(openai.APIError):
+            async for _ in await gateway.sdk.responses.retrieve(made["id"], stream=True):
+                pass
+    assert (told[-2]["type"], told[-2]["response"]["status"]) == ("response.failed", "cancelled")
+    assert told[-1]["code"] == "cancelled"
+
+
+async def test_whoever_was_told_more_than_is_kept_is_told_the_end() -> None:
+    tasks = ScriptedTasks()
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        tasks.begin()
+        tasks.fail(Reason.WORKER_LOST, "the runner is gone")
+        assert await numbers_told(gateway, made["id"], 40) == [41, 42]
+        assert await numbers_told(gateway, made["id"], 3) == [4]
+        assert await numbers_told(gateway, made["id"], 4) == []
+
+
+@pytest.mark.parametrize("given", ["-1", "1.5", "x", "", "9007199254740993", "9" * 400, "%EF%BC%91", "0x1", "+1"])
+async def test_what_is_no_sequence_number_is_refused(given: str) -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await made_whole(gateway)
+        for stream in ("true", "false"):
+            answer = await gateway.request("GET", f"{PATH}/{made['id']}?stream={stream}&starting_after={given}")
+            assert refusal(answer) == (400, "starting_after")
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("starting_after=1", "starting_after"),
+        ("stream=yes", "stream"),
+        ("stream=true&starting_after=9007199254740992", "starting_after"),
+        ("stream=true&starting_after=1000000", "starting_after"),
+    ],
+)
+async def test_a_stream_that_cannot_be_had_is_refused_by_its_parameter(query: str, field: str) -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await asked(gateway)
+        assert refusal(await gateway.request("GET", f"{PATH}/{made['id']}?{query}")) == (400, field)
+
+
+@pytest.mark.parametrize("tasks", [None, ScriptedTasks()])
+async def test_only_a_response_in_the_background_is_streamed_again(tasks: ScriptedTasks | None) -> None:
+    async with serving(responses=MemoryResponses(), tasks=tasks) as gateway:
+        kept = await gateway.sdk.responses.create(model="chat", input="hi")
+        assert refusal(await followed(gateway, kept.id)) == (400, "stream")
+        gateway.dispatcher.steps = [[queued()], *hello()]
+        streamed = await gateway.sdk.responses.create(model="chat", input="hi", stream=True)
+        first = await anext(aiter(streamed))
+        assert refusal(await followed(gateway, first.response.id)) == (400, "stream")  # type: ignore[union-attr]
+        if tasks is not None:
+            assert (await followed(gateway, "resp_" + "f" * 24)).status == 404

@@ -1,0 +1,317 @@
+"""`/v1/batches` after the last line's end: the files of answers and errors, and who writes them."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from time import thread_time
+
+import openai
+import pytest
+from batch_stage import LATE, PATH, Stage, line, stage
+from file_script import EXPIRED, HELLO, NOW, MemoryBatches, MemoryFiles
+
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.batches import Batch, BatchState, LineResult
+from weft.dispatch.files import BATCH_INPUT, NewFile, StoredFile
+from weft.dispatch.tasks import TaskFailure, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+async def test_every_end_of_a_line_has_its_line_in_a_file() -> None:
+    failure = TaskFailure(reason=Reason.CONTEXT_LENGTH_EXCEEDED, message="too long")
+    async with stage() as at:
+        made = await at.make(*(line(each) for each in ("done", "failed", "expired", "tried", "cancelled", "broken")))
+        at.batches.end(made["id"], 0, outputs=HELLO)
+        at.batches.end(made["id"], 1, TaskState.FAILED, error=failure, attempt=1)
+        at.batches.end(made["id"], 2, TaskState.FAILED, error=EXPIRED, ended_at=LATE)
+        at.batches.end(made["id"], 3, TaskState.FAILED, error=replace(EXPIRED, message="too slow"), ended_at=NOW)
+        at.batches.end(made["id"], 4, TaskState.CANCELLED)
+        # Its outputs have no end, so they are no answer.
+        at.batches.end(made["id"], 5, outputs=(task_pb2.TaskOutput(events=HELLO[0].events[:2]),))
+        at.batches.close(made["id"])
+        done = await at.get(made["id"])
+        outputs, errors = at.lines_of(done["output_file_id"]), at.lines_of(done["error_file_id"])
+    assert [each["custom_id"] for each in outputs] == ["done"]
+    by_id = {each["custom_id"]: each for each in errors}
+    assert list(by_id) == ["failed", "expired", "tried", "cancelled", "broken"]
+    failed = by_id["failed"]["response"]
+    assert (failed["status_code"], failed["body"]["error"]["code"]) == (400, "context_length_exceeded")
+    assert failed["body"]["error"]["message"] == "too long"
+    assert failed["request_id"] == failed["body"]["request_id"] == f"task-{made['id']}-1"
+    assert by_id["tried"]["response"]["status_code"] == 504
+    assert by_id["broken"]["response"]["body"]["error"]["code"] == "backend_protocol_error"
+    for name, code in (("expired", "batch_expired"), ("cancelled", "batch_cancelled")):
+        assert by_id[name]["response"] is None
+        assert by_id[name]["error"]["code"] == code
+        assert by_id[name]["error"]["message"]
+    assert all(each["error"] is None for each in (*outputs, by_id["failed"], by_id["tried"], by_id["broken"]))
+
+
+async def test_few_errors_are_found_on_the_way_and_many_are_looked_for_once_more() -> None:
+    message = "x" * 9_000
+    failure = TaskFailure(reason=Reason.BACKEND_ERROR, message=message)
+    for count, reads in ((5, 1), (200, 2)):
+        async with stage() as at:
+            made = await at.make(*(line(str(number)) for number in range(count + 1)))
+            for place in range(count):
+                at.batches.end(made["id"], place, TaskState.FAILED, error=failure)
+            at.batches.end(made["id"], count, outputs=HELLO)
+            at.batches.close(made["id"])
+            done = await at.until(made["id"], "completed")
+        errors = at.lines_of(done["error_file_id"])
+        assert [each["custom_id"] for each in errors] == [str(number) for number in range(count)]
+        assert [each["custom_id"] for each in at.lines_of(done["output_file_id"])] == [str(count)]
+        assert at.batches.reads == reads
+
+
+async def test_a_batch_whose_window_ended_first_is_expired() -> None:
+    async with stage() as at:
+        made = await at.make(line("a"))
+        at.batches.end(made["id"], 0, TaskState.FAILED, error=EXPIRED, ended_at=LATE)
+        at.batches.close(made["id"])
+        done = await at.get(made["id"])
+    assert (done["status"], done["completed_at"], done["output_file_id"]) == ("expired", None, None)
+    assert done["expired_at"] > done["finalizing_at"]
+    assert at.lines_of(done["error_file_id"])[0]["custom_id"] == "a"
+
+
+async def test_a_cancelled_batch_keeps_the_answers_that_there_are() -> None:
+    async with stage() as at:
+        made = await at.make(line("a"), line("b"))
+        at.batches.end(made["id"], 0, outputs=HELLO)
+        cancelled = await at.gateway.sdk.batches.cancel(made["id"])
+        done = await at.until(made["id"], "cancelled")
+        again = await at.gateway.sdk.batches.cancel(made["id"])
+    assert (cancelled.status, again.status) == ("cancelling", "cancelled")
+    assert cancelled.cancelling_at is not None
+    assert done["cancelled_at"] > done["cancelling_at"]
+    assert done["completed_at"] is None
+    assert [each["custom_id"] for each in at.lines_of(done["output_file_id"])] == ["a"]
+    assert [each["error"]["code"] for each in at.lines_of(done["error_file_id"])] == ["batch_cancelled"]
+
+
+async def test_a_batch_at_its_end_cannot_be_cancelled() -> None:
+    async with stage() as at:
+        made = await at.make(line("a"))
+        at.batches.end(made["id"], 0, outputs=HELLO)
+        at.batches.close(made["id"])
+        await at.until(made["id"], "completed")
+        with pytest.raises(openai.BadRequestError, match="completed and cannot be cancelled"):
+            await at.gateway.sdk.batches.cancel(made["id"])
+        failed = await at.make(b"{")
+        with pytest.raises(openai.BadRequestError):
+            await at.gateway.sdk.batches.cancel(failed["id"])
+
+
+async def test_another_tenant_finds_no_batch() -> None:
+    other = {"X-Tenant-ID": "other"}
+    async with stage() as at:
+        made = await at.make(line())
+        place = f"{PATH}/{made['id']}"
+        asked = [("GET", place), ("POST", f"{place}/cancel"), ("GET", f"{PATH}?after={made['id']}")]
+        statuses = [(await at.gateway.request(method, path, headers=other)).status for method, path in asked]
+        listed = json.loads((await at.gateway.request("GET", PATH, headers=other)).body)
+        assert (await at.get(made["id"]))["status"] == "in_progress"
+    assert statuses == [404] * 3
+    assert listed["data"] == []
+
+
+async def test_batches_are_listed_in_pages_and_finished_on_the_way() -> None:
+    async with stage() as at:
+        for _ in range(3):
+            await at.make(line())
+        at.batches.end("batch-1", 0, outputs=HELLO)
+        at.batches.close("batch-1")
+        page = json.loads((await at.gateway.request("GET", f"{PATH}?limit=2")).body)
+        rest = json.loads((await at.gateway.request("GET", f"{PATH}?limit=2&after={page['last_id']}")).body)
+        assert (page["first_id"], page["last_id"], page["has_more"]) == ("batch-3", "batch-2", True)
+        assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (["batch-1"], False)
+        async with asyncio.timeout(10):
+            while json.loads((await at.gateway.request("GET", PATH)).body)["data"][2]["status"] != "completed":
+                pass
+        wrong = [
+            (await at.gateway.request("GET", f"{PATH}?{query}")).status for query in ("limit=0", "limit=101", "x=1")
+        ]
+    assert wrong == [400] * 3
+
+
+class Held(MemoryFiles):
+    """Keeps results only when it may; `entered` says that it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go_on = asyncio.Event(), asyncio.Event()
+        self.saves = 0
+
+    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        if new.purpose != BATCH_INPUT:
+            self.saves += 1
+            self.entered.set()
+            await self.go_on.wait()
+        return await super().save(new, content)
+
+
+async def finalizing(at: Stage) -> str:
+    """A batch whose lines are at their ends."""
+    made = await at.make(line("a"))
+    at.batches.end(made["id"], 0, outputs=HELLO)
+    at.batches.close(made["id"])
+    return str(made["id"])
+
+
+async def test_results_are_written_once_however_many_ask() -> None:
+    files = Held()
+    async with stage(files, finish_wait_seconds=0.01) as at:
+        batch_id = await finalizing(at)
+        asked = await asyncio.gather(*(at.get(batch_id) for _ in range(5)))
+        assert {each["status"] for each in asked} == {"finalizing"}
+        files.go_on.set()
+        done = await at.until(batch_id, "completed")
+    assert files.saves == 1
+    assert done["output_file_id"] in files.kept
+
+
+async def test_no_more_than_so_many_results_are_written_at_once() -> None:
+    files = Held()
+    async with stage(files, finish_wait_seconds=0.01, max_finishing=1) as at:
+        first, second = await finalizing(at), await finalizing(at)
+        assert (await at.get(first))["status"] == "finalizing"
+        assert (await at.get(second))["status"] == "finalizing"
+        assert files.saves == 1
+        files.go_on.set()
+        await at.until(first, "completed")
+        await at.until(second, "completed")
+
+
+async def test_the_writing_of_results_ends_with_the_gateway() -> None:
+    files = Held()
+    async with stage(files, finish_wait_seconds=0.01) as at:
+        batch_id = await finalizing(at)
+        await at.get(batch_id)
+        await files.entered.wait()
+    assert at.batches.kept[batch_id].batch.state is BatchState.FINALIZING
+    async with stage(MemoryFiles(), at.batches) as again:
+        await again.until(batch_id, "completed")
+
+
+async def test_results_that_cannot_be_written_are_told_and_begun_anew() -> None:
+    files = MemoryFiles()
+    async with stage(files) as at:
+        batch_id = await finalizing(at)
+        files.save_failure = WeftError(Reason.TOO_MANY_RESOURCES, "the tenant keeps all it may")
+        found = await at.get(batch_id)
+        files.save_failure = None
+        done = await at.get(batch_id)
+    assert found["status"] == "finalizing"
+    assert [error["code"] for error in found["errors"]["data"]] == ["too_many_resources"]
+    assert (done["status"], done["errors"]) == ("completed", None)
+
+
+class Second(MemoryBatches):
+    """Somebody else was first to write the results."""
+
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+        if self.kept[batch_id].batch.state is BatchState.FINALIZING:
+            await super().finish(tenant, batch_id, output_file="file-first", error_file="")
+        return await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
+
+
+class Refusing(Second):
+    """The same, and says so in other words."""
+
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+        await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
+        raise WeftError(Reason.RESOURCE_IN_USE, "it is finished")
+
+
+@pytest.mark.parametrize("batches", [Second(), Refusing()])
+async def test_whoever_comes_second_takes_its_files_back(batches: MemoryBatches) -> None:
+    async with stage(batches=batches) as at:
+        batch_id = await finalizing(at)
+        done = await at.get(batch_id)
+        assert (done["status"], done["output_file_id"]) == ("completed", "file-first")
+        assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
+
+
+class Unanswering(MemoryBatches):
+    """Does it, and the answer is lost."""
+
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+        await super().finish(tenant, batch_id, output_file=output_file, error_file=error_file)
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the connection broke")
+
+
+async def test_files_that_may_have_been_taken_are_not_taken_back() -> None:
+    async with stage(batches=Unanswering()) as at:
+        batch_id = await finalizing(at)
+        assert (await at.get(batch_id))["status"] == "finalizing"
+        done = await at.get(batch_id)
+        assert done["status"] == "completed"
+        assert done["output_file_id"] in at.files.kept
+
+
+async def test_outputs_whose_errors_cannot_be_kept_are_taken_back() -> None:
+    class Once(MemoryFiles):
+        async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+            if new.name.endswith("_error.jsonl"):
+                raise WeftError(Reason.TOO_MANY_RESOURCES, "full")
+            return await super().save(new, content)
+
+    async with stage(Once()) as at:
+        made = await at.make(line("a"), line("b"))
+        at.batches.end(made["id"], 0, outputs=HELLO)
+        await at.batches.cancel("default", made["id"])
+        assert (await at.get(made["id"]))["status"] == "cancelling"
+        assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
+
+
+async def test_a_fault_of_weft_in_one_line_keeps_no_other_from_its_caller() -> None:
+    class Odd(MemoryBatches):
+        async def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
+            async for result in super().results(tenant, batch_id):
+                outputs = (None,) if result.custom_id == "odd" else result.outputs
+                yield replace(result, outputs=outputs)  # type: ignore[arg-type]  # what nobody thought of
+
+    async with stage(batches=Odd()) as at:
+        made = await at.make(line("odd"), line("even"))
+        for place in (0, 1):
+            at.batches.end(made["id"], place, outputs=HELLO)
+        at.batches.close(made["id"])
+        done = await at.get(made["id"])
+    assert [each["custom_id"] for each in at.lines_of(done["output_file_id"])] == ["even"]
+    (error,) = at.lines_of(done["error_file_id"])
+    assert (error["custom_id"], error["response"]["status_code"]) == ("odd", 500)
+
+
+class Turns:
+    """How long others have to wait for their turn, in seconds of work: what the machine does besides is not counted."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            began = thread_time()
+            await asyncio.sleep(0)
+            self.longest = max(self.longest, thread_time() - began)
+
+
+async def test_others_are_served_while_many_lines_are_looked_at_and_written() -> None:
+    turns = Turns()
+    async with stage() as at:
+        lines = [line(str(number)) for number in range(3000)]
+        file_id = await at.file(*lines)
+        watching = asyncio.create_task(turns.watch())
+        _, made = await at.ask(input_file_id=file_id)
+        watching.cancel()
+        for place in range(len(lines)):
+            at.batches.end(made["id"], place, outputs=HELLO)
+        at.batches.close(made["id"])
+        watching = asyncio.create_task(turns.watch())
+        done = await at.until(made["id"], "completed")
+        watching.cancel()
+    assert done["request_counts"]["completed"] == len(lines)
+    # All lines in one go are several times that.
+    assert turns.longest < 0.05

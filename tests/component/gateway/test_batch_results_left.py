@@ -1,0 +1,44 @@
+"""Results of batches that could not be written leave nothing behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from batch_stage import line, stage
+from file_script import HELLO, MemoryFiles
+
+from weft.dispatch.files import BATCH_INPUT, NewFile, StoredFile
+
+
+class SlowErrors(MemoryFiles):
+    """Never comes to the end of a file of errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = asyncio.Event()
+
+    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        if new.name.endswith("_error.jsonl"):
+            self.entered.set()
+            await asyncio.Event().wait()
+        return await super().save(new, content)
+
+
+async def test_outputs_whose_errors_take_too_long_are_taken_back() -> None:
+    async with stage(SlowErrors(), finish_timeout_seconds=0.05) as at:
+        made = await at.make(line("a"), line("b"))
+        at.batches.end(made["id"], 0, outputs=HELLO)
+        await at.batches.cancel("default", made["id"])
+        found = await at.get(made["id"])
+        assert [error["code"] for error in found["errors"]["data"]] == ["deadline_exceeded"]
+        assert [file.purpose for file, _ in at.files.kept.values()] == [BATCH_INPUT]
+
+
+async def test_outputs_are_taken_back_when_the_gateway_stops_before_their_errors_are_written() -> None:
+    files = SlowErrors()
+    async with stage(files, finish_wait_seconds=0.01) as at:
+        made = await at.make(line("a"), line("b"))
+        at.batches.end(made["id"], 0, outputs=HELLO)
+        await at.batches.cancel("default", made["id"])
+        await at.get(made["id"])
+        await files.entered.wait()
+    assert [file.purpose for file, _ in files.kept.values()] == [BATCH_INPUT]

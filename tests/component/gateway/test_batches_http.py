@@ -1,0 +1,292 @@
+"""`/v1/batches` as OpenAI's client sees it: what is sent, and what is wrong with it."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from batch_stage import BODY, CHAT, PATH, Stage, jsonl, line, stage
+from file_script import HELLO, NOW, MemoryBatches, MemoryFiles
+from gateway_script import serving
+
+from gateway import GatewayConfig
+from gateway.config import RateLimitConfig
+from weft.api.common.v1 import embedding_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.batches import Batch, BatchLine, NewBatch
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.rates import Rate
+from weft.kernel.reasons import Reason
+
+
+async def test_the_openai_client_has_a_file_of_requests_done() -> None:
+    async with stage() as at:
+        sdk = at.gateway.sdk
+        source = await sdk.files.create(file=("in.jsonl", jsonl(line("one"), line("two"))), purpose="batch")
+        made = await sdk.batches.create(
+            input_file_id=source.id, endpoint=CHAT, completion_window="24h", metadata={"run": "7"}
+        )
+        assert (made.object, made.status, made.metadata) == ("batch", "in_progress", {"run": "7"})
+        assert made.request_counts is not None
+        assert made.request_counts.total == 2
+        at.batches.end(made.id, 0, outputs=HELLO)
+        at.batches.end(made.id, 1, outputs=HELLO)
+        at.batches.close(made.id)
+        done = await sdk.batches.retrieve(made.id)
+        assert (done.status, done.error_file_id) == ("completed", None)
+        assert done.output_file_id is not None
+        output = (await sdk.files.content(done.output_file_id)).text
+        first, second = (json.loads(each) for each in output.splitlines())
+        assert (first["custom_id"], second["custom_id"]) == ("one", "two")
+        assert first["id"] == f"batch_req_task-{made.id}-0"
+        assert first["error"] is None
+        assert (first["response"]["status_code"], first["response"]["request_id"]) == (200, f"task-{made.id}-0")
+        body = first["response"]["body"]
+        assert (body["object"], body["choices"][0]["message"]["content"]) == ("chat.completion", "Hello")
+        assert body["usage"]["total_tokens"] == 10
+        kept = await sdk.files.retrieve(done.output_file_id)
+        assert (kept.purpose, kept.filename) == ("batch_output", f"{made.id}_output.jsonl")
+        assert [batch.id async for batch in sdk.batches.list()] == [made.id]
+
+
+async def test_a_batch_is_what_the_document_says_and_no_more() -> None:
+    async with stage() as at:
+        made = await at.make(line())
+    expires_at = made.pop("expires_at")
+    assert made == {
+        "id": "batch-1",
+        "object": "batch",
+        "endpoint": CHAT,
+        "errors": None,
+        "input_file_id": "file-1",
+        "completion_window": "24h",
+        "status": "in_progress",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": int(NOW.timestamp()),
+        "in_progress_at": int(NOW.timestamp()),
+        "finalizing_at": None,
+        "completed_at": None,
+        "failed_at": None,
+        "expired_at": None,
+        "cancelling_at": None,
+        "cancelled_at": None,
+        "request_counts": {"total": 1, "completed": 0, "failed": 0},
+        "metadata": None,
+    }
+    assert isinstance(expires_at, int)
+
+
+async def test_lines_are_tasks_as_their_route_would_make_them() -> None:
+    taken: list[BatchLine] = []
+
+    class Noting(MemoryBatches):
+        async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+            async def noted() -> AsyncGenerator[BatchLine]:
+                async for each in lines:
+                    taken.append(each)
+                    yield each
+
+            return await super().create(new, noted())
+
+    body = BODY | {"stream": True, "max_tokens": 5}
+    lines = (b"\xef\xbb\xbf" + jsonl(line("one")), b"\r\n  \n", jsonl(line("two", body=body)).rstrip())
+    async with stage(batches=Noting()) as at:
+        made = await at.make(*lines)
+    assert made["request_counts"]["total"] == 2
+    assert [each.custom_id for each in taken] == ["one", "two"]
+    first, second = (each.spec for each in taken)
+    assert (first.model, first.origin_kind, first.chat.messages[0].content[0].text) == ("tiny", "chat", "hi")
+    assert second.chat.sampling.max_tokens == 5
+    assert json.loads(second.origin) == body
+
+
+async def test_other_surfaces_have_batches_too() -> None:
+    vector = task_pb2.TaskOutput(embeddings=[embedding_pb2.Embedding(values=[0.5, 0.25])])
+    vector.events.extend(HELLO[0].events[-1:])
+    cases: list[tuple[str, dict[str, object], task_pb2.TaskOutput, str]] = [
+        ("/v1/embeddings", {"model": "tiny", "input": "hi"}, vector, "list"),
+        ("/v1/completions", {"model": "tiny", "prompt": "hi"}, HELLO[0], "text_completion"),
+        ("/v1/responses", {"model": "tiny", "input": "hi"}, HELLO[0], "response"),
+    ]
+    for endpoint, body, output, kind in cases:
+        async with stage() as at:
+            made = await at.make(line(url=endpoint, body=body), endpoint=endpoint)
+            at.batches.end(made["id"], 0, outputs=(output,))
+            at.batches.close(made["id"])
+            done = await at.get(made["id"])
+            (found,) = at.lines_of(done["output_file_id"])
+            assert found["response"]["body"]["object"] == kind
+
+
+async def test_another_window_can_be_asked_for() -> None:
+    async with stage() as at:
+        await at.make(line())
+        await at.make(line(), window_seconds=3600, output_expires_after={"anchor": "created_at", "seconds": 3600})
+        day, hour = (new.window_ends_at for new in at.batches.news)
+    assert 82_000 < (day - hour).total_seconds() <= 82_800
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/images/generations"}, "endpoint"),
+        ({"endpoint": None}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"window_seconds": 59}, "window_seconds"),
+        ({"window_seconds": 604_801}, "window_seconds"),
+        ({"window_seconds": "3600"}, "window_seconds"),
+        ({"input_file_id": ""}, "input_file_id"),
+        ({"input_file_id": 7}, "input_file_id"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+    ],
+)
+async def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    async with stage() as at:
+        status, answer = await at.ask(**{"input_file_id": await at.file(line()), **fields})
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert at.batches.news == []
+
+
+async def test_the_input_is_a_file_of_the_callers_own_and_meant_for_it() -> None:
+    async with stage() as at:
+        missing, _ = await at.ask(input_file_id="file-9")
+        strange, _ = await at.ask(input_file_id=await at.file(line(), tenant="other"))
+        status, answer = await at.ask(input_file_id=await at.file(line(), purpose="batch_output"))
+    assert (missing, strange) == (404, 404)
+    assert (status, answer["error"]["param"]) == (400, "input_file_id")
+
+
+WRONG_LINES = [
+    (b"{\n", "invalid_json_line", None),
+    (b"[]\n", "invalid_json_line", None),
+    (b'{"custom_id": "b", "custom_id": "c"}\n', "invalid_json_line", None),
+    (b"\xff\xfe\n", "invalid_json_line", None),
+    (b"[" * 1400 + b"\n", "invalid_json_line", None),
+    (
+        jsonl({key: value for key, value in line("b").items() if key != "custom_id"}),
+        "missing_required_parameter",
+        "custom_id",
+    ),
+    (jsonl(line("a")), "duplicate_custom_id", "custom_id"),
+    (jsonl(line("")), "invalid_custom_id", "custom_id"),
+    (jsonl(line("x" * 257)), "invalid_custom_id", "custom_id"),
+    (jsonl(line("a\x00b")), "invalid_custom_id", "custom_id"),
+    (jsonl(line("b") | {"custom_id": 7}), "invalid_type", "custom_id"),
+    (jsonl(line("b", method="GET")), "invalid_method", "method"),
+    (jsonl(line("b", url="/v1/embeddings")), "invalid_url", "url"),
+    (jsonl({key: value for key, value in line("b").items() if key != "body"}), "missing_required_parameter", "body"),
+    (jsonl(line("b", body=[])), "malformed_request", "body"),
+    (jsonl(line("b", body={"messages": []})), "invalid_argument", "body.model"),
+    (jsonl(line("b", body=BODY | {"temperature": 9})), "invalid_argument", "body.temperature"),
+    (jsonl(line("b", body=BODY | {"n": 99})), "invalid_argument", "body.n"),
+    (jsonl(line("b", body=BODY | {"user": "x" * 2000})), "line_too_long", None),
+]
+
+
+@pytest.mark.parametrize(("wrong", "code", "field"), WRONG_LINES)
+async def test_a_wrong_line_is_told_with_its_number_and_nothing_is_begun(
+    wrong: bytes, code: str, field: str | None
+) -> None:
+    async with stage(max_line_bytes=1500) as at:
+        made = await at.make(line("a"), b"\n", wrong, line("z"))
+        assert (await at.get(made["id"]))["errors"] == made["errors"]
+        assert at.batches.kept[made["id"]].results == []
+    (error,) = made["errors"]["data"]
+    assert (error["code"], error["line"], error["param"]) == (code, 3, field)
+    assert error["message"]
+    assert made["errors"]["object"] == "list"
+    assert made["status"] == "failed"
+    assert made["failed_at"] == int(NOW.timestamp())
+    assert made["in_progress_at"] is None
+
+
+async def test_all_that_is_wrong_is_told_up_to_a_hundred() -> None:
+    async with stage() as at:
+        some = await at.make(line("a"), line("a", method="GET", url="x"), b"{\n", line("a"))
+        many = await at.make(*[b"{\n"] * 500)
+    told = [(error["line"], error["code"]) for error in some["errors"]["data"]]
+    assert told == [
+        (2, "duplicate_custom_id"),
+        (2, "invalid_method"),
+        (2, "invalid_url"),
+        (3, "invalid_json_line"),
+        (4, "duplicate_custom_id"),
+    ]
+    assert [error["line"] for error in many["errors"]["data"]] == list(range(1, 101))
+
+
+@pytest.mark.parametrize("content", [b"\n \r\n\n", b"\xef\xbb\xbf"])
+async def test_a_file_without_a_request_is_wrong_as_a_whole(content: bytes) -> None:
+    async with stage() as at:
+        made = await at.make(content)
+    (error,) = made["errors"]["data"]
+    assert (made["status"], error["code"], error["line"]) == ("failed", "empty_file", None)
+
+
+async def test_a_file_with_too_many_requests_is_wrong_at_the_first_one_too_many() -> None:
+    async with stage(max_lines=2) as at:
+        fitting = await at.make(line("a"), line("b"), b"\n")
+        made = await at.make(line("a"), line("b"), line("c"), line("d"))
+    assert fitting["status"] == "in_progress"
+    (error,) = made["errors"]["data"]
+    assert (error["code"], error["line"]) == ("too_many_tasks", 3)
+
+
+async def test_what_the_keeper_says_of_a_line_is_that_lines_error() -> None:
+    refusal = invalid_field("lines[1].spec.origin", "is longer than 10 bytes")
+    async with stage(batches=MemoryBatches(line_failure=refusal)) as at:
+        made = await at.make(line("a"), b"\n\n", line("b"))
+        at.batches.line_failure = WeftError(Reason.TOO_MANY_RESOURCES, "enough batches")
+        status, answer = await at.ask(input_file_id=await at.file(line()))
+    (error,) = made["errors"]["data"]
+    assert (error["line"], error["code"], error["param"]) == (4, "invalid_argument", "spec.origin")
+    assert error["message"] == "spec.origin: is longer than 10 bytes"
+    assert (status, answer["error"]["code"]) == (429, "too_many_resources")
+
+
+async def test_an_image_that_would_have_to_be_fetched_is_wrong() -> None:
+    content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+    body = BODY | {"messages": [{"role": "user", "content": content}]}
+    async with stage() as at:
+        made = await at.make(line("a", body=body))
+    (error,) = made["errors"]["data"]
+    assert error["param"] == "body.messages[0].content[0].image_url.url"
+
+
+async def test_a_batch_counts_as_one_request_of_its_tenant() -> None:
+    config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
+    files, batches = MemoryFiles(), MemoryBatches()
+    async with serving(files=files, batches=batches, config=config) as gateway:
+        at = Stage(gateway, files, batches)
+        await at.make(*(line(str(number)) for number in range(5)))
+        status, answer = await at.ask(input_file_id=await at.file(line()))
+    assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_no_more_than_so_many_batches_are_made_at_once() -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryBatches):
+        async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+            entered.set()
+            await go_on.wait()
+            return await super().create(new, lines)
+
+    async with stage(batches=Slow(), max_creations=1) as at:
+        making = asyncio.create_task(at.make(line()))
+        await entered.wait()
+        status, answer = await at.ask(input_file_id=await at.file(line()))
+        go_on.set()
+        assert (await making)["status"] == "in_progress"
+    assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "max_creations" in answer["error"]["message"]
+
+
+async def test_where_nobody_keeps_batches_there_is_nothing_at_the_path() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        assert (await gateway.request("GET", PATH)).status == 404
+        assert (await gateway.request("POST", PATH, b"{}")).status == 404

@@ -1,0 +1,249 @@
+"""`durable: "wait"`: a live request that is a durable task while its caller watches, on every surface that has it."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta, finished, hello, serving, started
+from task_script import ScriptedTasks, output
+
+from gateway import GatewayConfig
+from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+HI = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": "tiny", "messages": HI}
+ANSWER = output(*(frame for frame in hello() if isinstance(frame, list)))
+HELLO = output([started()], [delta("Hello")])
+VECTOR = output([started()], [finished()], vectors=[[0.5]])
+SURFACES = [
+    ("/v1/chat/completions", CHAT, ANSWER),
+    ("/v1/completions", {"model": "tiny", "prompt": "hi"}, ANSWER),
+    ("/v1/embeddings", {"model": "tiny", "input": "hi"}, VECTOR),
+    ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}, ANSWER),
+    ("/v1/responses", {"model": "tiny", "input": "hi", "store": False}, ANSWER),
+]
+VOLATILE = {"id", "created", "created_at", "completed_at"}
+
+
+async def ask(
+    gateway: RunningGateway, path: str = "/v1/chat/completions", body: dict[str, Any] | None = None, **fields: Any
+) -> RawResponse:
+    return await gateway.request("POST", path, json.dumps({**(body or CHAT), **fields}).encode())
+
+
+def lasting(value: Any) -> Any:
+    """JSON without what is new in every answer."""
+    if isinstance(value, dict):
+        return {name: lasting(inner) for name, inner in value.items() if name not in VOLATILE}
+    return [lasting(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
+async def test_the_answer_is_that_of_a_live_request_and_names_its_task(
+    path: str, body: dict[str, Any], answer: Any
+) -> None:
+    tasks = ScriptedTasks(at_once=[answer])
+    async with serving(ScriptedDispatcher(vectors=[[0.5]]), tasks=tasks) as gateway:
+        live = await ask(gateway, path, body)
+        kept = await ask(gateway, path, body, durable="wait")
+        assert (live.status, kept.status) == (200, 200)
+        assert lasting(json.loads(kept.body)) == lasting(json.loads(live.body))
+        assert kept.headers["x-weft-task-id"] == tasks.one.task.id
+        assert "x-weft-task-id" not in live.headers
+        assert len(gateway.dispatcher.contexts) == 1
+        assert tasks.one.new.spec.options.priority == PRIORITY_NORMAL
+        assert tasks.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/chat/completions", CHAT, b"data: [DONE]"),
+        ("/v1/completions", {"model": "tiny", "prompt": "hi"}, b"data: [DONE]"),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": HI}, b"event: message_stop"),
+        ("/v1/responses", {"model": "tiny", "input": "hi", "store": False}, b"event: response.completed"),
+    ],
+)
+async def test_a_stream_is_handed_on_as_it_is_kept(path: str, body: dict[str, Any], last: bytes) -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        asking = asyncio.create_task(ask(gateway, path, body, durable="wait", stream=True))
+        await tasks.was_watched.wait()
+        tasks.begin()
+        tasks.say(HELLO)
+        await asyncio.sleep(0)
+        tasks.say(output([delta(", world")], [delta(finish="STOP"), finished()]))
+        tasks.complete()
+        answer = await asking
+        assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
+        assert b"queued position=0 reason=no runner has the model" in answer.body or path == "/v1/messages"
+        assert answer.body.index(b"Hello") < answer.body.index(b", world") < answer.body.index(last)
+
+
+async def test_the_band_that_is_named_is_the_band_of_the_task() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks) as gateway:
+        assert (await ask(gateway, durable="wait", x_priority="low")).status == 200
+        assert tasks.one.new.spec.options.priority == PRIORITY_LOW
+
+
+@pytest.mark.parametrize(("when_left", "is_cancelled"), [(None, True), ("cancel", True), ("keep", False)])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_caller_who_hangs_up_ends_its_task_or_leaves_it_as_it_said(
+    when_left: str | None, is_cancelled: bool, stream: bool
+) -> None:
+    tasks = ScriptedTasks()
+    fields = {} if when_left is None else {"on_disconnect": when_left}
+    body = json.dumps({**CHAT, **fields, "durable": "wait", "stream": stream}).encode()
+    async with serving(tasks=tasks) as gateway:
+        async with gateway.connection() as (_, writer):
+            writer.write(gateway.post("/v1/chat/completions", body))
+            await tasks.was_watched.wait()
+        await tasks.was_left.wait()
+        if is_cancelled:
+            await tasks.was_cancelled.wait()
+    assert tasks.cancelled == (list(tasks.kept) if is_cancelled else [])
+    assert len(tasks.kept) == 1
+
+
+async def test_an_embeddings_caller_who_hangs_up_ends_its_task() -> None:
+    tasks = ScriptedTasks()
+    body = json.dumps({"model": "tiny", "input": "hi", "durable": "wait"}).encode()
+    async with serving(tasks=tasks) as gateway:
+        async with gateway.connection() as (_, writer):
+            writer.write(gateway.post("/v1/embeddings", body))
+            await tasks.was_watched.wait()
+        await tasks.was_cancelled.wait()
+    assert tasks.cancelled == list(tasks.kept)
+
+
+async def test_a_caller_whose_time_is_over_is_told_of_the_task_that_goes_on() -> None:
+    tasks = ScriptedTasks()
+    config = GatewayConfig(port=0, request_timeout_seconds=0.05, deadline_slack_seconds=0.0)
+    async with serving(tasks=tasks, config=config) as gateway:
+        answer = await ask(gateway, durable="wait", on_disconnect="keep")
+        assert (answer.status, answer.headers["x-weft-task-id"]) == (504, tasks.one.task.id)
+        assert tasks.cancelled == []
+        assert not tasks.one.new.spec.HasField("pending_limit")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_its_callers_deadline_ends_the_wait_though_no_dispatcher_keeps_it(stream: bool) -> None:
+    tasks = ScriptedTasks()
+    config = GatewayConfig(port=0, deadline_slack_seconds=3600.0)
+    body = json.dumps({**CHAT, "durable": "wait", "stream": stream}).encode()
+    async with serving(tasks=tasks, config=config) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", body, {"X-Request-Timeout-Seconds": "0.05"})
+        assert b'"code":"deadline_exceeded"' in answer.body
+        await tasks.was_cancelled.wait()
+
+
+@pytest.mark.parametrize("when_left", ["cancel", "keep"])
+async def test_whoever_cancels_a_streamed_response_ends_its_task_also_one_that_outlives_its_caller(
+    when_left: str,
+) -> None:
+    tasks = ScriptedTasks()
+    fields = {"durable": "wait", "on_disconnect": when_left, "stream": True, "store": False}
+    body = json.dumps({"model": "tiny", "input": "hi", **fields}).encode()
+    async with serving(tasks=tasks) as gateway, gateway.connection() as (reader, writer):
+        writer.write(gateway.post("/v1/responses", body))
+        await tasks.was_watched.wait()
+        tasks.begin()
+        tasks.say(HELLO)
+        told = await reader.readuntil(b'"Hello"')
+        response_id = told.split(b'"response":{"id":"')[1].split(b'"')[0].decode()
+        answer = await gateway.request("POST", f"/v1/responses/{response_id}/cancel")
+        assert json.loads(answer.body)["status"] == "cancelled"
+        assert b'"code":"cancelled"' in await reader.readuntil(b"0\r\n\r\n")
+    assert tasks.cancelled == list(tasks.kept)
+
+
+async def test_a_kept_tasks_answer_is_there_afterwards() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks) as gateway:
+        live = json.loads((await ask(gateway, durable="wait", on_disconnect="keep")).body)
+        answer = await gateway.request("GET", f"/api/v1/inference-tasks/{tasks.one.task.id}")
+        assert lasting(json.loads(answer.body)["result"]) == lasting(live)
+
+
+async def test_the_same_key_is_the_same_task() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks) as gateway:
+        body = json.dumps({**CHAT, "durable": "wait", "on_disconnect": "keep"}).encode()
+        for _ in range(2):
+            answer = await gateway.request("POST", "/v1/chat/completions", body, {"Idempotency-Key": "k"})
+            assert (answer.status, answer.headers["x-weft-task-id"]) == (200, tasks.one.task.id)
+        answer = await gateway.request("POST", "/v1/chat/completions", body, {"Idempotency-Key": ""})
+        assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "Idempotency-Key")
+
+
+async def test_a_task_that_fails_is_a_status_that_names_it() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        asking = asyncio.create_task(ask(gateway, durable="wait", stream=True))
+        await tasks.was_watched.wait()
+        tasks.fail(Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
+        answer = await asking
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (400, "context_length_exceeded")
+        assert answer.headers["x-weft-task-id"] == tasks.one.task.id
+
+
+async def test_a_submission_that_cannot_be_kept_is_unavailable_and_nothing_runs() -> None:
+    tasks = ScriptedTasks(failure=WeftError(Reason.SERVICE_UNAVAILABLE, "the disk is full", retry_after_seconds=3))
+    async with serving(tasks=tasks) as gateway:
+        answer = await ask(gateway, durable="wait")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "3")
+        assert "x-weft-task-id" not in answer.headers
+        assert gateway.dispatcher.contexts == []
+
+
+async def test_an_answer_that_broke_off_ends_with_an_error_and_no_other_words() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        body = json.dumps({**CHAT, "durable": "wait", "on_disconnect": "keep", "stream": True}).encode()
+        async with gateway.connection() as (reader, writer):
+            writer.write(gateway.post("/v1/chat/completions", body))
+            await tasks.was_watched.wait()
+            tasks.begin()
+            tasks.say(HELLO)
+            told = await reader.readuntil(b"Hello")
+            tasks.lose(Reason.SERVER_DIED, "the engine died")
+            tasks.begin()
+            tasks.say(output([started()], [delta("Good evening")]))
+            told += await reader.readuntil(b"0\r\n\r\n")
+        task_id = tasks.one.task.id
+        assert b'"code":"server_died"' in told
+        assert f"task {task_id} goes on".encode() in told
+        assert b"evening" not in told
+        assert b"[DONE]" not in told
+        assert tasks.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"durable": "later"}, "durable"),
+        ("/v1/chat/completions", {"durable": True}, "durable"),
+        ("/v1/chat/completions", {"durable": "wait", "on_disconnect": "stay"}, "on_disconnect"),
+        ("/v1/chat/completions", {"on_disconnect": "keep"}, "on_disconnect"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "durable": "wait"}, "durable"),
+        ("/v1/messages/count_tokens", {"durable": "wait"}, "durable"),
+    ],
+)
+async def test_what_cannot_be_had_is_refused_with_its_name(path: str, fields: dict[str, Any], param: str) -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        answer = await ask(gateway, path, CHAT, **fields)
+        assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, param)
+        assert (tasks.kept, gateway.dispatcher.contexts) == ({}, [])
+
+
+@pytest.mark.parametrize(("path", "body", "answer"), SURFACES)
+async def test_where_nobody_runs_tasks_durable_is_refused(path: str, body: dict[str, Any], answer: Any) -> None:
+    assert answer.events
+    async with serving() as gateway:
+        refused = await ask(gateway, path, body, durable="wait")
+        assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, "durable")

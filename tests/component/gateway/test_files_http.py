@@ -1,0 +1,393 @@
+"""`/v1/files` as OpenAI's client sees it, and as those see it who send what is wrong."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from file_script import MemoryFiles
+from gateway_script import RawResponse, RunningGateway, head, serving
+
+from gateway import GatewayConfig
+from gateway.batches.config import BatchEdgeConfig
+from gateway.config import ConnectionLimits
+from weft.dispatch.files import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+PATH = "/v1/files"
+LINES = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'
+PURPOSE = b'Content-Disposition: form-data; name="purpose"'
+FILE = b'Content-Disposition: form-data; name="file"; filename="in.jsonl"'
+
+
+def part(top: bytes, data: bytes) -> bytes:
+    return b"--edge\r\n" + top + b"\r\n\r\n" + data + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + b"--edge--\r\n"
+
+
+GOOD = form(part(PURPOSE, b"batch"), part(FILE, LINES))
+
+
+async def send(gateway: RunningGateway, body: bytes, **headers: str) -> RawResponse:
+    given = {"Content-Type": "multipart/form-data; boundary=edge", **headers}
+    return await gateway.request("POST", PATH, body, given)
+
+
+def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
+    error = json.loads(answer.body)["error"]
+    return answer.status, error["code"], error["param"]
+
+
+async def test_the_openai_client_keeps_reads_lists_and_forgets_a_file() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        made = await gateway.sdk.files.create(file=("in.jsonl", LINES), purpose="batch")
+        assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(LINES), "in.jsonl", "batch")
+        assert (made.status, made.created_at, made.expires_at) == ("processed", 1767225601, 1769817600)
+        assert await gateway.sdk.files.retrieve(made.id) == made
+        content = await gateway.sdk.files.content(made.id)
+        assert content.read() == LINES
+        assert content.response.headers["content-type"] == "application/octet-stream"
+        assert [file.id async for file in gateway.sdk.files.list()] == [made.id]
+        gone = await gateway.sdk.files.delete(made.id)
+        assert (gone.id, gone.object, gone.deleted) == (made.id, "file", True)
+        with pytest.raises(openai.NotFoundError):
+            await gateway.sdk.files.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await gateway.sdk.files.content(made.id)
+
+
+async def test_a_file_is_what_the_document_says_and_no_more() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        answer = json.loads((await send(gateway, GOOD)).body)
+    assert answer == {
+        "id": "file-1",
+        "object": "file",
+        "bytes": len(LINES),
+        "created_at": 1767225601,
+        "expires_at": 1769817600,
+        "filename": "in.jsonl",
+        "purpose": "batch",
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+async def test_the_client_may_say_when_a_file_expires_and_its_keeper_decides() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        made = await gateway.sdk.files.create(
+            file=("in.jsonl", LINES), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+    assert made.expires_at == 1769817600
+
+
+async def test_a_purpose_may_come_after_its_file() -> None:
+    files = MemoryFiles()
+    async with serving(files=files) as gateway:
+        assert (await send(gateway, form(part(FILE, LINES), part(PURPOSE, b"batch")))).status == 200
+        late = await send(gateway, form(part(FILE, LINES), part(PURPOSE, b"assistants")))
+    assert error_of(late) == (400, "invalid_argument", "purpose")
+    assert files.text("file-1") == LINES.decode()
+    assert len(files.kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (form(part(PURPOSE, b"assistants"), part(FILE, LINES)), "purpose"),
+        (form(part(PURPOSE, b"batch_output"), part(FILE, LINES)), "purpose"),
+        (form(part(FILE, LINES)), "purpose"),
+        (form(part(PURPOSE, b"batch") * 2, part(FILE, LINES)), "purpose"),
+        (form(part(FILE.replace(b'"file"', b'"purpose"'), b"batch"), part(FILE, LINES)), "purpose"),
+        (form(part(PURPOSE, b"batch")), "file"),
+        (form(part(PURPOSE, b"batch"), part(FILE, b"")), "file"),
+        (form(part(PURPOSE, b"batch"), part(FILE, LINES) * 2), "file"),
+        (form(part(PURPOSE, b"batch"), part(b'Content-Disposition: form-data; name="file"', LINES)), "file"),
+        (form(part(PURPOSE, b"batch"), part(FILE.replace(b"in.jsonl", b""), LINES)), "file"),
+        (form(part(PURPOSE, b"batch"), part(FILE.replace(b"in.jsonl", b"x" * 256), LINES)), "file"),
+        (form(part(PURPOSE, b"\xff"), part(FILE, LINES)), "purpose"),
+    ],
+)
+async def test_what_is_wrong_with_a_form_is_named_and_nothing_is_kept(body: bytes, param: str) -> None:
+    files = MemoryFiles()
+    async with serving(files=files) as gateway:
+        assert error_of(await send(gateway, body)) == (400, "invalid_argument", param)
+    assert files.kept == {}
+
+
+@pytest.mark.parametrize("cut", range(1, len(GOOD), 7))
+async def test_a_form_that_breaks_off_is_refused_wherever_it_does(cut: int) -> None:
+    files = MemoryFiles()
+    async with serving(files=files) as gateway:
+        answer = await send(gateway, GOOD[:cut])
+        # The line end after the last boundary says nothing.
+        assert answer.status == (200 if cut >= len(GOOD) - 2 else 400)
+    assert len(files.kept) == (cut >= len(GOOD) - 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+async def test_a_form_reads_the_same_in_pieces_of_any_size(size: int) -> None:
+    data = b"\r\n--edg\r\n--edge \r\n-\r\n--edgf" * 3
+    body = form(part(PURPOSE, b"batch"), part(FILE, data))
+    # "\r\n--edge " within the data is a boundary that is not at the end of its line, wherever it is cut.
+    good = form(part(PURPOSE, b"batch"), part(FILE, data.replace(b"--edge ", b"--edgy ")))
+    files = MemoryFiles()
+    async with serving(files=files) as gateway:
+        refused = await gateway.exchange(chunked(body, size))
+        kept = await gateway.exchange(chunked(good, size))
+    assert (refused.status, kept.status) == (400, 200)
+    assert files.text("file-1").encode() == data.replace(b"--edge ", b"--edgy ")
+
+
+HEAD_END, LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    """An upload in chunks of one size."""
+    top = {
+        "Host": "localhost",
+        "Connection": "close",
+        "Content-Type": "multipart/form-data; boundary=edge",
+        "Transfer-Encoding": "chunked",
+    }
+    pieces = [body[place : place + size] for place in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return head(f"POST {PATH} HTTP/1.1", top) + chunks + LAST_CHUNK
+
+
+class Counting(MemoryFiles):
+    """Knows how much was asked for and not yet taken in, and keeps nothing."""
+
+    keeps_nothing = True
+    sizes: list[int]
+
+    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        self.sizes = []
+
+        async def counted() -> AsyncGenerator[bytes]:
+            async for piece in content:
+                self.sizes.append(len(piece))
+                yield piece
+
+        return await super().save(new, counted())
+
+
+async def test_a_large_file_is_handed_on_in_pieces_of_one_size() -> None:
+    files = Counting(keeps_nothing=True)
+    data = b"x" * (3 * MAX_PIECE_BYTES + 5)
+    async with serving(files=files) as gateway:
+        made = await gateway.sdk.files.create(file=("in.jsonl", data), purpose="batch")
+    assert made.bytes == len(data)
+    assert files.sizes == [MAX_PIECE_BYTES] * 3 + [5]
+
+
+async def test_a_file_that_is_too_large_is_refused_before_or_while_it_comes_in() -> None:
+    files = MemoryFiles()
+    config = GatewayConfig(port=0, batches=BatchEdgeConfig(max_file_bytes=1000))
+    async with serving(files=files, config=config) as gateway:
+        at_most = await send(gateway, form(part(PURPOSE, b"batch"), part(FILE, b"x" * 1000)))
+        large = await send(gateway, form(part(PURPOSE, b"batch"), part(FILE, b"x" * 1001)))
+        declared = await gateway.exchange(
+            head(
+                f"POST {PATH} HTTP/1.1",
+                {
+                    "Host": "localhost",
+                    "Connection": "close",
+                    "Content-Type": "multipart/form-data; boundary=edge",
+                    "Content-Length": "70000",
+                },
+            )
+        )
+        streamed = await gateway.exchange(chunked(form(part(PURPOSE, b"batch"), part(FILE, b"x" * 70_000)), 9_000))
+        field = await send(gateway, form(part(b'Content-Disposition: form-data; name="a"', b"x" * 9_000)))
+    assert at_most.status == 200
+    assert [error_of(each)[:2] for each in (large, declared, streamed, field)] == [(413, "request_too_large")] * 4
+    assert len(files.kept) == 1
+
+
+@pytest.mark.parametrize(("megabytes", "status"), [(1, 413), (12, 200)])
+async def test_what_is_larger_than_any_ordinary_body_may_come_in_more_pieces(megabytes: int, status: int) -> None:
+    config = GatewayConfig(port=0, connections=ConnectionLimits(max_body_pieces=1_000))
+    body = form(part(PURPOSE, b"batch"), part(FILE, b"x" * megabytes * 2**20))
+    many = 1_300 * 700
+    head, chunks = chunked(body[:-many], 2**17), chunked(body[-many:], 700)
+    assert head.endswith(LAST_CHUNK)
+    async with serving(files=MemoryFiles(), config=config) as gateway:
+        answer = await gateway.exchange(head.removesuffix(LAST_CHUNK) + chunks.partition(HEAD_END)[2])
+    assert answer.status == status
+
+
+async def test_a_file_that_comes_in_too_slowly_is_refused() -> None:
+    pace = ConnectionLimits(body_grace_seconds=0.05)
+    files = MemoryFiles()
+    config = GatewayConfig(port=0, connections=pace)
+    async with serving(files=files, config=config) as gateway, gateway.connection() as (reader, writer):
+        writer.write(chunked(GOOD, 40)[:-30])
+        first = await reader.readline()
+    assert first.startswith(b"HTTP/1.1 408 ")
+    assert files.kept == {}
+
+
+async def test_a_keeper_may_take_its_time_without_that_being_its_callers_fault() -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryFiles):
+        async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+            entered.set()
+            await go_on.wait()
+            return await super().save(new, content)
+
+    pace = ConnectionLimits(body_grace_seconds=0.05)
+    async with serving(files=Slow(), config=GatewayConfig(port=0, connections=pace)) as gateway:
+        sending = asyncio.create_task(send(gateway, form(part(PURPOSE, b"batch"), part(FILE, b"x" * 300_000))))
+        await entered.wait()
+        still_sending = await asyncio.wait({sending}, timeout=0.1)
+        assert still_sending == (set(), {sending})
+        go_on.set()
+        assert (await sending).status == 200
+
+
+async def test_no_more_than_so_many_files_are_taken_in_at_once() -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryFiles):
+        async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+            entered.set()
+            await go_on.wait()
+            return await super().save(new, content)
+
+    config = GatewayConfig(port=0, batches=BatchEdgeConfig(max_uploads=1))
+    async with serving(files=Slow(), config=config) as gateway:
+        sending = asyncio.create_task(send(gateway, GOOD))
+        await entered.wait()
+        refused = await send(gateway, GOOD)
+        go_on.set()
+        assert (await sending).status == 200
+        assert (await send(gateway, GOOD)).status == 200
+    assert error_of(refused)[:2] == (429, "rate_limit_exceeded")
+    assert "max_uploads" in json.loads(refused.body)["error"]["message"]
+
+
+async def test_what_the_keeper_says_is_the_answer() -> None:
+    full = WeftError(Reason.TOO_MANY_RESOURCES, "the tenant keeps all it may")
+    files = MemoryFiles(save_failure=full)
+    async with serving(files=files) as gateway:
+        assert error_of(await send(gateway, GOOD))[:2] == (429, "too_many_resources")
+        files.failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
+        assert error_of(await gateway.request("GET", f"{PATH}/file-1"))[:2] == (503, "service_unavailable")
+
+
+async def test_a_keeper_who_does_not_answer_is_not_waited_for() -> None:
+    class Silent(MemoryFiles):
+        async def get(self, tenant: str, file_id: str) -> StoredFile:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    config = GatewayConfig(port=0, batches=BatchEdgeConfig(store_timeout_seconds=0.02))
+    async with serving(files=Silent(), config=config) as gateway:
+        answer = await gateway.request("GET", f"{PATH}/file-1")
+    assert error_of(answer)[:2] == (503, "service_unavailable")
+
+
+async def test_another_tenant_finds_nothing() -> None:
+    other = {"X-Tenant-ID": "other"}
+    async with serving(files=MemoryFiles()) as gateway:
+        await send(gateway, GOOD)
+        statuses = [
+            (await gateway.request(method, path, headers=other)).status
+            for method, path in (
+                ("GET", f"{PATH}/file-1"),
+                ("GET", f"{PATH}/file-1/content"),
+                ("DELETE", f"{PATH}/file-1"),
+                ("GET", f"{PATH}?after=file-1"),
+            )
+        ]
+        listed = json.loads((await gateway.request("GET", PATH, headers=other)).body)
+        own = await gateway.request("GET", f"{PATH}/file-1")
+    assert statuses == [404] * 4
+    assert listed == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert own.status == 200
+
+
+async def listed(gateway: RunningGateway, query: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((await gateway.request("GET", f"{PATH}?{query}")).body)
+    return found
+
+
+async def test_files_are_listed_in_pages_from_either_end() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        for _ in range(5):
+            await send(gateway, GOOD)
+        newest = [file.id async for file in gateway.sdk.files.list(limit=2)]
+        oldest = [file.id async for file in gateway.sdk.files.list(limit=2, order="asc")]
+        page = await listed(gateway, "limit=2&after=file-4")
+        last = await listed(gateway, "limit=2&order=asc&after=file-3")
+        none = await listed(gateway, "purpose=batch_output")
+    assert newest == ["file-5", "file-4", "file-3", "file-2", "file-1"]
+    assert oldest == newest[::-1]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("file-3", "file-2", True)
+    assert (last["first_id"], last["last_id"], last["has_more"]) == ("file-4", "file-5", False)
+    assert none["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("limit=0", 400, "limit"),
+        ("limit=10001", 400, "limit"),
+        ("order=up", 400, "order"),
+        ("purpose=vision", 400, "purpose"),
+        ("after=nope", 404, None),
+        ("after=nope&order=asc", 400, "after"),
+        ("after=", 400, "after"),
+        ("unheard=1", 400, "unheard"),
+    ],
+)
+async def test_a_wrong_parameter_of_a_list_is_named(query: str, status: int, param: str | None) -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        answer = await gateway.request("GET", f"{PATH}?{query}")
+    assert (error_of(answer)[0], error_of(answer)[2]) == (status, param)
+
+
+class Breaking(MemoryFiles):
+    """Ends within a file."""
+
+    async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
+        yield LINES[:10]
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router has gone")
+
+
+class Forgetful(MemoryFiles):
+    """Has lost the end of a file, and does not know."""
+
+    async def read(self, tenant: str, file_id: str) -> AsyncGenerator[bytes]:
+        yield LINES[:10]
+
+
+@pytest.mark.parametrize("files", [Breaking(), Forgetful()])
+async def test_a_file_that_breaks_off_does_not_end_as_if_it_were_whole(files: MemoryFiles) -> None:
+    async with serving(files=files) as gateway:
+        made = await gateway.sdk.files.create(file=("in.jsonl", LINES), purpose="batch")
+        with pytest.raises(openai.APIConnectionError):
+            await gateway.sdk.files.content(made.id)
+
+
+async def test_the_name_of_a_file_does_no_harm_in_a_header() -> None:
+    async with serving(files=MemoryFiles()) as gateway:
+        named = FILE.replace(b"in.jsonl", "../a b\u00e9;x.jsonl".encode())
+        made = json.loads((await send(gateway, form(part(PURPOSE, b"batch"), part(named, LINES)))).body)
+        answer = await gateway.request("GET", f"{PATH}/{made['id']}/content")
+    assert made["filename"] == "a b\u00e9;x.jsonl"
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20b%C3%A9%3Bx.jsonl"
+    assert answer.body == LINES
+
+
+async def test_where_nobody_keeps_files_there_is_nothing_at_the_path() -> None:
+    async with serving() as gateway:
+        assert (await send(gateway, GOOD)).status == 404
+        assert (await gateway.request("GET", PATH)).status == 404

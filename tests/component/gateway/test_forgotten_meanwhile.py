@@ -1,0 +1,98 @@
+"""Tasks and responses that somebody forgets while somebody else reads them: no half answer, and nothing comes back."""
+
+import json
+from collections.abc import AsyncGenerator
+
+from background_script import asked, events_in, followed, hello_pieces, stage
+from gateway_script import serving
+from response_script import MemoryResponses
+from task_script import ScriptedTasks
+from test_inference_tasks import PATH, error_of, submit
+
+from weft.dispatch.stored_responses import StoredResponse
+from weft.dispatch.tasks import TaskNews, TaskPiece
+
+
+class Forgotten(ScriptedTasks):
+    """Whose tasks are forgotten after the first piece of their answer was read: what is left of a watch is their end."""
+
+    is_on = True
+
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+        found = self.kept[task_id].task
+        async for item in super().watch(tenant, task_id, after_event):
+            yield item
+            if self.is_on and isinstance(item, TaskPiece):
+                await self.delete(tenant, task_id)
+                yield found
+                return
+
+
+async def test_a_result_that_is_forgotten_while_it_is_read_is_no_broken_answer() -> None:
+    tasks = Forgotten(at_once=hello_pieces())
+    async with serving(tasks=tasks) as gateway:
+        assert (await submit(gateway)).status == 202
+        path = f"{PATH}/{tasks.one.task.id}"
+        assert error_of(await gateway.request("GET", path))[:2] == (503, "service_unavailable")
+        assert error_of(await gateway.request("GET", path))[:2] == (404, "not_found")
+
+
+async def test_a_response_that_is_forgotten_while_it_is_read_has_not_failed_and_is_not_kept() -> None:
+    tasks, store = Forgotten(at_once=hello_pieces()), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        tasks.is_on = False
+        made = await asked(gateway)
+        store.kept.clear()
+        tasks.is_on = True
+        answer = await gateway.request("GET", f"/v1/responses/{made['id']}")
+        assert (answer.status, store.kept) == (503, {})
+        assert (await gateway.request("GET", f"/v1/responses/{made['id']}")).status == 404
+
+
+async def test_a_stream_whose_response_is_forgotten_tells_no_end_that_was_none() -> None:
+    tasks, store = Forgotten(at_once=hello_pieces()), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        tasks.is_on = False
+        made = await asked(gateway)
+        store.kept.clear()
+        tasks.is_on = True
+        told = events_in((await followed(gateway, made["id"])).body)
+    assert [event["type"] for event in told][-1] == "error"
+    assert "response.failed" not in [event["type"] for event in told]
+    assert (told[-1]["code"], store.kept) == ("service_unavailable", {})
+
+
+async def test_a_response_that_is_deleted_while_its_end_is_being_kept_does_not_come_back() -> None:
+    class Deleting(MemoryResponses):
+        async def save(self, response: StoredResponse) -> None:
+            tasks.kept.clear()
+            await super().save(response)
+
+    tasks, store = ScriptedTasks(at_once=hello_pieces()), Deleting()
+    async with stage(tasks, store) as gateway:
+        made = await asked(gateway)
+        path = f"/v1/responses/{made['id']}"
+        # It was read while it was there.
+        assert ((await gateway.request("GET", path)).status, store.kept) == (200, {})
+        assert (await gateway.request("GET", path)).status == 404
+        made = await asked(gateway)
+        body = {"model": "chat", "input": "more", "previous_response_id": made["id"]}
+        answer = await gateway.request("POST", "/v1/responses", json.dumps(body).encode())
+        assert error_of(answer)[:2] == (404, "previous_response_not_found")
+        assert store.kept == {}
+
+
+async def test_a_response_that_is_kept_is_not_kept_anew_by_everybody_who_reads_it_again() -> None:
+    class Counting(MemoryResponses):
+        saves = 0
+
+        async def save(self, response: StoredResponse) -> None:
+            self.saves += 1
+            await super().save(response)
+
+    store = Counting()
+    async with stage(ScriptedTasks(at_once=hello_pieces()), store) as gateway:
+        made = await asked(gateway)
+        for _ in range(2):
+            assert events_in((await followed(gateway, made["id"])).body)[-1]["type"] == "response.completed"
+    assert (store.saves, list(store.kept)) == (1, [made["id"]])

@@ -1,0 +1,400 @@
+"""`/api/v1/inference-tasks`: submitted, listed, read, watched, cancelled and forgotten over HTTP."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gateway_script import RawResponse, RunningGateway, delta, finished, hello, serving, started, usage
+from task_script import ScriptedTasks, output
+from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
+
+from gateway import GatewayConfig
+from gateway.config import RateLimitConfig
+from weft.api.common.v1 import completion_pb2
+from weft.api.common.v1.priority_pb2 import PRIORITY_HIGH, PRIORITY_UNSPECIFIED
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import NewTask, TaskState, event_number
+from weft.kernel.errors import WeftError
+from weft.kernel.rates import Rate
+from weft.kernel.reasons import Reason
+
+PATH = "/api/v1/inference-tasks"
+HI = [{"role": "user", "content": "hi"}]
+CHAT = {"body": {"model": "tiny", "messages": HI}}
+ANSWER = output(*(frame for frame in hello() if isinstance(frame, list)))
+
+
+async def submit(gateway: RunningGateway, body: object = None, **headers: str) -> RawResponse:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await gateway.request("POST", PATH, json.dumps(CHAT if body is None else body).encode(), named)
+
+
+async def get(gateway: RunningGateway, path: str = "", **headers: str) -> Any:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = await gateway.request("GET", PATH + path, headers=named)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+def error_of(answer: RawResponse) -> tuple[int, str, str | None]:
+    error = json.loads(answer.body)["error"]
+    return answer.status, error["code"], error["param"]
+
+
+async def test_a_request_is_accepted_at_once_and_is_what_the_live_route_would_have_asked() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        answer = await submit(gateway, X_Tenant_ID="ann", X_Cache_Tag="mine", X_Client_Id="ci")
+        assert answer.status == 202
+        task = json.loads(answer.body)
+        assert answer.headers["location"] == f"{PATH}/{task['id']}"
+        assert answer.headers["x-weft-task-id"] == task["id"]
+        assert (task["state"], task["model"], task["endpoint"]) == ("pending", "tiny", "/v1/chat/completions")
+        assert (task["created_at"], task["expires_at"]) == ("2026-03-01T12:00:00.000Z", "2026-03-01T13:00:00.000Z")
+        assert (task["waiting_for"], task["error"], task["started_at"]) == ("no runner has the model", None, None)
+        await gateway.request("POST", "/v1/chat/completions", json.dumps(CHAT["body"]).encode())
+        new = tasks.one.new
+        assert new.spec.chat == gateway.dispatcher.payloads[0]
+        assert (new.tenant, new.spec.options.priority) == ("ann", PRIORITY_UNSPECIFIED)
+        assert (new.spec.options.cache_tag, new.spec.options.client_id) == ("mine", "ci")
+        assert json.loads(new.spec.origin) == CHAT["body"]
+        assert not new.spec.HasField("pending_limit")
+
+
+async def test_what_a_submission_says_besides_counts() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        body = {
+            "model": "later",
+            "endpoint": "/v1/completions",
+            "body": {"prompt": "hi", "stream": True, "durable": "wait"},
+            "pending_limit_seconds": 90,
+            "max_attempts": 2,
+        }
+        assert (await submit(gateway, body, X_Priority="high")).status == 202
+        spec = tasks.one.new.spec
+        assert (spec.model, spec.completion.prompts[0].text) == ("later", "hi")
+        assert (spec.pending_limit.ToSeconds(), spec.max_attempts, spec.options.priority) == (90, 2, PRIORITY_HIGH)
+
+
+async def test_the_same_key_is_the_same_task_and_another_body_under_it_a_conflict() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        first = await submit(gateway, Idempotency_Key="k 1")
+        again = await submit(gateway, Idempotency_Key="k 1")
+        assert (first.status, again.status) == (202, 200)
+        assert json.loads(first.body)["id"] == json.loads(again.body)["id"]
+        other = await submit(gateway, {"body": {"model": "other", "messages": HI}}, Idempotency_Key="k 1")
+        assert error_of(other)[:2] == (409, "idempotency_conflict")
+        assert (await submit(gateway, Idempotency_Key="k 1", X_Tenant_ID="bob")).status == 202
+        assert len(tasks.kept) == 2
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "h\xe9"])
+async def test_a_key_that_is_none_is_refused(key: str) -> None:
+    async with serving(tasks=ScriptedTasks()) as gateway:
+        assert error_of(await submit(gateway, Idempotency_Key=key)) == (400, "invalid_argument", "Idempotency-Key")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body"),
+        ({"body": []}, "body"),
+        ({"body": {"messages": HI}}, "body.model"),
+        ({"body": {"model": "tiny"}}, "body.messages"),
+        ({"body": {"model": "tiny", "messages": [{"role": "nobody"}]}}, "body.messages[0].role"),
+        ({"body": {"model": "tiny", "messages": HI, "n": 99}}, "body.n"),
+        ({"body": {"model": "tiny", "messages": HI, "user": "u" * 600}}, "body.user"),
+        ({"body": {"model": "a b", "messages": HI}}, "body.model"),
+        ({"model": "other", "body": {"model": "tiny", "messages": HI}}, "model"),
+        ({**CHAT, "endpoint": "/v1/rerank"}, "endpoint"),
+        ({**CHAT, "endpoint": 1}, "endpoint"),
+        ({**CHAT, "pending_limit_seconds": 0.5}, "pending_limit_seconds"),
+        ({**CHAT, "pending_limit_seconds": 604_801}, "pending_limit_seconds"),
+        ({**CHAT, "max_attempts": 0}, "max_attempts"),
+        ({**CHAT, "max_attempts": 101}, "max_attempts"),
+    ],
+)
+async def test_what_the_live_route_refuses_is_refused_here_with_where_it_stands(body: object, param: str) -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        assert error_of(await submit(gateway, body)) == (400, "invalid_argument", param)
+        assert tasks.kept == {}
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("spec", "body"),
+        ("spec.origin", "body"),
+        ("spec.payload.messages[0]", "body.messages[0]"),
+        ("spec.model", "body.model"),
+        ("spec.pending_limit", "pending_limit_seconds"),
+        ("spec.max_attempts", "max_attempts"),
+        ("elsewhere", "elsewhere"),
+    ],
+)
+async def test_what_whoever_keeps_tasks_refuses_is_named_as_its_sender_knows_it(field: str, param: str) -> None:
+    # As it comes over the wire: no FieldError any more.
+    refusal = WeftError(Reason.REQUEST_TOO_LARGE, f"{field}: too much", metadata={"field": field})
+    async with serving(tasks=ScriptedTasks(failure=refusal)) as gateway:
+        answer = await submit(gateway)
+        assert error_of(answer) == (413, "request_too_large", param)
+        assert json.loads(answer.body)["error"]["message"] == f"{param}: too much"
+
+
+async def test_a_wrong_header_is_named_as_it_is() -> None:
+    async with serving(tasks=ScriptedTasks()) as gateway:
+        assert error_of(await submit(gateway, X_Priority="urgent")) == (400, "invalid_argument", "X-Priority")
+
+
+async def test_submissions_count_as_requests_of_their_tenant() -> None:
+    config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
+    async with serving(tasks=ScriptedTasks(), config=config) as gateway:
+        assert error_of(await submit(gateway, {}))[0] == 400
+        assert (await submit(gateway)).status == 202
+        assert error_of(await submit(gateway))[:2] == (429, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "outputs", "expected"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": HI},
+            [ANSWER],
+            lambda found: (
+                (found["object"], found["choices"][0]["message"]["content"], found["usage"]["total_tokens"])
+                == ("chat.completion", "Hello, world", 10)
+            ),
+        ),
+        (
+            "/v1/completions",
+            {"prompt": ["a", "b"]},
+            [
+                output([started()], [delta("A", finish="STOP")]),
+                output([delta("B", index=1, finish="STOP"), usage(), finished()]),
+            ],
+            lambda found: [choice["text"] for choice in found["choices"]] == ["A", "B"],
+        ),
+        (
+            "/v1/embeddings",
+            {"input": ["a", "b"], "encoding_format": "base64"},
+            [output([started()], [finished()], vectors=[[0.5], [0.25]])],
+            lambda found: [entry["embedding"] for entry in found["data"]] == ["AAAAPw==", "AACAPg=="],
+        ),
+    ],
+)
+async def test_a_completed_task_has_what_its_endpoint_would_have_answered(
+    endpoint: str, body: dict[str, object], outputs: list[task_pb2.TaskOutput], expected: Any
+) -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        answer = await submit(gateway, {"model": "tiny", "endpoint": endpoint, "body": body})
+        task_id = json.loads(answer.body)["id"]
+        assert (await get(gateway, f"/{task_id}")).get("result") is None
+        tasks.begin()
+        assert (await get(gateway, f"/{task_id}"))["state"] == "running"
+        for piece in outputs:
+            tasks.say(piece)
+        tasks.complete()
+        found = await get(gateway, f"/{task_id}")
+        assert expected(found["result"]), found
+        assert (found["state"], found["error"]) == ("completed", None)
+        assert found["attempts"] == [
+            {"attempt": 1, "claimed_at": "2026-03-01T12:00:01.000Z", "ended_at": None, "error": None}
+        ]
+        assert found["result"] == (await get(gateway, f"/{task_id}"))["result"]
+
+
+async def test_a_chats_own_warnings_are_in_the_answer_of_its_task_too() -> None:
+    tasks = ScriptedTasks(at_once=[ANSWER])
+    async with serving(tasks=tasks) as gateway:
+        body = {"model": "tiny", "messages": HI, "store": True}
+        task_id = json.loads((await submit(gateway, {"body": body})).body)["id"]
+        kept = (await get(gateway, f"/{task_id}"))["result"]["warnings"]
+        live = await gateway.request("POST", "/v1/chat/completions", json.dumps(body).encode())
+        assert kept == json.loads(live.body)["warnings"] != []
+
+
+async def test_a_task_from_elsewhere_is_answered_by_what_it_asks_for() -> None:
+    tasks = ScriptedTasks(at_once=[output([started()], [delta("Hi", finish="STOP"), finished()])])
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a")])
+    for kind in ("", "completions"):
+        spec = task_pb2.TaskSpec(model="tiny", completion=payload, origin=b"not json", origin_kind=kind)
+        task_id = (await tasks.submit(NewTask(tenant="default", spec=spec))).task.id
+        async with serving(tasks=tasks) as gateway:
+            found = await get(gateway, f"/{task_id}")
+            assert (found["result"]["object"], found["result"]["choices"][0]["text"]) == ("text_completion", "Hi")
+
+
+async def test_an_answer_that_cannot_be_told_is_an_error_beside_the_state_and_an_outage_is_one_instead() -> None:
+    tasks = ScriptedTasks(at_once=[output([started()])])
+    async with serving(tasks=tasks) as gateway:
+        task_id = json.loads((await submit(gateway)).body)["id"]
+        found = await get(gateway, f"/{task_id}")
+        assert (found["state"], found["error"]["code"]) == ("completed", "backend_protocol_error")
+        assert "result" not in found
+        tasks.watch_failures = [WeftError(Reason.SERVICE_UNAVAILABLE, "away")]
+        answer = await gateway.request("GET", f"{PATH}/{task_id}")
+        assert error_of(answer)[:2] == (503, "service_unavailable")
+
+
+async def test_a_failed_task_says_why_and_what_was_tried() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        task_id = json.loads((await submit(gateway)).body)["id"]
+        tasks.begin()
+        tasks.lose(Reason.SERVER_DIED, "the engine died")
+        tasks.fail(Reason.QUEUE_TIMEOUT, "it waited for an hour")
+        found = await get(gateway, f"/{task_id}")
+        assert found["error"] == {"code": "queue_timeout", "message": "it waited for an hour"}
+        assert found["attempts"][0]["error"] == {"code": "server_died", "message": "the engine died"}
+
+
+async def test_tasks_are_listed_newest_first_by_state_and_model_a_page_at_a_time() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        ids = [json.loads((await submit(gateway)).body)["id"] for _ in range(3)]
+        await gateway.request("POST", f"{PATH}/{ids[1]}/cancel")
+        assert [task["id"] for task in (await get(gateway))["data"]] == ids[::-1]
+        page = await get(gateway, "?limit=2")
+        assert [task["id"] for task in page["data"]] == [ids[2], ids[1]]
+        rest = await get(gateway, f"?limit=2&page_token={page['next_page_token']}")
+        assert ([task["id"] for task in rest["data"]], rest["next_page_token"]) == ([ids[0]], None)
+        assert [task["id"] for task in (await get(gateway, "?state=cancelled,failed"))["data"]] == [ids[1]]
+        assert (await get(gateway, "?model=other"))["data"] == []
+        assert "result" not in page["data"][0]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("?state=gone", "state"),
+        ("?state=", "state"),
+        ("?limit=0", "limit"),
+        ("?limit=1001", "limit"),
+        ("?page_token=x", "page_token"),
+        ("?order=up", "order"),
+        ("/task-1/events?after=-1", "after"),
+        ("/task-1/events?after=9223372036854775808", "after"),
+        ("/task-1/events?after=1e3", "after"),
+        ("/a%20b", "id"),
+    ],
+)
+async def test_a_wrong_parameter_is_named(query: str, param: str) -> None:
+    async with serving(tasks=ScriptedTasks()) as gateway:
+        assert error_of(await gateway.request("GET", PATH + query)) == (400, "invalid_argument", param)
+
+
+async def test_another_tenants_task_is_not_there_whatever_is_done_to_it() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        task_id = json.loads((await submit(gateway, X_Tenant_ID="ann")).body)["id"]
+        assert (await get(gateway, X_Tenant_ID="bob"))["data"] == []
+        for method, path in (
+            ("GET", ""),
+            ("GET", "/events"),
+            ("POST", "/cancel"),
+            ("DELETE", ""),
+            ("DELETE", "?forget=true"),
+        ):
+            answer = await gateway.request(method, f"{PATH}/{task_id}{path}", headers={"X-Tenant-ID": "bob"})
+            assert error_of(answer)[:2] == (404, "not_found")
+        assert tasks.one.task.state is TaskState.PENDING
+
+
+async def test_cancelling_ends_a_task_once_and_forgetting_needs_its_end() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        task_id = json.loads((await submit(gateway)).body)["id"]
+        answer = await gateway.request("DELETE", f"{PATH}/{task_id}?forget=true")
+        assert error_of(answer)[:2] == (409, "resource_in_use")
+        for method, path in (("DELETE", ""), ("DELETE", ""), ("POST", "/cancel")):
+            answer = await gateway.request(method, f"{PATH}/{task_id}{path}")
+            assert (answer.status, json.loads(answer.body)["state"]) == (200, "cancelled")
+        assert tasks.cancelled == [task_id]
+        assert (await gateway.request("DELETE", f"{PATH}/{task_id}?forget=true")).status == 204
+        assert error_of(await gateway.request("GET", f"{PATH}/{task_id}"))[:2] == (404, "not_found")
+
+
+def events_of(raw: bytes) -> list[tuple[str, int, Any]]:
+    found = []
+    for block in raw.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append((fields["event"], int(fields["id"]), json.loads(fields["data"])))
+    return found
+
+
+async def test_a_task_is_watched_to_its_end_and_from_wherever_a_watcher_stopped() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        task_id = json.loads((await submit(gateway)).body)["id"]
+        watching = asyncio.create_task(gateway.request("GET", f"{PATH}/{task_id}/events"))
+        await tasks.was_watched.wait()
+        tasks.begin()
+        tasks.say(output([started()], [delta("Hello")]))
+        tasks.say(output([delta(finish="STOP"), finished()]))
+        tasks.complete()
+        answer = await watching
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        found = events_of(answer.body)
+        first, last = event_number(1, 2), event_number(1, 4)
+        assert [(name, number) for name, number, _ in found if name == "output"] == [
+            ("output", first),
+            ("output", last),
+        ]
+        assert found[0][0::2][0] == "task"
+        assert (found[0][2]["state"], found[-1][2]["state"], found[-1][1]) == ("pending", "completed", last)
+        told = next(body for name, _, body in found if name == "output")
+        assert (told["attempt"], told["events"][1]) == (1, {"delta": {"text": "Hello"}})
+        for path, headers in ((f"?after={first}", {}), ("?after=0", {"Last-Event-ID": str(first)})):
+            rest = events_of((await gateway.request("GET", f"{PATH}/{task_id}/events{path}", headers=headers)).body)
+            assert [(name, number) for name, number, _ in rest] == [("task", first), ("output", last), ("task", last)]
+
+
+async def test_a_watch_that_fails_before_its_first_event_is_a_status() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        assert error_of(await gateway.request("GET", f"{PATH}/task-1/events"))[:2] == (404, "not_found")
+        tasks.failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the database is locked")
+        assert error_of(await submit(gateway))[:2] == (503, "service_unavailable")
+
+
+async def test_whoever_runs_tasks_and_does_not_answer_is_unavailable() -> None:
+    tasks = ScriptedTasks(submit_gate=asyncio.Event())
+    async with serving(tasks=tasks, config=replace(GatewayConfig(port=0), task_timeout_seconds=0.05)) as gateway:
+        answer = await submit(gateway)
+        assert error_of(answer)[:2] == (503, "service_unavailable")
+        assert answer.headers["retry-after"] == "2"
+
+
+async def test_images_are_in_the_task_before_it_is_accepted() -> None:
+    media = ScriptedMedia()
+    media.may_answer.set()
+    tasks = ScriptedTasks()
+    content = [{"type": "image_url", "image_url": {"url": URL}}]
+    async with serving(tasks=tasks, media=media, config=CONFIG) as gateway:
+        body = {"body": {"model": "tiny", "messages": [{"role": "user", "content": content}]}}
+        assert (await submit(gateway, body)).status == 202
+        assert tasks.one.new.spec.chat.messages[0].content[0].image.data == PICTURE
+
+
+async def test_nothing_is_fetched_for_a_tenant_that_asks_too_often() -> None:
+    media, content = ScriptedMedia(), [{"type": "image_url", "image_url": {"url": URL}}]
+    config = replace(CONFIG, rate_limits=RateLimitConfig(default=Rate(1, 60)))
+    async with serving(tasks=ScriptedTasks(), media=media, config=config) as gateway:
+        assert (await submit(gateway)).status == 202
+        body = {"body": {"model": "tiny", "messages": [{"role": "user", "content": content}]}}
+        assert error_of(await submit(gateway, body))[:2] == (429, "rate_limit_exceeded")
+        assert media.asked == []
+
+
+async def test_where_nobody_runs_tasks_there_are_no_such_paths() -> None:
+    async with serving() as gateway:
+        assert error_of(await submit(gateway))[0] == 404
+        assert error_of(await gateway.request("GET", PATH))[0] == 404

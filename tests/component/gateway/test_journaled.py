@@ -1,0 +1,340 @@
+"""Journaled requests: a task whose submitter watches it, leaves it, loses it, and never sees two answers spliced."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+from gateway_script import Frame, delta, finished, sample_receipt, started, usage
+from task_script import ScriptedTasks, output
+
+from weft.api.common.v1 import chat_pb2, embedding_pb2
+from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
+from weft.dispatch.journaled import (
+    JournalConfig,
+    JournaledEmbedding,
+    JournaledGeneration,
+    JournalTools,
+    journaled_spec,
+    task_spec,
+)
+from weft.dispatch.journey import Journal, RequestContext, WhenLeft
+from weft.dispatch.tasks import Task, TaskDetails, TaskNews
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Handling, Operation, Priority
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.fake_clock import FakeClock
+
+CHAT = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage()])
+HELLO = output([started()], [delta("Hello")])
+WORLD = output([delta(", world")], [delta(finish="STOP"), usage(), finished()])
+CONTEXT = RequestContext(
+    request_id="req-1",
+    tenant="ann",
+    model="tiny",
+    operation=Operation.CHAT,
+    traceparent=new_traceparent(),
+    names_priority=False,
+    timeout_seconds=60.0,
+)
+KEEP = Journal(when_left=WhenLeft.KEEP)
+CONFIG = JournalConfig(outage_limit_seconds=1.0, retry_interval_seconds=0.4, settle_seconds=0.05)
+
+
+def generation(
+    tasks: ScriptedTasks, journal: Journal | None = None, clock: FakeClock | None = None
+) -> JournaledGeneration:
+    return JournaledGeneration(JournalTools(tasks, clock or FakeClock(), CONFIG), CONTEXT, journal or Journal(), CHAT)
+
+
+def words(frames: list[Frame]) -> str:
+    return "".join(event.delta.text for frame in frames for event in frame)
+
+
+async def all_of(frames: AsyncGenerator[Frame], into: list[Frame] | None = None) -> list[Frame]:
+    found = [] if into is None else into
+    async for frame in frames:
+        found.append(frame)
+    return found
+
+
+async def read_until(frames: AsyncGenerator[Frame], text: str) -> list[Frame]:
+    found: list[Frame] = []
+    while text not in words(found):
+        found.append(await anext(frames))
+    return found
+
+
+async def test_what_is_kept_is_handed_on_and_the_end_only_with_the_end_of_the_task() -> None:
+    tasks = ScriptedTasks()
+    call = generation(tasks)
+    frames = call.frames()
+    (queued,) = await anext(frames)
+    assert queued.queued.reason == "no runner has the model"
+    tasks.begin()
+    tasks.say(HELLO)
+    tasks.say(WORLD)
+    found = await read_until(frames, "world")
+    end = asyncio.create_task(anext(frames))
+    await asyncio.sleep(0)
+    assert not any(event.HasField("finished") for frame in found for event in frame)
+    assert (end.done(), call.receipt) == (False, None)
+    tasks.complete()
+    (last,) = await end
+    assert last.HasField("finished")
+    assert call.receipt == sample_receipt()
+    assert await all_of(frames) == []
+    assert tasks.cancelled == []
+
+
+async def test_its_task_is_told_before_anything_else_and_waits_in_the_callers_band_no_longer_than_the_caller() -> None:
+    tasks, told = ScriptedTasks(at_once=[HELLO, WORLD]), list[str]()
+    assert words(await all_of(generation(tasks, Journal(on_task=told.append)).frames())) == "Hello, world"
+    assert told == list(tasks.kept)
+    spec = tasks.one.new.spec
+    assert (spec.options.priority, spec.pending_limit.ToSeconds(), spec.chat) == (PRIORITY_NORMAL, 60, CHAT)
+    assert spec.traceparent == CONTEXT.traceparent
+
+
+def test_a_kept_task_may_wait_longer_than_its_caller_and_one_with_a_key_is_the_same_each_time() -> None:
+    assert not journaled_spec(CONTEXT, KEEP, CHAT).HasField("pending_limit")
+    keyed = Journal(idempotency_key="k")
+    again = replace(CONTEXT, traceparent=new_traceparent())
+    assert journaled_spec(CONTEXT, keyed, CHAT) == journaled_spec(again, keyed, CHAT)
+    assert journaled_spec(CONTEXT, KEEP, CHAT) != journaled_spec(again, KEEP, CHAT)
+
+
+def test_a_tasks_options_are_those_of_its_request() -> None:
+    handling = Handling(cache_tag="mine", keep_alive_seconds=90.0)
+    context = replace(
+        CONTEXT,
+        priority=Priority.LOW,
+        names_priority=True,
+        handling=handling,
+        client_id="ci",
+        session="s",
+        allow_remote=True,
+    )
+    options = task_spec(context, CHAT).options
+    assert (options.priority, options.cache_tag, options.client_id, options.session) == (
+        PRIORITY_LOW,
+        "mine",
+        "ci",
+        "s",
+    )
+    assert (options.allow_remote, options.keep_alive.ToSeconds()) == (True, 90)
+    assert task_spec(CONTEXT, CHAT).options.priority == PRIORITY_UNSPECIFIED
+
+
+@pytest.mark.parametrize(("journal", "is_cancelled"), [(Journal(), True), (KEEP, False)])
+async def test_a_caller_who_leaves_ends_its_task_unless_it_is_to_be_kept(journal: Journal, is_cancelled: bool) -> None:
+    tasks = ScriptedTasks()
+    reading = asyncio.create_task(all_of(generation(tasks, journal).frames()))
+    await tasks.was_watched.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert tasks.was_left.is_set()
+    assert bool(tasks.cancelled) is is_cancelled
+
+
+async def test_a_caller_who_leaves_before_the_task_is_durable_ends_it_as_soon_as_it_is() -> None:
+    tasks = ScriptedTasks(submit_gate=asyncio.Event())
+    reading = asyncio.create_task(all_of(generation(tasks).frames()))
+    await tasks.was_submitted.wait()
+    reading.cancel()
+    assert tasks.submit_gate is not None
+    tasks.submit_gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert tasks.cancelled == list(tasks.kept) != []
+
+
+async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task() -> None:
+    class Silent(ScriptedTasks):
+        async def cancel(self, tenant: str, task_id: str) -> Task:
+            self.was_cancelled.set()
+            await asyncio.Event().wait()
+            return await super().cancel(tenant, task_id)
+
+    tasks = Silent()
+    frames = generation(tasks).frames()
+    await anext(frames)
+    await frames.aclose()
+    assert tasks.was_cancelled.is_set()
+    assert tasks.cancelled == []
+
+
+async def test_an_attempt_that_is_lost_before_any_content_is_followed_by_the_next() -> None:
+    tasks = ScriptedTasks()
+    reading = asyncio.create_task(all_of(generation(tasks).frames()))
+    await tasks.was_watched.wait()
+    tasks.begin()
+    tasks.say(output([started("first")]))
+    tasks.lose()
+    tasks.begin()
+    tasks.say(output([started("second")], [delta("Hello")]))
+    tasks.say(WORLD)
+    tasks.complete()
+    frames = await reading
+    assert words(frames) == "Hello, world"
+    assert sum(event.HasField("finished") for frame in frames for event in frame) == 1
+
+
+@pytest.mark.parametrize(("journal", "is_cancelled"), [(Journal(), True), (KEEP, False)])
+async def test_an_answer_that_broke_off_is_an_error_and_never_continued_with_anothers_words(
+    journal: Journal, is_cancelled: bool
+) -> None:
+    tasks = ScriptedTasks()
+    frames = generation(tasks, journal).frames()
+    await anext(frames)
+    tasks.begin()
+    tasks.say(HELLO)
+    found = await read_until(frames, "Hello")
+    tasks.lose(Reason.SERVER_DIED, "the engine died")
+    tasks.begin()
+    tasks.say(WORLD)
+    with pytest.raises(WeftError) as caught:
+        await all_of(frames, found)
+    (task_id,) = tasks.kept
+    assert caught.value.reason is Reason.SERVER_DIED
+    assert task_id in caught.value.message
+    assert ("goes on" in caught.value.message) is not is_cancelled
+    assert caught.value.metadata["task_id"] == task_id
+    assert words(found) == "Hello"
+    assert bool(tasks.cancelled) is is_cancelled
+
+
+async def test_an_attempt_of_which_nobody_knows_why_it_was_lost_was_lost_with_its_worker() -> None:
+    class Forgetful(ScriptedTasks):
+        async def details(self, tenant: str, task_id: str) -> TaskDetails:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+
+    tasks = Forgetful()
+    frames = generation(tasks).frames()
+    await anext(frames)
+    tasks.begin()
+    tasks.say(HELLO)
+    found = await read_until(frames, "Hello")
+    tasks.lose(Reason.SERVER_DIED)
+    with pytest.raises(WeftError) as caught:
+        await all_of(frames, found)
+    assert caught.value.reason is Reason.WORKER_LOST
+
+
+async def test_a_task_that_fails_or_is_cancelled_by_somebody_is_that_failure() -> None:
+    tasks = ScriptedTasks()
+    frames = generation(tasks).frames()
+    await anext(frames)
+    tasks.fail(Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
+    with pytest.raises(WeftError, match="too long") as caught:
+        await all_of(frames)
+    assert caught.value.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    assert tasks.cancelled == []
+    tasks = ScriptedTasks()
+    frames = generation(tasks).frames()
+    await anext(frames)
+    await tasks.cancel("ann", next(iter(tasks.kept)))
+    with pytest.raises(WeftError) as caught:
+        await all_of(frames)
+    assert caught.value.reason is Reason.CANCELLED
+
+
+async def test_a_submission_that_is_refused_is_that_refusal_and_nothing_is_cancelled() -> None:
+    tasks = ScriptedTasks(failure=WeftError(Reason.TOO_MANY_RESOURCES, "no more"))
+    with pytest.raises(WeftError, match="no more"):
+        await all_of(generation(tasks).frames())
+    assert (tasks.kept, tasks.cancelled) == ({}, [])
+
+
+async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_and_tells_nothing_twice() -> None:
+    clock = FakeClock()
+
+    class Breaking(ScriptedTasks):
+        breaks = 1
+
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+            pieces = 0
+            async for item in super().watch(tenant, task_id, after_event):
+                yield item
+                pieces += not isinstance(item, Task)
+                if pieces == 1 and self.breaks:
+                    self.breaks -= 1
+                    raise WeftError(Reason.WATCH_LAGGED, "too slow")
+
+    tasks = Breaking(at_once=[HELLO, WORLD])
+    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
+    await clock.wait_for_sleepers(1)
+    await clock.advance(0.4)
+    assert words(await reading) == "Hello, world"
+    assert tasks.watched_from == [0, tasks.one.pieces[0].last_event]
+
+
+async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever() -> None:
+    class Away(ScriptedTasks):
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+            if self.watch_failures:
+                self.watched_from.append(after_event)
+                raise self.watch_failures.pop(0)
+            async for item in super().watch(tenant, task_id, after_event):
+                yield item
+
+    def away(count: int) -> list[WeftError]:
+        return [WeftError(Reason.SERVICE_UNAVAILABLE, "restarting") for _ in range(count)]
+
+    clock, tasks = FakeClock(), Away(at_once=[HELLO, WORLD], watch_failures=away(2))
+    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
+    for pause in (0.4, 0.8):
+        await clock.wait_for_sleepers(1)
+        await clock.advance(pause)
+    assert words(await reading) == "Hello, world"
+
+    tasks = Away(watch_failures=away(9))
+    reading = asyncio.create_task(all_of(generation(tasks, clock=clock).frames()))
+    for pause in (0.4, 0.8):
+        await clock.wait_for_sleepers(1)
+        await clock.advance(pause)
+    with pytest.raises(WeftError, match="restarting") as caught:
+        await reading
+    assert caught.value.metadata["task_id"] in tasks.kept
+    assert len(tasks.watched_from) == 3
+
+
+async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> None:
+    tasks = ScriptedTasks()
+    tools = JournalTools(tasks, FakeClock(), CONFIG)
+    call = JournaledEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload())
+    reading = asyncio.create_task(call.result())
+    await tasks.was_watched.wait()
+    tasks.begin()
+    tasks.say(output([started()], vectors=[[9.0]]))
+    await asyncio.sleep(0)
+    tasks.lose()
+    tasks.begin()
+    tasks.say(output([started()], [finished()], vectors=[[0.5], [0.25]]))
+    tasks.complete()
+    assert [list(vector.values) for vector in await reading] == [[0.5], [0.25]]
+    assert call.receipt == sample_receipt()
+
+
+async def test_an_embedding_that_fails_is_its_failure_and_one_whose_caller_leaves_is_ended() -> None:
+    tasks = ScriptedTasks()
+    tools = JournalTools(tasks, FakeClock(), CONFIG)
+    reading = asyncio.create_task(
+        JournaledEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
+    )
+    await tasks.was_watched.wait()
+    tasks.fail(Reason.UNSUPPORTED_OPERATION, "it does not embed")
+    with pytest.raises(WeftError, match="does not embed"):
+        await reading
+    tasks = ScriptedTasks()
+    tools = JournalTools(tasks, FakeClock(), CONFIG)
+    reading = asyncio.create_task(
+        JournaledEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
+    )
+    await tasks.was_watched.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert tasks.cancelled == list(tasks.kept)

@@ -1,0 +1,60 @@
+"""Responses as tasks that other APIs bring: each by itself."""
+
+import json
+from typing import Any
+
+import pytest
+from background_script import hello_pieces, long_answer, pieces
+from gateway_script import serving
+from response_script import MemoryResponses
+from task_script import ScriptedTasks
+
+PATH = "/api/v1/inference-tasks"
+
+
+def asking(**fields: object) -> bytes:
+    body = {"model": "chat", "input": "Say hello", **fields}
+    return json.dumps({"endpoint": "/v1/responses", "body": body}).encode()
+
+
+async def result_of(tasks: ScriptedTasks, **fields: object) -> dict[str, Any]:
+    async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
+        made = json.loads((await gateway.request("POST", PATH, asking(**fields))).body)
+        answer = await gateway.request("GET", f"{PATH}/{made['id']}")
+        elsewhere = await gateway.request("GET", f"/v1/responses/{made['id'].replace('task-', 'resp_')}")
+    assert elsewhere.status == 404
+    result: dict[str, Any] = json.loads(answer.body)["result"]
+    return result
+
+
+async def test_its_result_is_the_response() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    result = await result_of(tasks, instructions="Be terse.", truncation="auto", stream=True)
+    assert (result["object"], result["status"], result["store"]) == ("response", "completed", False)
+    assert result["output"][0]["content"][0]["text"] == "Hello, world"
+    assert [warning["field"] for warning in result["warnings"]] == ["truncation"]
+    assert result["completed_at"] == result["created_at"] + 60
+    assert [message.content[0].text for message in tasks.one.new.spec.chat.messages] == ["Be terse.", "Say hello"]
+
+
+async def test_its_items_are_those_of_any_response() -> None:
+    result = await result_of(ScriptedTasks(at_once=pieces(long_answer())))
+    assert [item["type"] for item in result["output"]] == ["reasoning", "message", "function_call"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"background": True}, "background"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": None}, "input"),
+    ],
+)
+async def test_what_needs_another_response_is_refused(fields: dict[str, Any], field: str) -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
+        answer = await gateway.request("POST", PATH, asking(**fields))
+    assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, f"body.{field}")
+    assert tasks.kept == {}

@@ -1,0 +1,139 @@
+"""Surfaces without a gateway around them, as whoever takes in lines of batches uses them."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from gateway_script import FixedFleet, ScriptedDispatcher, delta, finished, model, started, usage
+from task_script import BORN, output
+from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
+
+from gateway.facts import FACTS_KEY, RequestFacts
+from gateway.metrics import GatewayMetrics
+from gateway.parts import InferenceParts
+from gateway.tasks.surface import SpecContext, Surfaces
+from gateway.tasks.surfaces import surfaces_of
+from weft.api.common.v1 import event_pb2
+from weft.dispatch.tasks import Task, TaskState
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.principal import Principal
+from weft.kernel.reasons import Reason
+
+HI = [{"role": "user", "content": "hi"}]
+CHAT: dict[str, Any] = {"model": "tiny", "messages": HI}
+TASK = Task(
+    id="task-0123456789abcdef01234567",
+    tenant="ann",
+    state=TaskState.COMPLETED,
+    model="tiny",
+    created_at=BORN,
+    max_attempts=5,
+)
+
+
+def surfaces(media: ScriptedMedia | None = None) -> Surfaces:
+    return surfaces_of(
+        InferenceParts(
+            config=CONFIG,
+            dispatcher=ScriptedDispatcher(),
+            fleet=FixedFleet.of(model("tiny")),
+            metrics=GatewayMetrics(),
+            clock=SystemClock(),
+            media=media or ScriptedMedia(),
+        )
+    )
+
+
+def context(field: str = "", *, is_repeatable: bool = False, **headers: str) -> SpecContext:
+    named = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"headers": named, FACTS_KEY: RequestFacts("req-1", 0.0)}
+    return SpecContext(scope=scope, field=field, is_repeatable=is_repeatable)
+
+
+def spec_of(body: object, about: SpecContext | None = None) -> Any:
+    surface = surfaces().of_endpoint("/v1/chat/completions")
+    return surface.spec(json.dumps(body).encode(), about or context())
+
+
+def test_a_surface_is_found_by_its_path_and_by_its_name_and_another_is_none() -> None:
+    found = surfaces()
+    assert found.endpoints[:3] == ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+    for endpoint in found.endpoints:
+        surface = found.of_endpoint(endpoint)
+        assert surface.endpoint == endpoint
+        assert found.of_kind(surface.kind) is surface
+    assert found.of_kind("") is None
+    with pytest.raises(FieldError, match="url: must be one of /v1/chat/completions"):
+        found.of_endpoint("/v1/rerank", "url")
+
+
+def test_a_body_says_where_it_is_wrong_in_what_brought_it_and_headers_are_named_as_they_are() -> None:
+    with pytest.raises(FieldError) as caught:
+        spec_of({**CHAT, "n": 99}, context("body"))
+    assert (caught.value.field, caught.value.message.startswith("body.n: ")) == ("body.n", True)
+    with pytest.raises(FieldError) as caught:
+        spec_of({**CHAT, "n": 99})
+    assert caught.value.field == "n"
+    with pytest.raises(FieldError) as caught:
+        spec_of(CHAT, context("body", X_Cache_Mode="maybe"))
+    assert caught.value.field == "X-Cache-Mode"
+
+
+def test_who_may_not_let_a_request_leave_may_not_by_way_of_a_task_either() -> None:
+    about = context()
+    about.scope[FACTS_KEY].principal = Principal(name="key:k", tenant="ann", access=frozenset())
+    with pytest.raises(FieldError) as caught:
+        spec_of({**CHAT, "allow_remote": True}, about)
+    assert caught.value.reason is Reason.PERMISSION_DENIED
+    assert spec_of({**CHAT, "allow_remote": True}).options.allow_remote
+
+
+def test_the_same_submission_has_the_same_spec_and_otherwise_a_trace_of_its_own() -> None:
+    keyed = context(is_repeatable=True)
+    assert spec_of(CHAT, keyed) == spec_of(CHAT, keyed)
+    assert spec_of(CHAT).traceparent != spec_of(CHAT).traceparent != ""
+
+
+async def test_an_image_by_address_is_fetched_where_that_can_be_waited_for_and_refused_where_not() -> None:
+    media = ScriptedMedia()
+    media.may_answer.set()
+    content = [{"type": "image_url", "image_url": {"url": URL}}]
+    raw = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode()
+    surface = surfaces(media).of_endpoint("/v1/chat/completions")
+    with pytest.raises(FieldError, match="data: URL") as caught:
+        surface.spec(raw, context("body"))
+    assert caught.value.field == "body.messages[0].content[0].image_url.url"
+    assert media.asked == []
+    spec = await surface.supplied_spec(raw, context())
+    assert spec.chat.messages[0].content[0].image.data == PICTURE
+    media.failure = FieldError("messages[0].content[0].image_url.url", "is gone")
+    with pytest.raises(FieldError) as caught:
+        await surface.supplied_spec(raw, context("body"))
+    assert caught.value.message == "body.messages[0].content[0].image_url.url: is gone"
+
+
+def test_an_answer_is_made_of_what_is_kept_alone_and_is_the_same_each_time() -> None:
+    call = event_pb2.ToolCallDelta(id="call-1", name="f", arguments_text="{}")
+    pieces = [
+        output([started("big")], [delta(tool_calls=[call])]),
+        output([delta(finish="TOOL_CALLS"), usage(), finished()]),
+    ]
+    surface = surfaces().of_endpoint("/v1/chat/completions")
+    older = json.dumps({**CHAT, "functions": [{"name": "f"}], "stream": True}).encode()
+    answer = json.loads(surface.answer(older, TASK, pieces))
+    assert (answer["id"], answer["created"]) == ("chatcmpl-0123456789abcdef01234567", int(BORN.timestamp()))
+    assert (answer["model"], answer["choices"][0]["finish_reason"]) == ("big", "function_call")
+    assert surface.answer(older, TASK, pieces) == surface.answer(older, TASK, pieces)
+    other = surface.answer(older, replace(TASK, id="task-1"), pieces)
+    assert json.loads(other)["id"] == "chatcmpl-1"
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
+def test_an_answer_without_its_end_is_none(endpoint: str) -> None:
+    body = {**CHAT, "prompt": "a", "input": "a"}
+    surface = surfaces().of_endpoint(endpoint)
+    with pytest.raises(WeftError) as caught:
+        surface.answer(json.dumps(body).encode(), TASK, [output([started()], [delta("Hello")], vectors=[[0.5]])])
+    assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR

@@ -1,0 +1,351 @@
+"""Tasks kept in memory, as the databases keep them; a test can let it fail, and look inside."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.rows import utc
+from router_svc.tasks.signals import News
+from router_svc.tasks.store_port import LOST_LEASE, Claim, Ending, LostLease, NewPiece, PendingTask, TaskRow
+from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import (
+    Submitted,
+    Task,
+    TaskAttempt,
+    TaskDetails,
+    TaskFailure,
+    TaskPage,
+    TaskPiece,
+    TaskQuery,
+    TaskState,
+    event_number,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+@dataclass(slots=True)
+class Kept:
+    """One task."""
+
+    row: TaskRow
+    state: TaskState = TaskState.PENDING
+    attempt: int = 0
+    failures: int = 0
+    owner: str = ""
+    lease_until: float = 0.0
+    ready_at: float = 0.0
+    expires_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    error: TaskFailure | None = None
+    pieces: list[NewPiece] = field(default_factory=list)
+    attempts: list[TaskAttempt] = field(default_factory=list)
+
+    def has(self, claim: Claim) -> bool:
+        return self.state is TaskState.RUNNING and (self.owner, self.attempt) == (claim.owner, claim.attempt)
+
+    @property
+    def last_index(self) -> int:
+        return self.pieces[-1].first_index + self.pieces[-1].event_count - 1 if self.pieces else 0
+
+    def end(self, state: TaskState, now: float, failure: TaskFailure | None, receipt: bytes = b"") -> None:
+        self.state, self.ended_at, self.error = state, now, failure
+        self.end_attempt(failure, now, receipt)
+        self.owner = ""
+
+    def end_attempt(self, failure: TaskFailure | None, now: float, receipt: bytes = b"") -> None:
+        if self.attempts and self.attempts[-1].ended_at is None:
+            why = failure or TaskFailure(reason=Reason.UNSPECIFIED, message="")
+            self.attempts[-1] = replace(
+                self.attempts[-1],
+                ended_at=utc(now),
+                reason=why.reason,
+                message=why.message,
+                receipt=receipt_pb2.Receipt.FromString(receipt) if receipt else None,
+            )
+
+    def wait_again(self, now: float, ready_at: float) -> None:
+        self.state, self.owner, self.ready_at = TaskState.PENDING, "", ready_at
+        self.pieces.clear()
+        window = self.row.window_ends_at
+        self.expires_at = now + self.row.pending_limit_seconds if window is None else window
+
+    def task(self) -> Task:
+        row, last = self.row, self.last_index
+        return Task(
+            id=row.id,
+            tenant=row.lane.tenant,
+            state=self.state,
+            model=row.lane.model,
+            batch=row.batch,
+            line=row.line,
+            created_at=utc(row.created_at),
+            started_at=None if self.started_at is None else utc(self.started_at),
+            ended_at=None if self.ended_at is None else utc(self.ended_at),
+            expires_at=utc(self.expires_at) if self.state is TaskState.PENDING else None,
+            attempt=self.attempt,
+            max_attempts=row.max_attempts,
+            error=self.error if self.state is TaskState.FAILED else None,
+            last_event=event_number(self.attempt, last) if last else 0,
+            origin_kind=row.origin_kind,
+            owner=self.owner,
+        )
+
+
+class MemoryTaskStore:
+    """See TaskStore."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Kept] = {}
+        self.is_failing = False
+        """Whether every call raises SERVICE_UNAVAILABLE."""
+        self.claims: list[Claim] = []
+        """All that ever were."""
+        self.reads = 0
+        """How often lanes were read."""
+        self.ended: list[tuple[Claim, Ending, bool]] = []
+        """Every word about an end, and whether it counted."""
+        self.claims_answer_late: asyncio.Event | None = None
+        """A claim that is on disk is acknowledged when it is set."""
+        self._heard: Callable[[News], None] | None = None
+
+    def only(self) -> Kept:
+        """The one task."""
+        (kept,) = self.kept.values()
+        return kept
+
+    def tell(self, news: News) -> None:
+        """News of another router."""
+        assert self._heard is not None
+        self._heard(news)
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def database_now(self) -> float | None:
+        return None
+
+    async def submit(self, row: TaskRow) -> Submitted:
+        known = await self.submitted(row)
+        if known is not None:
+            return known
+        kept = self.kept[row.id] = Kept(row, ready_at=row.created_at, expires_at=row.expires_at)
+        return Submitted(task=kept.task())
+
+    async def submitted(self, row: TaskRow) -> Submitted | None:
+        self._look()
+        for kept in self.kept.values():
+            if row.idempotency_key and (kept.row.lane.tenant, kept.row.idempotency_key) == (
+                row.lane.tenant,
+                row.idempotency_key,
+            ):
+                if kept.row.digest != row.digest:
+                    raise WeftError(Reason.IDEMPOTENCY_CONFLICT, "the key was used for something else")
+                return Submitted(task=kept.task(), existed=True)
+        return None
+
+    async def get(self, tenant: str, task_id: str) -> Task | None:
+        kept = self._of(tenant, task_id)
+        return None if kept is None else kept.task()
+
+    async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
+        kept = self._of(tenant, task_id)
+        if kept is None:
+            return None
+        return TaskDetails(
+            task=kept.task(), spec=task_pb2.TaskSpec.FromString(kept.row.spec), attempts=list(kept.attempts)
+        )
+
+    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+        self._look()
+        found = [
+            kept.task()
+            for kept in reversed(self.kept.values())
+            if kept.row.lane.tenant == tenant and (not query.states or kept.state in query.states)
+        ]
+        return TaskPage(tasks=found[: query.page_size])
+
+    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
+        self._look()
+        kept = self.kept.get(task_id)
+        if kept is None or kept.attempt != attempt:
+            return []
+        found: list[TaskPiece] = []
+        size = 0
+        for piece in kept.pieces:
+            last = piece.first_index + piece.event_count - 1
+            if last <= after_index:
+                continue
+            size += len(piece.output)
+            if found and size > max_bytes:
+                break
+            output = task_pb2.TaskOutput.FromString(piece.output)
+            found.append(TaskPiece(attempt=attempt, last_event=event_number(attempt, last), output=output))
+        return found
+
+    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+        kept = self._of(tenant, task_id)
+        if kept is None:
+            return None
+        owner = kept.owner
+        if not kept.state.is_terminal:
+            kept.end(TaskState.CANCELLED, now, None)
+        return replace(kept.task(), owner=owner)
+
+    async def delete(self, tenant: str, task_id: str) -> Task | None:
+        kept = self._of(tenant, task_id)
+        if kept is None:
+            return None
+        if not kept.state.is_terminal:
+            raise WeftError(Reason.RESOURCE_IN_USE, "the task is not at its end; cancel it first")
+        del self.kept[task_id]
+        return kept.task()
+
+    async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
+        self._look()
+        lanes = sorted({kept.row.lane for kept in self._ready(now)})
+        return [lane for lane in lanes if after is None or lane > after][:limit]
+
+    async def pending(self, lane: Lane, now: float, limit: int, max_bytes: int) -> Sequence[PendingTask]:
+        self._look()
+        self.reads += 1
+        found: list[PendingTask] = []
+        size = 0
+        for kept in self._ready(now):
+            row = kept.row
+            if row.lane != lane or len(found) == limit:
+                continue
+            size += len(row.spec)
+            if found and size > max_bytes:
+                break
+            found.append(
+                PendingTask(
+                    id=row.id,
+                    lane=lane,
+                    spec=row.spec,
+                    caller=row.caller,
+                    attempt=kept.attempt,
+                    failures=kept.failures,
+                    max_attempts=row.max_attempts,
+                )
+            )
+        return found
+
+    async def next_ready_at(self, now: float) -> float | None:
+        self._look()
+        waiting = (kept.ready_at for kept in self.kept.values() if kept.state is TaskState.PENDING)
+        return min((moment for moment in waiting if moment > now), default=None)
+
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+        self._look()
+        kept = self.kept.get(task_id)
+        if kept is None or kept not in self._ready(now):
+            return None
+        kept.state, kept.owner, kept.lease_until = TaskState.RUNNING, owner, lease_until
+        kept.attempt += 1
+        kept.started_at = now
+        kept.attempts.append(TaskAttempt(attempt=kept.attempt, owner=owner, claimed_at=utc(now)))
+        claim = Claim(task_id, owner, kept.attempt)
+        self.claims.append(claim)
+        if self.claims_answer_late is not None:
+            await self.claims_answer_late.wait()
+        return claim
+
+    async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+        self._look()
+        mine = [kept for kept in self.kept.values() if kept.state is TaskState.RUNNING and kept.owner == owner]
+        for kept in mine:
+            kept.lease_until = lease_until
+        return frozenset(Claim(kept.row.id, owner, kept.attempt) for kept in mine)
+
+    async def append(self, claim: Claim, pieces: Sequence[NewPiece]) -> bool:
+        kept = self._held(claim)
+        if kept is None:
+            return False
+        assert pieces[0].first_index == kept.last_index + 1, "pieces follow one another"
+        kept.pieces.extend(pieces)
+        return True
+
+    async def end(self, claim: Claim, ending: Ending, now: float) -> bool:
+        kept = self._held(claim)
+        self.ended.append((claim, ending, kept is not None))
+        if kept is None:
+            return False
+        kept.pieces.extend(ending.pieces)
+        kept.end(ending.state, now, ending.failure, ending.receipt)
+        return True
+
+    async def revert(
+        self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
+    ) -> bool:
+        kept = self._held(claim)
+        if kept is None:
+            return False
+        kept.end_attempt(failure, now, receipt)
+        kept.failures += counts
+        kept.wait_again(now, ready_at)
+        return True
+
+    async def revert_expired(self, now: float, limit: int) -> Sequence[LostLease]:
+        self._look()
+        over = [kept for kept in self.kept.values() if kept.state is TaskState.RUNNING and kept.lease_until <= now]
+        return [self._take_back(kept, now) for kept in over[:limit]]
+
+    async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
+        self._look()
+        over = [kept for kept in self.kept.values() if kept.state is TaskState.PENDING and kept.expires_at <= now]
+        for kept in over[:limit]:
+            kept.end(TaskState.FAILED, now, TaskFailure(reason=Reason.QUEUE_TIMEOUT, message="it waited too long"))
+        return [kept.row.id for kept in over[:limit]]
+
+    async def forget_ended(self, before: float, limit: int) -> int:
+        self._look()
+        over = [kept.row.id for kept in self.kept.values() if kept.ended_at is not None and kept.ended_at < before]
+        for task_id in over[:limit]:
+            del self.kept[task_id]
+        return len(over[:limit])
+
+    async def open_counts(self) -> Mapping[str, int]:
+        self._look()
+        return Counter(kept.row.lane.tenant for kept in self.kept.values() if not kept.state.is_terminal)
+
+    async def listen(self, heard: Callable[[News], None]) -> None:
+        self._heard = heard
+        await asyncio.get_running_loop().create_future()
+
+    def _look(self) -> None:
+        if self.is_failing:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router's database failed", retry_after_seconds=1)
+
+    def _of(self, tenant: str, task_id: str) -> Kept | None:
+        self._look()
+        kept = self.kept.get(task_id)
+        return kept if kept is not None and kept.row.lane.tenant == tenant else None
+
+    def _held(self, claim: Claim) -> Kept | None:
+        self._look()
+        kept = self.kept.get(claim.task_id)
+        return kept if kept is not None and kept.has(claim) else None
+
+    def _ready(self, now: float) -> list[Kept]:
+        return [
+            kept
+            for kept in self.kept.values()
+            if kept.state is TaskState.PENDING and kept.ready_at <= now < kept.expires_at
+        ]
+
+    def _take_back(self, kept: Kept, now: float) -> LostLease:
+        claim = Claim(kept.row.id, kept.owner, kept.attempt)
+        failure = TaskFailure(reason=LOST_LEASE, message="the router that ran it is gone")
+        kept.failures += 1
+        if kept.failures >= kept.row.max_attempts:
+            kept.end(TaskState.FAILED, now, failure)
+        else:
+            kept.end_attempt(failure, now)
+            kept.wait_again(now, now)
+        return LostLease(claim=claim, lane=kept.row.lane, state=kept.state)

@@ -1,0 +1,522 @@
+"""Files and batches over a channel as in the process: broken streams, whose they are, what a crash left."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+import router_svc.batches.service
+from router_svc.batches.batch_servicer import BatchServicer
+from router_svc.batches.config import BatchLimits
+from router_svc.batches.file_servicer import FileServicer
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.signals import TaskSignals
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.router.v1 import (
+    batch_service_pb2,
+    batch_service_pb2_grpc,
+    file_service_pb2,
+    file_service_pb2_grpc,
+    task_pb2,
+)
+from weft.dispatch.batches import BatchLine, BatchPort, BatchState, LineCounts, LineError, NewBatch
+from weft.dispatch.files import MAX_PIECE_BYTES, FilePort, NewFile
+from weft.dispatch.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
+from weft.dispatch.remote_files import RemoteFiles
+from weft.dispatch.tasks import TaskState
+from weft.host.grpc_host import GrpcHost
+from weft.kernel.caller import set_caller
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc_guard import RpcGuard
+from weft.testing.fake_clock import FakeClock
+
+NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose="batch")
+SILENCE_SECONDS = 0.05
+ANNS_KEY = Principal(
+    name="key:ann", tenant="ann", access=frozenset({Access(Resource.INFERENCE, Role.CREATE)}), names_tenants=False
+)
+GATEWAY = Principal(name="key:gateway", access=frozenset({MESH_ACCESS}), names_tenants=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where files and batches are kept."""
+
+    files: FilePort
+    batches: BatchPort
+    path: Path
+    channel: grpc.aio.Channel | None = None
+
+    def count(self, table: str) -> int:
+        with sqlite3.connect(self.path) as reader:
+            return int(reader.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+    def write(self, statement: str) -> None:
+        with sqlite3.connect(self.path) as writer:
+            writer.execute("PRAGMA foreign_keys=ON")
+            writer.execute(statement)
+
+
+def built(path: Path, clock: FakeClock | None = None, **limits: Any) -> "router_svc.batches.service.BatchService":
+    database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
+    return router_svc.batches.service.build(database, BatchLimits(**limits), TaskLimits(), TaskSignals(), clock=clock)
+
+
+@asynccontextmanager
+async def in_process(path: Path, clock: FakeClock | None = None, **limits: Any) -> AsyncIterator[Kept]:
+    service = built(path, clock, **limits)
+    await service.start()
+    try:
+        yield Kept(files=service.files, batches=service.batches, path=path)
+    finally:
+        await service.stop(1)
+
+
+@asynccontextmanager
+async def behind_a_channel(path: Path, guard: RpcGuard | None = None) -> AsyncIterator[Kept]:
+    host = GrpcHost(guard=guard)
+    address = host.bind(f"unix:{path.parent}/s")
+    await host.start([built(path)])
+    channel = open_channel(address)
+    try:
+        yield Kept(files=RemoteFiles(channel), batches=RemoteBatches(channel), path=path, channel=channel)
+    finally:
+        await channel.close()
+        await host.stop(1)
+
+
+BOTH = pytest.mark.parametrize("make", [in_process, behind_a_channel])
+Make = Callable[[Path], Any]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "router.db"
+
+
+def new_batch(**fields: Any) -> NewBatch:
+    known: dict[str, Any] = {
+        "tenant": "ann",
+        "endpoint": "/v1/chat/completions",
+        "input_file": "file-1",
+        "window_ends_at": datetime.now(UTC) + timedelta(days=1),
+        "metadata": {"for": "Ännchen"},
+    }
+    return NewBatch(**(known | fields))
+
+
+def line(name: str, origin: bytes = b"{}") -> BatchLine:
+    content = [chat_pb2.ContentPart(text="hello")]
+    payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=content)])
+    return BatchLine(custom_id=name, spec=task_pb2.TaskSpec(model="qwen", chat=payload, origin=origin))
+
+
+async def stream(*given: Any) -> AsyncIterator[Any]:
+    for each in given:
+        yield each
+
+
+async def refused(reason: Reason, awaited: Awaitable[object]) -> str:
+    with pytest.raises(WeftError) as found:
+        await awaited
+    assert found.value.reason is reason, found.value
+    return found.value.message
+
+
+async def said(call: Any) -> WeftError:
+    with pytest.raises(grpc.aio.AioRpcError) as found:
+        await call
+    return error_from_call(found.value, Reason.SERVICE_UNAVAILABLE)
+
+
+async def read(files: FilePort, file_id: str, tenant: str = "ann") -> bytes:
+    return b"".join([data async for data in files.read(tenant, file_id)])
+
+
+def output(text: str) -> task_pb2.TaskOutput:
+    return task_pb2.TaskOutput(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
+
+
+@BOTH
+async def test_a_file_is_kept_listed_read_and_deleted(make: Make, path: Path) -> None:
+    data = bytes(range(256)) * 10_000
+    async with make(path) as kept:
+        file = await kept.files.save(NEW_FILE, stream(data[:5], b"", data[5:]))
+        assert (file.tenant, file.name, file.purpose, file.size) == ("ann", "lines.jsonl", "batch", len(data))
+        assert await kept.files.get("ann", file.id) == file
+        page = await kept.files.list_page("ann", purpose="batch", limit=5)
+        assert (list(page.files), page.has_more) == ([file], False)
+        assert await read(kept.files, file.id) == data
+        for asked in (kept.files.get("bob", file.id), kept.files.delete("bob", file.id)):
+            await refused(Reason.NOT_FOUND, asked)
+        await refused(Reason.NOT_FOUND, read(kept.files, file.id, "bob"))
+        await refused(Reason.NOT_FOUND, kept.files.list_page("bob", after=file.id))
+        await kept.files.delete("ann", file.id)
+        await refused(Reason.NOT_FOUND, kept.files.get("ann", file.id))
+        empty = await kept.files.save(NEW_FILE, stream())
+        assert (empty.size, await read(kept.files, empty.id)) == (0, b"")
+
+
+@BOTH
+async def test_what_is_refused_is_said_while_more_is_sent(make: Make, path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(MAX_PIECE_BYTES)
+
+    async with make(path) as kept:
+        bad = NewFile(tenant="ann", name="a/b", purpose="batch")
+        assert "file.name" in await refused(Reason.INVALID_ARGUMENT, kept.files.save(bad, endless()))
+
+        async def endless_lines() -> AsyncIterator[BatchLine]:
+            while True:
+                yield line("the same")
+
+        words = await refused(Reason.INVALID_ARGUMENT, kept.batches.create(new_batch(), endless_lines()))
+        assert words.startswith("lines[1].custom_id: ")
+
+
+@BOTH
+async def test_an_upload_whose_source_breaks_off_keeps_nothing_and_says_why(make: Make, path: Path) -> None:
+    async def breaking() -> AsyncIterator[bytes]:
+        yield bytes(3 * MAX_PIECE_BYTES)
+        raise ConnectionError("the caller left")
+
+    async def breaking_lines() -> AsyncIterator[BatchLine]:
+        for number in range(2 * MAX_LINES_PER_MESSAGE + 1):
+            yield line(str(number))
+        raise ConnectionError("the caller left")
+
+    async with make(path) as kept:
+        with pytest.raises(ConnectionError):
+            await kept.files.save(NEW_FILE, breaking())
+        with pytest.raises(ConnectionError):
+            await kept.batches.create(new_batch(), breaking_lines())
+        # Behind a channel nobody waits for the removal.
+        while kept.count("files") or kept.count("batches"):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    assert kept.count("file_pieces") == kept.count("tasks") == 0
+
+
+@BOTH
+async def test_an_upload_that_is_given_up_keeps_nothing(make: Make, path: Path) -> None:
+    waiting = asyncio.Event()
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield bytes(3 * MAX_PIECE_BYTES)
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async with make(path) as kept:
+        saving = asyncio.create_task(kept.files.save(NEW_FILE, stalling()))
+        await waiting.wait()
+        while not kept.count("file_pieces"):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        # Behind a channel nobody waits for the removal.
+        while kept.count("files"):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    assert kept.count("file_pieces") == 0
+
+
+async def test_a_stream_that_ends_without_saying_how_much_it_has_keeps_nothing(path: Path) -> None:
+    pb, batch_pb = file_service_pb2, batch_service_pb2
+    file, whole = pb.File(name="a", purpose="batch"), pb.UploadFileRequest(file=pb.File(byte_count=3))
+    batch = batch_pb.Batch(endpoint="/v1/chat/completions")
+    batch.window_end_time.FromDatetime(datetime.now(UTC) + timedelta(days=1))
+    first, lines = batch_pb.CreateBatchRequest(batch=batch), [batch_pb.BatchLine(custom_id="a", spec=line("a").spec)]
+    async with behind_a_channel(path) as kept:
+        files: Any = file_service_pb2_grpc.FileServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
+        batches: Any = batch_service_pb2_grpc.BatchServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
+        start, data = pb.UploadFileRequest(file=file), pb.UploadFileRequest(data=b"abc")
+        for broken in ([], [start], [start, data]):
+            found = await said(files.UploadFile(stream(*broken)))
+            assert found.reason is Reason.CANCELLED
+        for wrong in ([start, whole, data], [start, data, data, whole]):
+            found = await said(files.UploadFile(stream(*wrong)))
+            assert (found.reason, found.metadata["field"]) == (Reason.INVALID_ARGUMENT, "file.byte_count")
+        for cut in ([], [first, batch_pb.CreateBatchRequest(lines=lines)]):
+            found = await said(batches.CreateBatch(stream(*cut)))
+            assert found.reason is Reason.CANCELLED
+        wrong_end = batch_pb.CreateBatchRequest(lines=lines, batch=batch_pb.Batch(total_count=2))
+        found = await said(batches.CreateBatch(stream(first, wrong_end)))
+        assert (found.reason, found.metadata["field"]) == (Reason.INVALID_ARGUMENT, "batch.total_count")
+        assert [kept.count(table) for table in ("files", "file_pieces", "batches", "tasks")] == [0] * 4
+        # What is right is taken, in as few messages as may be.
+        file.byte_count = 3
+        assert (await files.UploadFile(stream(pb.UploadFileRequest(file=file, data=b"abc")))).file.byte_count == 3
+        batch.total_count = 1
+        made = await batches.CreateBatch(stream(batch_pb.CreateBatchRequest(batch=batch, lines=lines)))
+        assert (made.batch.tenant, made.batch.total_count) == ("default", 1)
+
+
+async def test_a_message_that_is_too_large_is_refused(path: Path) -> None:
+    pb, batch_pb = file_service_pb2, batch_service_pb2
+    async with behind_a_channel(path) as kept:
+        files: Any = file_service_pb2_grpc.FileServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
+        start = pb.UploadFileRequest(file=pb.File(name="a", purpose="batch"))
+        data = pb.UploadFileRequest(data=bytes(MAX_PIECE_BYTES + 1))
+        found = await said(files.UploadFile(stream(start, data)))
+        assert (found.reason, found.metadata["field"]) == (Reason.INVALID_ARGUMENT, "data")
+        batches: Any = batch_service_pb2_grpc.BatchServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
+        batch = batch_pb.Batch(endpoint="/v1/chat/completions")
+        no_window = await said(batches.CreateBatch(stream(batch_pb.CreateBatchRequest(batch=batch))))
+        assert no_window.metadata["field"] == "batch.window_end_time"
+        batch.window_end_time.FromDatetime(datetime.now(UTC) + timedelta(days=1))
+        lines = [batch_pb.BatchLine()] * (MAX_LINES_PER_MESSAGE + 1)
+        found = await said(batches.CreateBatch(stream(batch_pb.CreateBatchRequest(batch=batch, lines=lines))))
+        assert (found.reason, found.metadata["field"]) == (Reason.INVALID_ARGUMENT, "lines")
+
+
+@BOTH
+async def test_a_batch_is_made_counted_cancelled_and_its_results_are_written(make: Make, path: Path) -> None:
+    async with make(path) as kept:
+        names = [f"line-{number}" for number in range(MAX_LINES_PER_MESSAGE + 3)]
+        made = await kept.batches.create(new_batch(), stream(*(line(name, origin=name.encode()) for name in names)))
+        assert (made.state, made.counts, made.metadata) == (
+            BatchState.IN_PROGRESS,
+            LineCounts(total=len(names)),
+            {"for": "Ännchen"},
+        )
+        found = await kept.batches.get("ann", made.id)
+        assert found == made
+        kept.write(f"UPDATE tasks SET state = {TaskState.COMPLETED:d}, attempt = 1, ended_at = 1e9 WHERE line = 1")
+        pieces = ", ".join(
+            f"((SELECT id FROM tasks WHERE line = 1), 1, {index}, 1, X'{output(text).SerializeToString().hex()}')"
+            for index, text in enumerate(("well", " done"), start=1)
+        )
+        kept.write(f"INSERT INTO task_pieces VALUES {pieces}")
+        await refused(Reason.RESOURCE_IN_USE, kept.batches.finish("ann", made.id, output_file="", error_file=""))
+        found = await kept.batches.cancel("ann", made.id)
+        assert found.counts == LineCounts(total=len(names), completed=1, cancelled=len(names) - 1)
+        assert found.cancelled_at is not None
+        results = [result async for result in kept.batches.results("ann", made.id)]
+        assert [(result.custom_id, result.origin) for result in results] == [(name, name.encode()) for name in names]
+        assert [result.outputs for result in results[:3]] == [(), (output("well"), output(" done")), ()]
+        assert results[1].task.state is TaskState.COMPLETED
+        file = await kept.files.save(NewFile(tenant="ann", name="o", purpose="batch_output"), stream(b"{}"))
+        finished = await kept.batches.finish("ann", made.id, output_file=file.id, error_file="")
+        assert (finished.state, finished.output_file) == (BatchState.FINISHED, file.id)
+        page = await kept.batches.list_page("ann", limit=1)
+        assert (list(page.batches), page.has_more) == ([finished], False)
+
+
+@BOTH
+async def test_a_batch_of_another_tenant_is_not_there(make: Make, path: Path) -> None:
+    async with make(path) as kept:
+        made = await kept.batches.create(new_batch(), stream(line("a")))
+        for asked in (
+            kept.batches.get("bob", made.id),
+            kept.batches.cancel("bob", made.id),
+            kept.batches.finish("bob", made.id, output_file="", error_file=""),
+            kept.batches.list_page("bob", after=made.id),
+            anext(kept.batches.results("bob", made.id)),
+        ):
+            await refused(Reason.NOT_FOUND, asked)
+        assert (await kept.batches.get("ann", made.id)).state is BatchState.IN_PROGRESS
+
+
+@BOTH
+async def test_what_is_wrong_with_the_lines_is_kept_and_told(make: Make, path: Path) -> None:
+    errors = (LineError(code="invalid_json", message="no", line=3, field="body"),)
+    async with make(path) as kept:
+        made = await kept.batches.create(new_batch(errors=errors), stream())
+        assert (made.state, made.errors, made.ended_at) == (BatchState.FAILED, errors, made.created_at)
+        assert await kept.batches.get("ann", made.id) == made
+
+
+class Doorkeeper(RpcGuard):
+    """Believes a call who it is of."""
+
+    def check(self, method: str, context: Any) -> None:
+        who = dict(context.invocation_metadata()).get("who", "")
+        set_caller({"ann": ANNS_KEY, "gateway": GATEWAY}.get(who, LOCAL))
+
+
+async def test_a_key_reads_and_writes_only_for_its_tenant_and_no_results_and_nothing_leaves(path: Path) -> None:
+    pb, batch_pb = file_service_pb2, batch_service_pb2
+    ann, gateway = (("who", "ann"),), (("who", "gateway"), ("x-tenant-id", "bob"))
+    async with behind_a_channel(path, Doorkeeper()) as kept:
+        files: Any = file_service_pb2_grpc.FileServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
+        batches: Any = batch_service_pb2_grpc.BatchServiceStub(kept.channel)  # type: ignore[arg-type] # it has one
+        results = pb.UploadFileRequest(file=pb.File(name="a", purpose="batch_output", byte_count=1), data=b"a")
+        found = await said(files.UploadFile(stream(results), metadata=ann))
+        assert found.reason is Reason.PERMISSION_DENIED
+        assert (await files.UploadFile(stream(results), metadata=gateway)).file.tenant == "bob"
+        upload = pb.UploadFileRequest(file=pb.File(name="a", purpose="batch", byte_count=1), data=b"a")
+        assert (await files.UploadFile(stream(upload), metadata=ann)).file.tenant == "ann"
+        others = (*ann, ("x-tenant-id", "bob"))
+        assert (await said(files.UploadFile(stream(upload), metadata=others))).reason is Reason.PERMISSION_DENIED
+        assert (await said(batches.GetBatch(batch_pb.GetBatchRequest(id="a"), metadata=others))).reason is (
+            Reason.PERMISSION_DENIED
+        )
+        batch = batch_pb.Batch(endpoint="/v1/chat/completions", total_count=1)
+        batch.window_end_time.FromDatetime(datetime.now(UTC) + timedelta(days=1))
+        spec = line("a").spec
+        spec.options.allow_remote = True
+        request = batch_pb.CreateBatchRequest(batch=batch, lines=[batch_pb.BatchLine(custom_id="a", spec=spec)])
+        found = await said(batches.CreateBatch(stream(request), metadata=ann))
+        assert (found.reason, "remote:create" in found.message) == (Reason.PERMISSION_DENIED, True)
+        assert (kept.count("files"), kept.count("batches"), kept.count("tasks")) == (2, 0, 0)
+
+
+async def test_what_an_earlier_life_left_unfinished_is_gone_when_the_router_has_started(path: Path) -> None:
+    clock = FakeClock()
+    async with in_process(path, clock) as kept:
+        window_ends_at = clock.utc_now() + timedelta(days=1)
+        await kept.files.save(NEW_FILE, stream(b"a"))
+        await kept.batches.create(new_batch(window_ends_at=window_ends_at), stream(line("a")))
+        kept.write("UPDATE files SET is_whole = false")
+        kept.write("UPDATE batches SET state = 0")
+        kept.write("UPDATE tasks SET state = 0")
+        file = await kept.files.save(NEW_FILE, stream(b"b"))
+        batch = await kept.batches.create(new_batch(window_ends_at=window_ends_at), stream(line("a")))
+    await clock.advance(1)
+    async with in_process(path, clock) as kept:
+        assert [kept.count(table) for table in ("files", "file_pieces", "batches", "tasks", "task_specs")] == [1] * 5
+        assert await read(kept.files, file.id) == b"b"
+        assert (await kept.batches.get("ann", batch.id)).state is BatchState.IN_PROGRESS
+
+
+async def test_as_many_come_in_at_once_as_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_svc.batches.file_keeper.MAX_UPLOADS", 1)
+    monkeypatch.setattr("router_svc.batches.batch_keeper.MAX_CREATIONS", 1)
+    waiting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(last: Any) -> AsyncIterator[Any]:
+        waiting.set()
+        await go_on.wait()
+        yield last
+
+    async with in_process(path) as kept:
+        for first, second in (
+            (kept.files.save(NEW_FILE, slow(b"a")), lambda: kept.files.save(NEW_FILE, stream(b"b"))),
+            (
+                kept.batches.create(new_batch(), slow(line("a"))),
+                lambda: kept.batches.create(new_batch(), stream(line("b"))),
+            ),
+        ):
+            running = asyncio.ensure_future(first)
+            await waiting.wait()
+            await refused(Reason.TOO_MANY_RESOURCES, second())
+            go_on.set()
+            await running
+            await second()
+            waiting.clear()
+            go_on.clear()
+
+
+async def test_what_cannot_be_swept_is_said_and_swept_the_next_time(path: Path) -> None:
+    clock = FakeClock()
+    async with in_process(path, clock, keep_file_seconds=200.0) as kept:
+        await kept.files.save(NEW_FILE, stream(b"a"))
+        await clock.wait_for_sleepers(1)
+        kept.write("ALTER TABLE files RENAME TO elsewhere")
+        with capture_logs() as lines:
+            await clock.advance(301, sleepers=1)
+        assert {"kind": "files", "reason": "SERVICE_UNAVAILABLE", "event": "not swept", "log_level": "error"} in lines
+        kept.write("ALTER TABLE elsewhere RENAME TO files")
+        await clock.advance(300, sleepers=1)
+        assert kept.count("files") == 0
+
+
+class Silent:
+    """Two services that hear, and say nothing."""
+
+    service_names = ()
+
+    def __init__(self, idle_seconds: float = 60.0) -> None:
+        self.called = asyncio.Event()
+        self._idle_seconds = idle_seconds
+
+    def register(self, server: grpc.aio.Server) -> None:
+        port: Any = self
+        file_service_pb2_grpc.add_FileServiceServicer_to_server(
+            FileServicer(port, idle_seconds=self._idle_seconds), server
+        )
+        batch_service_pb2_grpc.add_BatchServiceServicer_to_server(BatchServicer(port), server)
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_seconds: float) -> None: ...
+
+    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> None:
+        async for _ in content:
+            self.called.set()
+        await asyncio.Event().wait()
+
+    async def read(self, tenant: str, file_id: str) -> AsyncIterator[bytes]:
+        yield b"a"
+        await self.get(tenant, file_id)
+
+    async def results(self, tenant: str, batch_id: str) -> AsyncIterator[None]:
+        await self.get(tenant, batch_id)
+        yield None
+
+    async def get(self, tenant: str, name: str) -> None:
+        self.called.set()
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def serving(service: Silent, tmp_path: Path) -> AsyncIterator[tuple[GrpcHost, grpc.aio.Channel]]:
+    host = GrpcHost()
+    address = host.bind(f"unix:{tmp_path}/s")
+    await host.start([service])
+    channel = open_channel(address)
+    try:
+        yield host, channel
+    finally:
+        await channel.close()
+        await host.stop(0)
+
+
+async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Silent()
+    async with serving(silent, tmp_path) as (host, channel):
+        with monkeypatch.context() as patch:
+            patch.setattr("weft.dispatch.keeper_calls.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
+            files = RemoteFiles(channel, timeout_seconds=SILENCE_SECONDS)
+            batches = RemoteBatches(channel, timeout_seconds=SILENCE_SECONDS)
+            for asked in (
+                files.get("ann", "file-1"),
+                files.save(NEW_FILE, stream(b"a")),
+                read(files, "file-1"),
+                batches.get("ann", "batch-1"),
+                anext(batches.results("ann", "batch-1")),
+            ):
+                await refused(Reason.SERVICE_UNAVAILABLE, asked)
+        silent.called.clear()
+        uploading = asyncio.create_task(RemoteFiles(channel).save(NEW_FILE, stream(b"a")))
+        await silent.called.wait()
+        await host.stop(0)
+        await refused(Reason.SERVICE_UNAVAILABLE, uploading)
+
+
+async def test_a_caller_that_falls_silent_in_an_upload_is_given_up(tmp_path: Path) -> None:
+    async def stalling() -> AsyncIterator[bytes]:
+        yield b"a"
+        await asyncio.Event().wait()
+
+    silent = Silent(idle_seconds=SILENCE_SECONDS)
+    async with serving(silent, tmp_path) as (_, channel):
+        stub: Any = file_service_pb2_grpc.FileServiceStub(channel)
+        call = stub.UploadFile()
+        await call.write(file_service_pb2.UploadFileRequest(file=file_service_pb2.File(name="a", purpose="batch")))
+        found = await said(call)
+        assert (found.reason, "nothing came" in found.message) == (Reason.DEADLINE_EXCEEDED, True)

@@ -1,0 +1,326 @@
+"""Tasks through the real scheduler and database, to runners that answer over gRPC."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, text
+
+import router_svc.tasks.service
+from router_svc.loop import Books, LoopParts, SchedulingLoop
+from router_svc.placement import LocalPlacement
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.settings import Settings
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.service import TaskParts
+from router_svc.ticket_office import TicketOffice
+from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
+from weft.api.router.v1 import task_pb2
+from weft.api.runner.v1 import (
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    ticket_pb2,
+)
+from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.dispatch.port import Grant, PlacementRequest
+from weft.dispatch.tasks import NewTask, Task, TaskPiece, TaskPort, TaskState
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.testing.fake_clock import let_all_run
+
+TENANT = "ann"
+FAST = TaskLimits(retry_delay_seconds=0.02, max_retry_delay_seconds=0.05, lease_seconds=3.0, poll_interval_seconds=0.5)
+
+
+class NoWaker:
+    """Nothing sleeps here."""
+
+    def begin(self, wakes: object, finished: object) -> None:
+        raise AssertionError("nobody is to be woken")
+
+    def give_up(self, model: str) -> None: ...
+
+
+class Runner(
+    generation_service_pb2_grpc.GenerationServiceServicer, embedding_service_pb2_grpc.EmbeddingServiceServicer
+):
+    """Says what the test puts into it, one call after the other."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.calls: list[Any] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.words: asyncio.Queue[event_pb2.InferenceEvent | WeftError | None] = asyncio.Queue()
+        self.begun = asyncio.Event()
+        self.given_up = asyncio.Event()
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self, request: generation_service_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        self._note(request, context)
+        async with answering(context):
+            try:
+                while (word := await self.words.get()) is not None:
+                    if isinstance(word, WeftError):
+                        raise word
+                    yield generation_service_pb2.GenerateResponse(events=[word])
+                    if word.HasField("finished"):
+                        return
+            except asyncio.CancelledError:
+                self.given_up.set()
+                raise
+
+    async def Embed(  # noqa: N802 - the rpc's name
+        self, request: embedding_service_pb2.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> embedding_service_pb2.EmbedResponse:
+        self._note(request, context)
+        vectors = [embedding_pb2.Embedding(index=0, values=[1.0, 2.0])]
+        return embedding_service_pb2.EmbedResponse(embeddings=vectors, receipt=receipt_pb2.Receipt(host="titan"))
+
+    def say(self, *words: event_pb2.InferenceEvent | WeftError | None) -> None:
+        for word in words:
+            self.words.put_nowait(word)
+
+    def _note(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self.calls.append(request)
+        self.metadata.append(dict(context.invocation_metadata() or ()))
+        self.begun.set()
+
+
+class Mesh:
+    """A scheduler and what it knows."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        clock = SystemClock()
+        tickets = TicketOffice(clock, lifetime_seconds=30.0)
+        parts = LoopParts(waker=NoWaker(), tickets=tickets, books=Books.empty(clock))
+        self.loop = SchedulingLoop(SchedulerLimits(), Settings(), clock, parts)
+        self.view = FleetView()
+        self.channels = ChannelPool()
+        self.tell: list[Callable[[FleetView], None]] = []
+
+    def show(self, *, slots: int = 1, model: bool = True) -> None:
+        """The registry tells the runner, with so many slots, or that it has no model."""
+        instance = InstanceView(
+            model="qwen", phase=Phase.READY, slots_total=slots, slots_used=0, load_progress=None, detail=""
+        )
+        runner = RunnerView(
+            name="laptop",
+            incarnation="first",
+            address=self.runner.address,
+            host="here",
+            runtime="fake",
+            active=True,
+            draining=False,
+            ticket_key=b"k" * 32,
+            instances={"qwen": instance} if model else {},
+        )
+        qwen = ModelView(
+            name="qwen",
+            pool="qwen",
+            runner="laptop",
+            operations=frozenset({Operation.CHAT, Operation.EMBEDDING}),
+            remote=False,
+            active=True,
+            context_tokens=0,
+            created_at_seconds=0,
+        )
+        models = {"qwen": qwen} if model else {}
+        self.view = FleetView(self.view.revision + 1, {"laptop": runner}, models)
+        self.loop.update_view(self.view)
+        for tell in self.tell:
+            tell(self.view)
+
+
+@asynccontextmanager
+async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tuple[Mesh, TaskPort]]:
+    """A router's tasks, and a runner that nobody knows yet."""
+    runner = Runner(f"unix:{tmp_path}/r")
+    server = new_server()
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
+    embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(runner, server)
+    server.add_insecure_port(runner.address)
+    await server.start()
+    mesh = Mesh(runner)
+    parts = TaskParts(
+        placement=LocalPlacement(mesh.loop), fleet=mesh, channels=mesh.channels, subscribe=mesh.tell.append
+    )
+    database = RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}")
+    service = router_svc.tasks.service.build(database, limits, parts)
+    await service.start()
+    try:
+        yield mesh, service.tasks
+    finally:
+        await service.stop(0)
+        mesh.loop.close()
+        await mesh.channels.close()
+        await server.stop(grace=None)
+
+
+async def submit(tasks: TaskPort, spec: task_pb2.TaskSpec | None = None) -> str:
+    return (await tasks.submit(NewTask(tenant=TENANT, spec=spec or chat_spec()))).task.id
+
+
+async def end_of(tasks: TaskPort, task_id: str) -> tuple[Task, list[event_pb2.InferenceEvent]]:
+    """The task at its end, and what is kept of its answer."""
+    events: list[event_pb2.InferenceEvent] = []
+    async with asyncio.timeout(NOTICE_SECONDS):
+        async for news in tasks.watch(TENANT, task_id):
+            if isinstance(news, TaskPiece):
+                events += news.output.events
+            else:
+                last = news
+                if not news.state.is_terminal:
+                    events.clear()
+    return last, events
+
+
+async def begun(runner: Runner) -> None:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        await runner.begun.wait()
+    runner.begun.clear()
+
+
+async def test_a_task_is_an_ordinary_request_of_the_lowest_band_with_its_own_id(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show()
+        spec = chat_spec()
+        spec.traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        task_id = await submit(tasks, spec)
+        mesh.runner.say(text("hello"), FINISHED)
+        task, events = await end_of(tasks, task_id)
+        assert (task.state, task.attempt) == (TaskState.COMPLETED, 1)
+        assert [event.delta.text for event in events] == ["hello", ""]
+        receipt = events[-1].finished.receipt
+        assert (receipt.request_id, receipt.attempts[0].runner) == (task_id, "laptop")
+        (request,) = mesh.runner.calls
+        assert request.options.priority == priority_pb2.PRIORITY_DURABLE
+        assert request.chat == spec.chat
+        claims = ticket_pb2.TicketClaims.FromString(request.ticket.claims)
+        assert (claims.request_id, claims.tenant) == (task_id, TENANT)
+        assert mesh.runner.metadata[0]["traceparent"] == spec.traceparent
+
+
+async def test_a_task_with_a_band_of_its_own_waits_in_that_one_and_is_streamed(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show()
+        spec = chat_spec()
+        spec.options.priority = priority_pb2.PRIORITY_HIGH
+        task_id = await submit(tasks, spec)
+        mesh.runner.say(FINISHED)
+        await end_of(tasks, task_id)
+        options = mesh.runner.calls[0].options
+        assert (options.priority, options.whole) == (priority_pb2.PRIORITY_HIGH, False)
+
+
+async def test_an_embedding_is_a_task_too(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show()
+        task_id = await submit(tasks, embedding_spec())
+        async with asyncio.timeout(NOTICE_SECONDS):
+            news = [each async for each in tasks.watch(TENANT, task_id)]
+        (piece,) = (each for each in news if isinstance(each, TaskPiece))
+        assert [list(vector.values) for vector in piece.output.embeddings] == [[1.0, 2.0]]
+        assert piece.output.events[-1].finished.receipt.host == "titan"
+
+
+@pytest.mark.parametrize("shown", ["a mesh without the model", "nothing"])
+async def test_a_task_waits_for_its_pool_and_starts_with_the_first_runner(shown: str, tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        if shown != "nothing":
+            mesh.show(model=False)
+        task_id = await submit(tasks)
+        mesh.runner.say(FINISHED)
+        async with asyncio.timeout(NOTICE_SECONDS):
+            while shown != "nothing" and not (await tasks.get(TENANT, task_id)).waiting_for:
+                await let_all_run()
+        assert (await tasks.get(TENANT, task_id)).attempt == 0
+        mesh.show()
+        task, _ = await end_of(tasks, task_id)
+        assert (task.state, task.attempt) == (TaskState.COMPLETED, 1)
+
+
+async def test_a_cancel_reaches_the_runner(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show()
+        task_id = await submit(tasks)
+        await begun(mesh.runner)
+        assert (await tasks.cancel(TENANT, task_id)).state is TaskState.CANCELLED
+        async with asyncio.timeout(NOTICE_SECONDS):
+            await mesh.runner.given_up.wait()
+        assert (await end_of(tasks, task_id))[0].state is TaskState.CANCELLED
+
+
+async def test_an_answer_that_breaks_off_is_begun_again_and_nothing_of_both_is_mixed(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show()
+        task_id = await submit(tasks)
+        mesh.runner.say(text("half"), WeftError(Reason.SERVER_DIED, "it died"))
+        mesh.runner.say(text("all of it"), FINISHED)
+        task, events = await end_of(tasks, task_id)
+        assert (task.state, task.attempt) == (TaskState.COMPLETED, 2)
+        assert [event.delta.text for event in events] == ["all of it", ""]
+        attempts = (await tasks.details(TENANT, task_id)).attempts
+        assert [attempt.reason for attempt in attempts] == [Reason.SERVER_DIED, Reason.UNSPECIFIED]
+        assert attempts[0].receipt is not None
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_queue(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show(slots=1)
+        holder = PlacementRequest(request_id="r", tenant="bob", model="qwen", operation=Operation.CHAT)
+        async with LocalPlacement(mesh.loop).place(holder) as place:
+            assert isinstance(await place.next_decision(), Grant)
+            task_id = await submit(tasks)
+            async with asyncio.timeout(NOTICE_SECONDS):
+                while not mesh.loop.waiting:
+                    await let_all_run()
+            await tasks.cancel(TENANT, task_id)
+            async with asyncio.timeout(NOTICE_SECONDS):
+                while mesh.loop.waiting:
+                    await let_all_run()
+        assert not mesh.runner.calls
+
+
+async def test_a_slot_that_was_granted_for_a_task_that_is_gone_is_free_at_once(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show(slots=1)
+        holder = PlacementRequest(request_id="r", tenant="bob", model="qwen", operation=Operation.CHAT)
+        async with LocalPlacement(mesh.loop).place(holder) as place:
+            assert isinstance(await place.next_decision(), Grant)
+            gone, next_one = await submit(tasks), await submit(tasks)
+            async with asyncio.timeout(NOTICE_SECONDS):
+                while mesh.loop.waiting < 2:
+                    await let_all_run()
+            # As another router would do it: nobody tells this one.
+            store = tasks._parts.store  # type: ignore[attr-defined]
+            assert await store.cancel(TENANT, gone, SystemClock().utc_now().timestamp()) is not None
+        mesh.runner.say(FINISHED)
+        task, _ = await end_of(tasks, next_one)
+        assert task.state is TaskState.COMPLETED
+        assert len(mesh.runner.calls) == 1
+        async with asyncio.timeout(NOTICE_SECONDS):
+            while mesh.loop.running:
+                await let_all_run()
+
+
+async def test_many_tasks_run_as_many_at_once_as_there_are_slots_and_each_once(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show(slots=4)
+        task_ids = [await submit(tasks) for _ in range(40)]
+        mesh.runner.say(*[FINISHED] * 40)
+        ends = await asyncio.gather(*(end_of(tasks, task_id) for task_id in task_ids))
+        assert {task.state for task, _ in ends} == {TaskState.COMPLETED}
+        assert len(mesh.runner.calls) == 40
+        assert {task.attempt for task, _ in ends} == {1}

@@ -1,0 +1,122 @@
+"""The gate between a grant and a runner: a task is claimed once, with a slot in hand, and never waits with a claim."""
+
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from router_svc.tasks.placement_gate import ClaimMissedError, GatedPlacement
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+WAITING = WaitingInQueue(position=1, reason="every slot is taken")
+LOADING = LoadingModel(stage="loading")
+REQUEST = PlacementRequest(request_id="task-1", tenant="ann", model="qwen", operation=Operation.CHAT)
+
+
+def grant(attempt: int = 1) -> Grant:
+    return Grant(
+        claims=b"",
+        mac=b"",
+        runner="a",
+        runner_incarnation="1",
+        address="unix:/r",
+        host="h",
+        model="qwen",
+        attempt=attempt,
+    )
+
+
+class Scheduler:
+    """Says what the script says, and notes what it is told."""
+
+    def __init__(self, *words: Decision) -> None:
+        self._words = list(words)
+        self.told: list[tuple[str, object]] = []
+        self.is_left = False
+
+    def place(self, request: PlacementRequest) -> Self:
+        assert request == REQUEST
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_left = True
+
+    async def next_decision(self) -> Decision:
+        return self._words.pop(0)
+
+    async def report_first_content(self, attempt: int) -> None:
+        self.told.append(("content", attempt))
+
+    async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
+        self.told.append(("failed", reason))
+
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+        self.told.append(("finished", reason))
+
+
+class Claims:
+    """The gate: counts who passes."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.count = 0
+        self._error = error
+
+    async def __call__(self) -> None:
+        self.count += 1
+        if self._error is not None:
+            raise self._error
+
+
+async def test_words_about_waiting_claim_nothing_and_the_first_grant_claims_once() -> None:
+    scheduler, claims = Scheduler(WAITING, LOADING, grant(1), grant(2)), Claims()
+    async with GatedPlacement(scheduler, claims).place(REQUEST) as place:
+        assert await place.next_decision() == WAITING
+        assert await place.next_decision() == LOADING
+        assert claims.count == 0
+        assert await place.next_decision() == grant(1)
+        await place.report_attempt_failed(1, Reason.SERVER_DIED)
+        assert await place.next_decision() == grant(2), "another runner that is free at once belongs to the same claim"
+        assert claims.count == 1
+        await place.report_first_content(2)
+    assert scheduler.told == [("failed", Reason.SERVER_DIED), ("content", 2)]
+    assert scheduler.is_left
+
+
+@pytest.mark.parametrize("error", [ClaimMissedError(), WeftError(Reason.SERVICE_UNAVAILABLE, "no database")])
+async def test_a_claim_that_fails_gives_the_slot_back_at_once_and_blames_no_runner(error: WeftError) -> None:
+    scheduler = Scheduler(grant())
+    async with GatedPlacement(scheduler, Claims(error)).place(REQUEST) as place:
+        with pytest.raises(WeftError) as found:
+            await place.next_decision()
+        assert found.value is error
+        assert scheduler.told == [("finished", Reason.CANCELLED)]
+
+
+@pytest.mark.parametrize("word", [WAITING, LOADING], ids=["waiting", "loading"])
+async def test_a_claim_does_not_wait_for_another_runner(word: Decision) -> None:
+    scheduler = Scheduler(grant(), word)
+    async with GatedPlacement(scheduler, Claims()).place(REQUEST) as place:
+        await place.next_decision()
+        await place.report_attempt_failed(1, Reason.CONNECT_FAILED)
+        with pytest.raises(WeftError) as found:
+            await place.next_decision()
+        assert found.value.reason is Reason.CONNECT_FAILED
+
+
+async def test_a_request_that_is_placed_again_keeps_its_claim() -> None:
+    scheduler, claims = Scheduler(grant(1), grant(2)), Claims()
+    gated = GatedPlacement(scheduler, claims)
+    async with gated.place(REQUEST) as place:
+        await place.next_decision()
+    async with gated.place(REQUEST) as place:
+        await place.next_decision()
+    assert claims.count == 1

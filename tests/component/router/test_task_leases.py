@@ -1,0 +1,234 @@
+"""Leases: who has a task, who has lost it, and what a lost one's result is worth."""
+
+import asyncio
+
+from memory_task_store import Kept, MemoryTaskStore
+from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
+
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.running import WRITE_PATIENCE_SECONDS
+from router_svc.tasks.signals import ManyChanged, TaskChanged
+from router_svc.tasks.store_port import Claim
+from weft.dispatch.tasks import TaskState
+from weft.kernel.clock import Clock
+
+
+def now_of(clock: Clock) -> float:
+    return clock.utc_now().timestamp()
+
+
+async def left(call: ScriptedCall) -> None:
+    async with asyncio.timeout(10):
+        await call.left.wait()
+
+
+async def take_over(bench: TaskBench, task_id: str) -> Claim:
+    """Another router believes that this one is gone, and begins the task itself."""
+    kept = bench.store.kept[task_id]
+    kept.wait_again(now_of(bench.clock), now_of(bench.clock))
+    claim = await bench.store.claim(task_id, "router-other", now_of(bench.clock), now_of(bench.clock) + 100)
+    assert claim is not None
+    return claim
+
+
+async def test_a_heartbeat_keeps_the_claim_of_a_long_answer() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        await bench.advance(600)
+        assert not call.left.is_set()
+        call.finish()
+        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 1
+
+
+async def test_a_lost_lease_ends_the_work_and_its_late_result_is_discarded() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        other = await take_over(bench, task.id)
+        await bench.advance(5)
+        await left(call)
+        running = await bench.get(task.id)
+        assert (running.state, running.owner, running.attempt) == (TaskState.RUNNING, "router-other", other.attempt)
+        assert not bench.store.ended
+
+
+async def test_a_late_result_is_discarded_by_the_fence_even_before_a_heartbeat() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        await take_over(bench, task.id)
+        call.finish()
+        await left(call)
+        await bench.settle()
+        ((claim, _, counted),) = bench.store.ended
+        assert (claim.attempt, counted) == (1, False)
+        assert (await bench.get(task.id)).owner == "router-other"
+
+
+async def test_without_the_fence_a_late_result_would_be_the_tasks_end() -> None:
+    class Unfenced(MemoryTaskStore):
+        def _held(self, claim: Claim) -> Kept | None:
+            return self.kept.get(claim.task_id)
+
+    async with task_bench(store=Unfenced()) as bench:
+        task, call = await bench.begun()
+        await take_over(bench, task.id)
+        call.finish()
+        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 2
+        ((claim, _, counted),) = bench.store.ended
+        assert (claim.attempt, counted) == (1, True)
+
+
+async def test_a_piece_that_comes_too_late_ends_the_work_at_once() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        await take_over(bench, task.id)
+        call.say(text("late"))
+        await bench.advance(0.25)
+        await left(call)
+        assert not bench.store.kept[task.id].pieces
+
+
+async def test_leases_of_a_router_that_is_gone_are_taken_back_and_their_tasks_are_begun_again() -> None:
+    async with task_bench() as bench, task_bench(clock=bench.clock, store=bench.store) as gone:
+        await bench.service.stop(0)
+        task, call = await gone.begun()
+        heart = gone.service.engine._loops[0]
+        heart.cancel()
+        async with task_bench(clock=bench.clock, store=bench.store) as next_life:
+            await bench.advance(14)
+            assert (await next_life.get(task.id)).attempt == 1
+            await bench.advance(6)
+            again = await next_life.calls.next()
+            await again.grant()
+            again.finish()
+            done = await next_life.until(task.id, TaskState.COMPLETED)
+            assert done.attempt == 2
+            assert await next_life.attempts(task.id) == ["WORKER_LOST", "UNSPECIFIED"]
+            # The first one comes back from its pause, and has a result.
+            call.finish()
+            await left(call)
+            await next_life.settle()
+            assert [counted for _, _, counted in bench.store.ended] == [True, False]
+
+
+async def test_a_task_whose_last_attempt_lost_its_lease_has_failed() -> None:
+    async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
+        task = await bench.submit()
+        call = await bench.calls.next()
+        assert await bench.store.claim(task.id, "router-gone", now_of(bench.clock), now_of(bench.clock) + 15)
+        await bench.advance(20)
+        failed = await bench.get(task.id)
+        assert failed.error is not None
+        assert (failed.state, failed.error.reason.name) == (TaskState.FAILED, "WORKER_LOST")
+        call.granted.set()
+        await left(call)
+        assert not call.claimed.is_set()
+
+
+async def test_a_cancel_through_another_router_reaches_the_work_with_its_news() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
+        bench.store.tell(TaskChanged(task.id))
+        await bench.advance(0.1)
+        await left(call)
+        assert (await bench.get(task.id)).state is TaskState.CANCELLED
+
+
+async def test_a_cancel_whose_news_got_lost_reaches_the_work_with_the_next_heartbeat() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
+        await bench.advance(1)
+        assert not call.left.is_set()
+        await bench.advance(4)
+        await left(call)
+
+
+async def test_news_that_was_missed_is_looked_up() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        await bench.store.cancel(TENANT, task.id, now_of(bench.clock))
+        bench.store.tell(ManyChanged())
+        await bench.advance(0.1)
+        await left(call)
+
+
+async def test_a_result_waits_for_a_database_that_is_locked_for_longer_than_the_lease() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(text("half"))
+        await bench.advance(1)
+        bench.store.is_failing = True
+        call.say(text(" and all"))
+        call.finish()
+        await bench.advance(20)
+        bench.store.is_failing = False
+        await bench.advance(3)
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        assert done.attempt == 1
+        assert len(bench.calls.made) == 1
+        (piece_one, *rest) = await bench.store.pieces(task.id, 1, 0, 1 << 20)
+        words = [event.delta.text for piece in (piece_one, *rest) for event in piece.output.events]
+        assert words == ["half", " and all", ""]
+
+
+async def test_a_result_that_the_database_never_took_is_dropped_and_the_task_is_begun_again() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        bench.store.is_failing = True
+        call.finish()
+        await bench.advance(WRITE_PATIENCE_SECONDS + 10)
+        bench.store.is_failing = False
+        # The claim is still this router's in the database, and nothing runs under it: it is given back.
+        await bench.advance(5)
+        again = await bench.calls.next()
+        await again.grant()
+        again.finish()
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        assert done.attempt == 2
+        assert [counted for _, _, counted in bench.store.ended] == [True]
+
+
+async def test_while_the_database_fails_a_runner_is_not_listened_to_without_bound() -> None:
+    async with task_bench(limits=TaskLimits(max_piece_bytes=100)) as bench:
+        _, call = await bench.begun()
+        bench.store.is_failing = True
+        for _ in range(50):
+            call.say(text("x" * 60))
+        await bench.advance(5)
+        assert call.words.qsize() >= 47
+        bench.store.is_failing = False
+        await bench.advance(3)
+        assert call.words.qsize() == 0
+
+
+async def test_a_claim_that_is_acknowledged_late_is_not_taken_for_a_stray_one() -> None:
+    async with task_bench() as bench:
+        bench.store.claims_answer_late = late = asyncio.Event()
+        task = await bench.submit()
+        call = await bench.calls.next()
+        call.granted.set()
+        await bench.advance(12)
+        assert bench.store.only().state is TaskState.RUNNING
+        late.set()
+        async with asyncio.timeout(10):
+            await call.claimed.wait()
+        call.finish()
+        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 1
+
+
+async def test_a_claim_that_was_never_acknowledged_is_given_back_and_is_no_attempt() -> None:
+    async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
+        task = await bench.submit()
+        call = await bench.calls.next()
+        owner = bench.service.engine._parts.owner
+        # The claim is on disk, and its acknowledgement was lost with the connection.
+        assert await bench.store.claim(task.id, owner, now_of(bench.clock), now_of(bench.clock) + 15)
+        call.granted.set()
+        await left(call)
+        await bench.advance(6)
+        again = await bench.calls.next()
+        await again.grant()
+        again.finish()
+        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 2
+        assert bench.store.only().failures == 0

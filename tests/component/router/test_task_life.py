@@ -1,0 +1,424 @@
+"""A task's life: every way from one state to the next."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+from task_harness import TENANT, chat_spec, embedding_spec, task_bench, text
+
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.failpoints import Failpoint
+from router_svc.tasks.signals import LaneFilled
+from weft.api.common.v1 import embedding_pb2, event_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import NewTask, TaskPiece, TaskState, event_number
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+DIED = WeftError(Reason.SERVER_DIED, "the server died")
+
+
+async def test_a_task_is_claimed_only_when_the_scheduler_has_a_slot_for_it() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        call = await bench.calls.next()
+        await bench.settle()
+        waiting = await bench.get(task.id)
+        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (TaskState.PENDING, 0, "every slot is taken")
+        assert not bench.store.claims
+        await call.grant()
+        running = await bench.get(task.id)
+        assert (running.state, running.attempt, running.waiting_for) == (TaskState.RUNNING, 1, "")
+        assert running.owner == bench.store.claims[0].owner
+
+
+async def test_a_finished_answer_is_kept_whole_with_its_receipt() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(event_pb2.InferenceEvent(started=event_pb2.Started(runner="a")), text("one "))
+        call.say(event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=3)), text("two"))
+        call.finish()
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        details = await bench.service.tasks.details(TENANT, task.id)
+        assert done.error is None
+        assert done.owner == ""
+        assert done.last_event == event_number(1, 4), "progress is not kept"
+        receipt = details.attempts[0].receipt
+        assert receipt is not None
+        assert receipt.host == "titan"
+        kinds = [
+            event.WhichOneof("event")
+            for piece in await bench.store.pieces(task.id, 1, 0, 1 << 20)
+            for event in piece.output.events
+        ]
+        assert kinds == ["started", "delta", "delta", "finished"]
+
+
+async def test_the_last_of_an_answer_is_committed_together_with_its_end() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(text("one"))
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        ((_, ending, counted),) = bench.store.ended
+        assert counted
+        assert [piece.event_count for piece in ending.pieces] == [2]
+
+
+async def test_an_embedding_is_kept_with_all_its_vectors() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun(embedding_spec())
+        finished = event_pb2.InferenceEvent(finished=event_pb2.Finished())
+        vectors = [embedding_pb2.Embedding(index=0, values=[1.0, 2.0]), embedding_pb2.Embedding(index=1, values=[3.0])]
+        call.words.put_nowait(task_pb2.TaskOutput(events=[finished], embeddings=vectors))
+        call.words.put_nowait(None)
+        await bench.until(task.id, TaskState.COMPLETED)
+        (piece,) = await bench.store.pieces(task.id, 1, 0, 1 << 20)
+        assert list(piece.output.embeddings) == vectors
+
+
+async def test_a_lost_attempt_reverts_the_task_and_its_pieces_and_is_made_again_after_a_pause() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(text("half"))
+        await bench.advance(1)
+        assert bench.store.only().pieces
+        call.fail(DIED)
+        reverted = await bench.until(task.id, TaskState.PENDING)
+        assert (reverted.attempt, reverted.last_event) == (1, 0)
+        assert not bench.store.only().pieces
+        await bench.settle()
+        assert bench.calls.unseen == 0, "the pause is not over"
+        await bench.advance(1)
+        again = await bench.calls.next()
+        await again.grant()
+        again.finish()
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        assert done.attempt == 2
+        assert await bench.attempts(task.id) == ["SERVER_DIED", "UNSPECIFIED"]
+
+
+async def test_pauses_double_with_each_lost_attempt_up_to_their_bound() -> None:
+    limits = TaskLimits(retry_delay_seconds=1.0, max_retry_delay_seconds=3.0)
+    async with task_bench(limits=limits) as bench:
+        task, call = await bench.begun()
+        for pause in (1.0, 2.0, 3.0):
+            call.fail(DIED)
+            await bench.until(task.id, TaskState.PENDING)
+            assert bench.store.only().ready_at == bench.clock.utc_now().timestamp() + pause
+            await bench.advance(pause)
+            call = await bench.calls.next()
+            await call.grant()
+
+
+async def test_attempts_are_limited_and_the_last_ones_reason_is_told() -> None:
+    async with task_bench(limits=TaskLimits(max_attempts=2)) as bench:
+        task, call = await bench.begun()
+        call.say(text("half"))
+        call.fail(WeftError(Reason.WORKER_LOST, "the runner went away"))
+        await bench.until(task.id, TaskState.PENDING)
+        await bench.advance(1)
+        call = await bench.calls.next()
+        await call.grant()
+        call.say(text("half"))
+        call.fail(DIED)
+        failed = await bench.until(task.id, TaskState.FAILED)
+        assert failed.error is not None
+        assert failed.error.reason is Reason.SERVER_DIED
+        assert failed.error.message == "after 2 attempts: the server died"
+
+
+async def test_a_runner_that_is_dead_and_not_yet_known_to_be_costs_no_attempt() -> None:
+    """Found by killing runners: until the registry had missed heartbeats, a task used up all it had on connections."""
+    async with task_bench(limits=TaskLimits(max_attempts=1)) as bench:
+        task, call = await bench.begun()
+        for pause in (1.0, 2.0, 4.0):
+            call.fail(WeftError(Reason.WORKER_LOST, "no connection"))
+            await bench.until(task.id, TaskState.PENDING)
+            assert bench.store.only().ready_at == bench.clock.utc_now().timestamp() + pause
+            await bench.advance(pause)
+            call = await bench.calls.next()
+            await call.grant()
+        call.say(text("Hello"))
+        call.finish()
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        assert done.attempt == 4
+
+
+async def test_a_request_that_would_fail_anywhere_fails_at_its_first_attempt() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.fail(WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, "too long"))
+        failed = await bench.until(task.id, TaskState.FAILED)
+        assert failed.error is not None
+        assert (failed.error.reason, failed.error.message) == (Reason.CONTEXT_LENGTH_EXCEEDED, "too long")
+        await bench.advance(60)
+        assert len(bench.calls.made) == 1
+
+
+async def test_a_stream_that_breaks_for_no_known_reason_is_tried_again() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.words.put_nowait("nonsense")  # type: ignore[arg-type]  # whatever goes wrong
+        await bench.until(task.id, TaskState.PENDING)
+        assert await bench.attempts(task.id) == ["INTERNAL"]
+
+
+async def test_an_attempt_that_takes_too_long_is_ended_and_counts() -> None:
+    async with task_bench(limits=TaskLimits(run_timeout_seconds=20.0, max_attempts=1)) as bench:
+        task, call = await bench.begun()
+        await bench.advance(19)
+        assert not call.left.is_set()
+        await bench.advance(2)
+        assert call.left.is_set()
+        failed = await bench.until(task.id, TaskState.FAILED)
+        assert failed.error is not None
+        assert failed.error.reason is Reason.DEADLINE_EXCEEDED
+
+
+async def test_an_answer_that_is_too_long_to_keep_fails_the_task_and_ends_its_runners_work() -> None:
+    async with task_bench(limits=TaskLimits(max_result_bytes=1000)) as bench:
+        task, call = await bench.begun()
+        call.say(text("a" * 600))
+        call.say(text("b" * 600))
+        failed = await bench.until(task.id, TaskState.FAILED)
+        assert failed.error is not None
+        assert failed.error.reason is Reason.REQUEST_TOO_LARGE
+        assert "router.tasks.max_result_bytes" in failed.error.message
+        assert call.left.is_set()
+
+
+async def test_cancelling_a_task_that_waits_takes_back_its_offer_and_it_is_never_begun() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        call = await bench.calls.next()
+        cancelled = await bench.service.tasks.cancel(TENANT, task.id)
+        assert cancelled.state is TaskState.CANCELLED
+        async with asyncio.timeout(10):
+            await call.left.wait()
+        call.granted.set()
+        await bench.advance(30)
+        assert not bench.store.claims
+        assert len(bench.calls.made) == 1
+
+
+async def test_cancelling_a_task_that_runs_ends_its_runners_work_and_nothing_it_said_counts() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.finish()
+        cancelled = await bench.service.tasks.cancel(TENANT, task.id)
+        assert cancelled.state is TaskState.CANCELLED
+        async with asyncio.timeout(10):
+            await call.left.wait()
+        await bench.settle()
+        assert (await bench.get(task.id)).state is TaskState.CANCELLED
+        assert not [counted for _, _, counted in bench.store.ended if counted]
+
+
+async def test_cancelling_between_the_claim_and_the_call_reaches_no_runner() -> None:
+    async with task_bench() as bench:
+        bench.failpoints.held[Failpoint.CLAIMED] = held = asyncio.Event()
+        task = await bench.submit()
+        call = await bench.calls.next()
+        call.granted.set()
+        await bench.until(task.id, TaskState.RUNNING)
+        await bench.service.tasks.cancel(TENANT, task.id)
+        held.set()
+        async with asyncio.timeout(10):
+            await call.left.wait()
+        assert not call.claimed.is_set(), "the runner was never called"
+        assert (await bench.get(task.id)).state is TaskState.CANCELLED
+
+
+async def test_cancelling_a_task_that_is_over_changes_nothing() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.finish()
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        assert await bench.service.tasks.cancel(TENANT, task.id) == done
+
+
+async def test_a_task_that_waits_too_long_fails_with_the_next_sweep() -> None:
+    spec = chat_spec()
+    spec.pending_limit.seconds = 100
+    async with task_bench() as bench:
+        task = await bench.submit(spec)
+        await bench.advance(290)
+        assert (await bench.get(task.id)).state is TaskState.PENDING
+        await bench.advance(20)
+        failed = await bench.get(task.id)
+        assert failed.error is not None
+        assert (failed.state, failed.error.reason) == (TaskState.FAILED, Reason.QUEUE_TIMEOUT)
+
+
+async def test_tasks_are_forgotten_a_week_after_their_end() -> None:
+    limits = TaskLimits(keep_seconds=1000.0)
+    async with task_bench(limits=limits) as bench:
+        task, call = await bench.begun()
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.advance(900)
+        await bench.get(task.id)
+        await bench.advance(600)
+        with pytest.raises(WeftError) as found:
+            await bench.get(task.id)
+        assert found.value.reason is Reason.NOT_FOUND
+    assert TaskLimits().keep_seconds == 7 * 86_400
+
+
+async def test_a_graceful_stop_lets_an_attempt_finish_within_the_grace() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        waiting = await bench.submit()
+        offered = await bench.calls.next()
+        stopping = asyncio.create_task(bench.service.stop(10.0))
+        async with asyncio.timeout(10):
+            await offered.left.wait()
+        assert not call.left.is_set()
+        call.finish()
+        await stopping
+        assert bench.store.kept[task.id].state is TaskState.COMPLETED
+        assert bench.store.kept[waiting.id].state is TaskState.PENDING
+
+
+async def test_what_a_stop_breaks_off_is_no_attempt_and_goes_on_at_once_after_a_restart() -> None:
+    clock = FakeClock()
+    async with task_bench(clock=clock, limits=TaskLimits(max_attempts=1)) as bench:
+        task, call = await bench.begun()
+        await bench.service.stop(0.0)
+        assert call.left.is_set()
+        kept = bench.store.only()
+        assert (kept.state, kept.failures) == (TaskState.PENDING, 0)
+    async with task_bench(clock=clock, store=bench.store) as bench:
+        call = await bench.calls.next()
+        await call.grant()
+        call.finish()
+        done = await bench.until(task.id, TaskState.COMPLETED)
+        assert done.attempt == 2
+        first, second = bench.store.claims
+        assert first.owner != second.owner
+
+
+async def test_a_claim_that_a_stop_finds_under_way_is_given_back() -> None:
+    async with task_bench() as bench:
+        bench.store.claims_answer_late = late = asyncio.Event()
+        await bench.submit()
+        call = await bench.calls.next()
+        call.granted.set()
+        await bench.settle()
+        stopping = asyncio.create_task(bench.service.stop(0.0))
+        await bench.settle()
+        assert bench.store.only().state is TaskState.RUNNING
+        late.set()
+        await stopping
+        assert bench.store.only().state is TaskState.PENDING
+        assert not call.claimed.is_set()
+
+
+async def test_long_answers_are_written_piece_by_piece_in_order() -> None:
+    async with task_bench(limits=TaskLimits(max_piece_bytes=100)) as bench:
+        task, call = await bench.begun()
+        call.say(*[text("x" * 40) for _ in range(5)])
+        call.say(text("y" * 300))
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        pieces = bench.store.only().pieces
+        assert [piece.first_index for piece in pieces] == [1, 3, 5, 6, 7]
+        assert all(len(piece.output) <= 100 or piece.event_count == 1 for piece in pieces)
+
+
+async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
+    async with task_bench(limits=TaskLimits(piece_interval_seconds=0.25)) as bench:
+        _, call = await bench.begun()
+        call.say(text("one"))
+        await bench.settle()
+        assert not bench.store.only().pieces
+        await bench.advance(0.25)
+        assert [piece.event_count for piece in bench.store.only().pieces] == [1]
+
+
+async def test_only_work_that_nobody_reads_is_asked_for_whole() -> None:
+    async with task_bench() as bench:
+        _, unwatched = await bench.begun()
+        named = chat_spec()
+        named.options.priority = 2  # type: ignore[assignment]  # normal
+        _, waited_for = await bench.begun(named)
+        task = await bench.submit()
+        watched = await bench.calls.next()
+        watch = bench.watch(task.id)
+        await watch.next()
+        await watched.grant()
+        assert (unwatched.is_whole, waited_for.is_whole, watched.is_whole) == (True, False, False)
+        await watch.close()
+
+
+async def test_every_step_of_a_task_is_one_line_of_the_log() -> None:
+    with capture_logs() as lines:
+        async with task_bench() as bench:
+            task, call = await bench.begun()
+            call.fail(DIED)
+            await bench.until(task.id, TaskState.PENDING)
+            await bench.advance(1)
+            again = await bench.calls.next()
+            await again.grant()
+            again.finish()
+            await bench.until(task.id, TaskState.COMPLETED)
+            other = await bench.submit()
+            await bench.service.tasks.cancel(TENANT, other.id)
+    owner = bench.store.claims[0].owner
+    told = [(line["event"], line.get("attempt"), line.get("state") or line.get("reason")) for line in lines]
+    assert told == [
+        ("task accepted", None, None),
+        ("task claimed", 1, None),
+        ("task started", 1, None),
+        ("task reverted", 1, "SERVER_DIED"),
+        ("task claimed", 2, None),
+        ("task started", 2, None),
+        ("task ended", 2, "COMPLETED"),
+        ("task accepted", None, None),
+        ("task cancelled", 0, None),
+    ]
+    assert {line["task"] for line in lines[:7]} == {task.id}
+    assert {line["owner"] for line in lines if "owner" in line} == {owner, None}
+
+
+async def test_failpoints_are_where_the_disk_and_the_world_differ() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        assert [point for point, _ in bench.failpoints.reached] == [
+            Failpoint.SUBMITTED,
+            Failpoint.CLAIMED,
+            Failpoint.ENDED,
+        ]
+
+
+async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        watch = bench.watch(task.id)
+        await watch.next()
+        bench.store.is_failing = True
+        call.say(text("one"))
+        await bench.settle()
+        bench.store.is_failing = False
+        assert not bench.store.only().pieces
+        await bench.advance(0.2)
+        piece = await watch.next()
+        assert isinstance(piece, TaskPiece)
+        assert [event.delta.text for event in piece.output.events] == ["one"]
+        await watch.close()
+
+
+async def test_news_of_a_lane_nobody_waits_in_is_harmless() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        await bench.calls.next()
+        bench.service.signals.announce(LaneFilled(bench.store.only().row.lane._replace(model="other")))
+        await bench.settle()
+        assert bench.calls.unseen == 0
+        assert (await bench.get(task.id)).state is TaskState.PENDING
+        await bench.service.tasks.submit(NewTask(tenant=TENANT, spec=chat_spec("other")))
+        assert (await bench.calls.next()).task.lane.model == "other"

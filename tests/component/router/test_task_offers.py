@@ -1,0 +1,301 @@
+"""What is offered to the scheduler, when, and in which order."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from task_harness import TENANT, TaskBench, chat_spec, task_bench
+
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.store_port import Claim
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView
+from weft.dispatch.tasks import NewTask, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
+NO_IMAGES = WeftError(Reason.UNSUPPORTED_OPERATION, "no model of the pool reads images")
+
+
+def a_view(*, models: frozenset[str] = frozenset({"qwen"})) -> FleetView:
+    about = {"runtime": "fake", "active": True, "draining": False, "ticket_key": b"", "instances": {}}
+    runner = RunnerView(name="laptop", incarnation="1", address="unix:/x", host="h", **about)  # type: ignore[arg-type]
+    return FleetView(
+        1,
+        {"laptop": runner},
+        {
+            name: ModelView(
+                name=name,
+                pool=name,
+                runner="laptop",
+                operations=frozenset(),
+                remote=False,
+                active=True,
+                context_tokens=0,
+                created_at_seconds=0,
+            )
+            for name in models
+        },
+    )
+
+
+async def refuse(bench: TaskBench, error: WeftError) -> None:
+    call = await bench.calls.next()
+    call.refuse(error)
+    async with asyncio.timeout(10):
+        await call.left.wait()
+    await bench.settle()
+
+
+async def test_a_task_whose_pool_is_empty_waits_and_starts_when_the_first_runner_shows_up() -> None:
+    async with task_bench() as bench:
+        bench.service.engine.mesh_changed(FleetView(revision=1))
+        task = await bench.submit()
+        await refuse(bench, NO_MODEL)
+        waiting = await bench.get(task.id)
+        assert (waiting.state, waiting.attempt, waiting.waiting_for) == (TaskState.PENDING, 0, NO_MODEL.message)
+        assert bench.calls.unseen == 0
+        bench.service.engine.mesh_changed(a_view())
+        await bench.advance(1)
+        call = await bench.calls.next()
+        await call.grant()
+        assert (await bench.get(task.id)).attempt == 1
+
+
+async def test_refusals_are_no_attempts_and_pauses_between_offers_double_up_to_half_a_minute() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        for pause in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+            await refuse(bench, NO_MODEL)
+            await bench.advance(pause - 0.1)
+            assert bench.calls.unseen == 0
+            await bench.advance(0.2)
+        await bench.calls.next()
+        waiting = await bench.get(task.id)
+        assert (waiting.state, waiting.attempt) == (TaskState.PENDING, 0)
+
+
+async def test_those_who_are_refused_together_pause_as_one() -> None:
+    async with task_bench(limits=TaskLimits(offers_per_lane=4)) as bench:
+        for _ in range(6):
+            await bench.submit()
+        await bench.settle()
+        for pause in (1.0, 2.0):
+            for _ in range(4):
+                await refuse(bench, NO_MODEL)
+            await bench.advance(pause - 0.1)
+            assert bench.calls.unseen == 0
+            await bench.advance(0.2)
+        assert bench.calls.unseen == 4
+
+
+async def test_whoever_is_refused_later_does_not_prolong_the_pause_of_those_before() -> None:
+    async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
+        first = await bench.submit()
+        await refuse(bench, NO_IMAGES)
+        await bench.advance(0.9)
+        await bench.submit()
+        await refuse(bench, NO_IMAGES)
+        await bench.advance(0.2)
+        assert (await bench.calls.next()).task.id == first.id
+
+
+async def test_a_refusal_that_says_when_is_believed() -> None:
+    async with task_bench() as bench:
+        await bench.submit()
+        await refuse(bench, WeftError(Reason.QUEUE_FULL, "full", retry_after_seconds=12))
+        await bench.advance(11.9)
+        assert bench.calls.unseen == 0
+        await bench.advance(0.2)
+        await bench.calls.next()
+
+
+async def test_news_of_how_busy_the_mesh_is_does_not_end_a_pause() -> None:
+    async with task_bench() as bench:
+        view = a_view()
+        bench.service.engine.mesh_changed(view)
+        await bench.submit()
+        await refuse(bench, NO_MODEL)
+        await bench.advance(1)
+        await refuse(bench, NO_MODEL)
+        runner = replace(view.runners["laptop"], max_requests=3)
+        bench.service.engine.mesh_changed(replace(view, revision=2, runners={"laptop": runner}))
+        await bench.settle()
+        assert bench.calls.unseen == 0
+        gone = replace(view.runners["laptop"], draining=True)
+        bench.service.engine.mesh_changed(replace(view, revision=3, runners={"laptop": gone}))
+        await bench.settle()
+        await bench.calls.next()
+
+
+async def test_news_of_the_mesh_that_comes_all_the_time_is_taken_together() -> None:
+    async with task_bench() as bench:
+        await bench.submit()
+        offers = 0
+        for number in range(20):
+            bench.service.engine.mesh_changed(a_view(models=frozenset({f"m{number}"})))
+            await bench.advance(0.1)
+            while bench.calls.unseen:
+                await refuse(bench, NO_MODEL)
+                offers += 1
+        assert 2 <= offers <= 5
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.PERMISSION_DENIED, Reason.INVALID_ARGUMENT, Reason.CONTEXT_LENGTH_EXCEEDED], ids=lambda r: r.name
+)
+async def test_a_refusal_that_no_waiting_cures_fails_the_task(reason: Reason) -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        await refuse(bench, WeftError(reason, "never"))
+        failed = await bench.until(task.id, TaskState.FAILED)
+        assert failed.error is not None
+        assert (failed.error.reason, failed.error.message) == (reason, "never")
+
+
+async def test_a_task_that_nobody_can_do_keeps_nobody_else_of_its_lane_waiting() -> None:
+    async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
+        hard = await bench.submit()
+        await refuse(bench, NO_IMAGES)
+        easy = await bench.submit()
+        call = await bench.calls.next()
+        assert call.task.id == easy.id
+        await call.grant()
+        await bench.advance(1)
+        assert (await bench.calls.next()).task.id == hard.id
+
+
+async def test_a_few_of_a_lane_are_offered_and_the_next_as_soon_as_one_is_claimed() -> None:
+    async with task_bench(limits=TaskLimits(offers_per_lane=2)) as bench:
+        tasks = [await bench.submit() for _ in range(5)]
+        first, second = await bench.calls.next(), await bench.calls.next()
+        await bench.settle()
+        assert bench.calls.unseen == 0
+        assert [first.task.id, second.task.id] == [task.id for task in tasks[:2]]
+        await first.grant()
+        assert (await bench.calls.next()).task.id == tasks[2].id
+
+
+async def test_a_long_backlog_of_one_tenant_leaves_the_next_place_to_another() -> None:
+    async with task_bench(limits=TaskLimits(max_running=2)) as bench:
+        for _ in range(6):
+            await bench.submit()
+        await bench.submit(tenant="bob")
+        await bench.settle()
+        offered = [call.task.lane.tenant for call in bench.calls.made]
+        assert "bob" in offered
+
+
+async def test_no_more_attempts_are_under_way_than_may_be_and_the_next_begins_when_one_ends() -> None:
+    async with task_bench(limits=TaskLimits(max_running=1)) as bench:
+        first = await bench.submit()
+        one = await bench.calls.next()
+        second = await bench.submit()
+        two = await bench.calls.next()
+        await one.grant()
+        two.granted.set()
+        async with asyncio.timeout(10):
+            await two.left.wait()
+        await bench.settle()
+        assert not two.claimed.is_set()
+        assert bench.calls.unseen == 0
+        one.finish()
+        await bench.until(first.id, TaskState.COMPLETED)
+        again = await bench.calls.next()
+        assert again.task.id == second.id
+        await again.grant()
+
+
+async def test_more_lanes_than_are_held_at_once_have_their_turn_one_after_the_other() -> None:
+    async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=5.0)) as bench:
+        for number in range(7):
+            await bench.submit(chat_spec(f"m{number}"))
+        seen = set()
+        for _ in range(10):
+            await bench.settle()
+            while bench.calls.unseen:
+                call = await bench.calls.next()
+                seen.add(call.task.lane.model)
+                call.refuse(NO_MODEL)
+            await bench.advance(5)
+        assert seen == {f"m{number}" for number in range(7)}
+
+
+async def test_lanes_that_wait_for_slots_give_way_to_those_that_have_not_asked_yet() -> None:
+    async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=5.0)) as bench:
+        for number in range(5):
+            await bench.submit(chat_spec(f"m{number}"))
+        await bench.advance(60)
+        assert {call.task.lane.model for call in bench.calls.made} == {f"m{number}" for number in range(5)}
+        waiting = [call for call in bench.calls.made if not call.left.is_set()]
+        assert len({call.task.lane for call in waiting}) <= 2
+        await waiting[-1].grant()
+
+
+async def test_no_more_bytes_are_read_ahead_than_may_be_and_every_lane_still_has_one() -> None:
+    words = "x" * 10_000
+    limits = TaskLimits(max_peeked_bytes=25_000, peeked_per_lane=32, offers_per_lane=4)
+    async with task_bench(limits=limits) as bench:
+        for model in ("a", "b"):
+            for _ in range(6):
+                await bench.service.tasks.submit(NewTask(tenant=TENANT, spec=chat_spec(model, words)))
+        await bench.settle()
+        assert {call.task.lane.model for call in bench.calls.made} == {"a", "b"}
+        assert len(bench.calls.made) <= 4
+        for _ in range(12):
+            call = await bench.calls.next()
+            await call.grant()
+        assert bench.calls.unseen == 0
+
+
+async def test_a_task_that_another_router_took_gives_the_slot_back_and_the_lane_is_read_again() -> None:
+    async with task_bench(limits=TaskLimits(offers_per_lane=1)) as bench:
+        taken, free = await bench.submit(), await bench.submit()
+        call = await bench.calls.next()
+        now = bench.clock.utc_now().timestamp()
+        assert await bench.store.claim(taken.id, "router-other", now, now + 15) is not None
+        call.granted.set()
+        async with asyncio.timeout(10):
+            await call.left.wait()
+        assert not call.claimed.is_set()
+        assert (await bench.calls.next()).task.id == free.id
+        assert bench.store.claims == [Claim(taken.id, "router-other", 1)]
+
+
+async def test_tasks_that_nobody_told_of_are_found_by_looking() -> None:
+    async with task_bench() as bench:
+        async with task_bench(clock=bench.clock, store=bench.store) as other:
+            # The other router stops before it has offered anything.
+            await other.service.stop(0)
+            task = await other.submit()
+        await bench.advance(5)
+        assert (await bench.calls.next()).task.id == task.id
+
+
+async def test_a_database_that_fails_meanwhile_costs_nothing_but_time() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        call = await bench.calls.next()
+        bench.store.is_failing = True
+        call.granted.set()
+        await bench.advance(10)
+        assert not call.claimed.is_set()
+        with pytest.raises(WeftError) as found:
+            await bench.submit()
+        assert found.value.reason is Reason.SERVICE_UNAVAILABLE
+        bench.store.is_failing = False
+        await bench.advance(10)
+        again = await bench.calls.next()
+        await again.grant()
+        again.finish()
+        assert (await bench.until(task.id, TaskState.COMPLETED)).attempt == 1
+
+
+async def test_idle_routers_read_only_now_and_then() -> None:
+    async with task_bench() as bench:
+        await bench.submit()
+        await bench.calls.next()
+        await bench.settle()
+        before = bench.store.reads
+        await bench.advance(60)
+        assert bench.store.reads - before <= 12 + 1

@@ -1,0 +1,246 @@
+"""What submitters may do: in the process and over a channel, on a real database."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from task_harness import Failpoints, ScriptedCalls, chat_spec, task_bench, text
+
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.service import TaskService
+from router_svc.tasks.sql import SqlTaskStore
+from weft.api.common.v1 import priority_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.remote_tasks import RemoteTasks
+from weft.dispatch.tasks import NewTask, Task, TaskPiece, TaskPort, TaskQuery, TaskState
+from weft.host.grpc_host import GrpcHost
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import open_channel
+from weft.testing.fake_clock import let_all_run
+
+ANN, BOB = "ann", "bob"
+Opened = tuple[TaskPort, ScriptedCalls]
+Open = Callable[..., AbstractAsyncContextManager[Opened]]
+
+
+def service_on_disk(tmp_path: Path, limits: TaskLimits, calls: ScriptedCalls) -> TaskService:
+    store = SqlTaskStore(RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}"), max_commit_batch=16)
+    return TaskService(store, limits, calls, SystemClock(), Failpoints())
+
+
+@asynccontextmanager
+async def in_process(tmp_path: Path, limits: TaskLimits | None = None) -> AsyncIterator[Opened]:
+    calls = ScriptedCalls()
+    service = service_on_disk(tmp_path, limits or TaskLimits(), calls)
+    await service.start()
+    try:
+        yield service.tasks, calls
+    finally:
+        await service.stop(0)
+
+
+@asynccontextmanager
+async def behind_a_channel(tmp_path: Path, limits: TaskLimits | None = None) -> AsyncIterator[Opened]:
+    calls = ScriptedCalls()
+    host = GrpcHost()
+    address = host.bind(f"unix:{tmp_path}/s")
+    await host.start([service_on_disk(tmp_path, limits or TaskLimits(), calls)])
+    channel = open_channel(address)
+    try:
+        yield RemoteTasks(channel), calls
+    finally:
+        await channel.close()
+        await host.stop(0)
+
+
+both = pytest.mark.parametrize("opening", [in_process, behind_a_channel])
+
+
+async def refused(reason: Reason, awaited: Awaitable[object]) -> WeftError:
+    with pytest.raises(WeftError) as found:
+        await awaited
+    assert found.value.reason is reason
+    return found.value
+
+
+def new(spec: task_pb2.TaskSpec | None = None, *, tenant: str = ANN, key: str = "") -> NewTask:
+    return NewTask(tenant=tenant, spec=spec or chat_spec(), idempotency_key=key)
+
+
+@both
+async def test_a_task_is_acknowledged_run_watched_listed_and_deleted(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path) as (tasks, calls):
+        spec = chat_spec()
+        spec.origin, spec.origin_kind = b'{"model": "qwen"}', "chat"
+        submitted = await tasks.submit(new(spec))
+        task = submitted.task
+        assert not submitted.existed
+        assert (task.state, task.tenant, task.model, task.origin_kind) == (TaskState.PENDING, ANN, "qwen", "chat")
+        assert task.expires_at is not None
+        call = await calls.next()
+        await call.grant()
+        call.say(text("hello"))
+        call.finish()
+        news = [each async for each in tasks.watch(ANN, task.id)]
+        assert isinstance(news[-1], Task)
+        assert news[-1].state is TaskState.COMPLETED
+        said = [event.delta.text for each in news if isinstance(each, TaskPiece) for event in each.output.events]
+        assert "".join(said) == "hello"
+        details = await tasks.details(ANN, task.id)
+        assert details.spec == spec
+        (attempt,) = details.attempts
+        assert attempt.receipt is not None
+        assert (attempt.attempt, attempt.receipt.host) == (1, "titan")
+        page = await tasks.list_page(ANN, TaskQuery(states=frozenset({TaskState.COMPLETED})))
+        assert page.tasks == [details.task]
+        await tasks.delete(ANN, task.id)
+        await refused(Reason.NOT_FOUND, tasks.get(ANN, task.id))
+
+
+@both
+async def test_a_task_of_another_tenant_is_not_there(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path) as (tasks, _):
+        task = (await tasks.submit(new())).task
+        for ask in (tasks.get, tasks.details, tasks.cancel, tasks.delete):
+            missing = await refused(Reason.NOT_FOUND, ask(BOB, "task-none"))
+            foreign = await refused(Reason.NOT_FOUND, ask(BOB, task.id))
+            assert foreign.message.replace(task.id, "task-none") == missing.message
+        await refused(Reason.NOT_FOUND, anext(tasks.watch(BOB, task.id)))
+        assert (await tasks.list_page(BOB, TaskQuery())).tasks == []
+        assert (await tasks.get(ANN, task.id)).state is TaskState.PENDING
+
+
+@both
+async def test_the_same_key_is_the_same_task_and_another_body_is_a_conflict(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path) as (tasks, calls):
+        first = await tasks.submit(new(key="once"))
+        second = await tasks.submit(new(key="once"))
+        assert (second.task.id, second.existed) == (first.task.id, True)
+        await refused(Reason.IDEMPOTENCY_CONFLICT, tasks.submit(new(chat_spec(words="other"), key="once")))
+        assert (await tasks.submit(new(key="once", tenant=BOB))).task.id != first.task.id
+        await calls.next()
+        await calls.next()
+        await let_all_run()
+        assert calls.unseen == 0
+
+
+@both
+async def test_a_waiting_task_is_cancelled_and_one_that_is_not_over_cannot_be_deleted(
+    opening: Open, tmp_path: Path
+) -> None:
+    async with opening(tmp_path) as (tasks, _):
+        task = (await tasks.submit(new())).task
+        await refused(Reason.RESOURCE_IN_USE, tasks.delete(ANN, task.id))
+        cancelled = await tasks.cancel(ANN, task.id)
+        assert (cancelled.state, cancelled.error) == (TaskState.CANCELLED, None)
+        assert await tasks.cancel(ANN, task.id) == cancelled
+        await tasks.delete(ANN, task.id)
+
+
+@both
+async def test_why_a_task_failed_is_told(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path) as (tasks, calls):
+        task = (await tasks.submit(new())).task
+        call = await calls.next()
+        await call.grant()
+        call.fail(WeftError(Reason.BACKEND_REJECTED, "no such thing"))
+        *_, end = [each async for each in tasks.watch(ANN, task.id)]
+        assert isinstance(end, Task)
+        assert end.error is not None
+        assert (end.error.reason, end.error.message) == (Reason.BACKEND_REJECTED, "no such thing")
+
+
+@both
+async def test_what_is_wrong_with_a_task_is_named(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path, TaskLimits(max_origin_bytes=10)) as (tasks, _):
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(new(task_pb2.TaskSpec(model="qwen"))))
+        assert named.metadata["field"] == "spec.payload"
+        system = chat_spec()
+        system.options.priority = priority_pb2.PRIORITY_SYSTEM
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(new(system)))
+        assert named.metadata["field"] == "spec.options.priority"
+        large = chat_spec()
+        large.origin = b"x" * 11
+        named = await refused(Reason.REQUEST_TOO_LARGE, tasks.submit(new(large)))
+        assert named.metadata["field"] == "spec.origin"
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.submit(new(key="k" * 256)))
+        assert named.metadata["field"] == "idempotency_key"
+        named = await refused(Reason.INVALID_ARGUMENT, tasks.list_page(ANN, TaskQuery(page_size=1001)))
+        assert named.metadata["field"] == "page_size"
+
+
+@both
+async def test_a_tenant_has_no_more_open_tasks_than_it_may(opening: Open, tmp_path: Path) -> None:
+    async with opening(tmp_path, TaskLimits(max_open_per_tenant=2)) as (tasks, _):
+        first = (await tasks.submit(new())).task
+        await tasks.submit(new())
+        refusal = await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(new()))
+        assert "router.tasks.max_open_per_tenant" in refusal.message
+        await tasks.submit(new(tenant=BOB))
+        await tasks.cancel(ANN, first.id)
+    # The next life counts what is there.
+    async with in_process(tmp_path, TaskLimits(max_open_per_tenant=2)) as (tasks, _):
+        await tasks.submit(new())
+        await refused(Reason.TOO_MANY_RESOURCES, tasks.submit(new()))
+
+
+async def test_a_tenant_that_has_ended_some_may_send_more_before_the_next_sweep() -> None:
+    async with task_bench(limits=TaskLimits(max_open_per_tenant=1)) as bench:
+        task, call = await bench.begun()
+        await refused(Reason.TOO_MANY_RESOURCES, bench.submit())
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        await bench.advance(6)
+        await bench.submit()
+
+
+async def test_a_task_outlives_its_router_and_is_done_by_the_next_one(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as (tasks, calls):
+        waits = (await tasks.submit(new())).task
+        runs = (await tasks.submit(new())).task
+        await calls.next()
+        call = await calls.next()
+        assert call.task.id == runs.id
+        await call.grant()
+    async with in_process(tmp_path) as (tasks, calls):
+        for _ in range(2):
+            call = await calls.next()
+            await call.grant()
+            call.finish()
+        for task, attempts in ((waits, 1), (runs, 2)):
+            *_, end = [each async for each in tasks.watch(ANN, task.id)]
+            assert isinstance(end, Task)
+            assert (end.state, end.attempt) == (TaskState.COMPLETED, attempts)
+
+
+async def test_a_router_that_is_silent_is_unavailable(tmp_path: Path) -> None:
+    async with behind_a_channel(tmp_path) as (tasks, _):
+        task = (await tasks.submit(new())).task
+    channel = open_channel(f"unix:{tmp_path}/s")
+    gone = RemoteTasks(channel, timeout_seconds=0.2)
+    await refused(Reason.SERVICE_UNAVAILABLE, gone.get(ANN, task.id))
+    await refused(Reason.SERVICE_UNAVAILABLE, gone.submit(new()))
+    await refused(Reason.SERVICE_UNAVAILABLE, anext(gone.watch(ANN, task.id)))
+    await channel.close()
+
+
+async def test_an_event_number_that_is_none_is_refused(tmp_path: Path) -> None:
+    async with behind_a_channel(tmp_path) as (tasks, _):
+        task = (await tasks.submit(new())).task
+        named = await refused(Reason.INVALID_ARGUMENT, anext(tasks.watch(ANN, task.id, -1)))
+        assert named.metadata["field"] == "after_event"
+
+
+async def test_tasks_of_one_key_that_come_at_once_are_one_task(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as (tasks, calls):
+        submitted = await asyncio.gather(*(tasks.submit(new(key="once")) for _ in range(20)))
+        assert len({each.task.id for each in submitted}) == 1
+        assert sum(not each.existed for each in submitted) == 1
+        await calls.next()
+        await let_all_run()
+        assert calls.unseen == 0

@@ -1,0 +1,183 @@
+"""Watching a task: what a watcher sees, in which order, and where it goes on."""
+
+import asyncio
+
+import pytest
+from task_harness import TENANT, Watch, task_bench, text
+
+from router_svc.tasks.config import TaskLimits
+from weft.dispatch.tasks import Task, TaskPiece, TaskState, event_number
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+DIED = WeftError(Reason.SERVER_DIED, "the server died")
+
+
+def words_of(piece: object) -> list[str]:
+    assert isinstance(piece, TaskPiece)
+    return [event.delta.text for event in piece.output.events]
+
+
+async def a_task(watch: Watch) -> Task:
+    news = await watch.next()
+    assert isinstance(news, Task)
+    return news
+
+
+async def test_a_watcher_sees_every_change_and_every_piece_and_last_the_end() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        watch = bench.watch(task.id)
+        assert (await a_task(watch)).state is TaskState.PENDING
+        call = await bench.calls.next()
+        await call.grant()
+        assert (await a_task(watch)).state is TaskState.RUNNING
+        call.say(text("one"))
+        assert words_of(await watch.next()) == ["one"], "the first content is written at once"
+        call.say(text("two"))
+        await bench.advance(0.05)
+        assert words_of(await watch.next()) == ["two"]
+        call.finish()
+        piece, end = await watch.rest()
+        assert words_of(piece) == [""]
+        assert isinstance(end, Task)
+        assert end.state is TaskState.COMPLETED
+
+
+async def test_a_watcher_of_a_task_that_is_over_gets_all_of_it() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(text("one"))
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        first, piece, end = await bench.watch(task.id).rest()
+        assert words_of(piece) == ["one", ""]
+        assert first == end
+
+
+async def test_a_watcher_goes_on_behind_the_event_it_has() -> None:
+    async with task_bench(limits=TaskLimits(max_piece_bytes=1)) as bench:
+        task, call = await bench.begun()
+        call.say(text("one"), text("two"), text("three"))
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        news = await bench.watch(task.id, event_number(1, 2)).rest()
+        assert [words_of(piece) for piece in news if isinstance(piece, TaskPiece)] == [["three"], [""]]
+        nothing_new = await bench.watch(task.id, event_number(1, 4)).rest()
+        assert [type(each) for each in nothing_new] == [Task, Task]
+
+
+async def test_a_watcher_of_an_attempt_that_is_lost_is_told_the_new_one_and_begins_anew() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        call.say(text("half"))
+        assert words_of(await watch.next()) == ["half"]
+        call.fail(DIED)
+        assert (await a_task(watch)).state is TaskState.PENDING
+        await bench.advance(1)
+        again = await bench.calls.next()
+        await again.grant()
+        running = await a_task(watch)
+        assert (running.state, running.attempt) == (TaskState.RUNNING, 2)
+        again.say(text("whole"))
+        piece = await watch.next()
+        assert words_of(piece) == ["whole"]
+        assert isinstance(piece, TaskPiece)
+        assert piece.last_event == event_number(2, 1)
+        again.finish()
+        await watch.rest()
+        # Whoever comes back with an event of the lost attempt gets the new one from its beginning.
+        news = await bench.watch(task.id, event_number(1, 1)).rest()
+        assert [words_of(each) for each in news if isinstance(each, TaskPiece)] == [["whole"], [""]]
+
+
+async def test_a_cancelled_task_ends_its_watch() -> None:
+    async with task_bench() as bench:
+        task, _ = await bench.begun()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        rest = asyncio.create_task(watch.rest())
+        await bench.settle()
+        await bench.service.tasks.cancel(TENANT, task.id)
+        (end,) = await rest
+        assert isinstance(end, Task)
+        assert end.state is TaskState.CANCELLED
+
+
+async def test_news_that_got_lost_is_found_by_looking() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        await bench.calls.next()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        rest = asyncio.create_task(watch.rest())
+        await bench.settle()
+        await bench.store.cancel(TENANT, task.id, bench.clock.utc_now().timestamp())
+        await bench.advance(1.9)
+        assert not rest.done()
+        await bench.advance(0.2)
+        (end,) = await rest
+        assert isinstance(end, Task)
+
+
+async def test_a_task_that_is_deleted_meanwhile_ends_its_watch_with_an_error() -> None:
+    async with task_bench() as bench:
+        task, _ = await bench.begun()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        rest = asyncio.create_task(watch.rest())
+        await bench.settle()
+        del bench.store.kept[task.id]
+        await bench.advance(2)
+        with pytest.raises(WeftError) as found:
+            await rest
+        assert found.value.reason is Reason.NOT_FOUND
+
+
+async def test_another_tenants_task_cannot_be_watched() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit(tenant="bob")
+        with pytest.raises(WeftError) as found:
+            await bench.watch(task.id).next()
+        assert found.value.reason is Reason.NOT_FOUND
+
+
+async def test_no_more_watch_than_may_and_whoever_leaves_makes_room() -> None:
+    async with task_bench(limits=TaskLimits(max_watches=1)) as bench:
+        task = await bench.submit()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        with pytest.raises(WeftError) as found:
+            await bench.watch(task.id).next()
+        assert found.value.reason is Reason.TOO_MANY_RESOURCES
+        await watch.close()
+        other = bench.watch(task.id)
+        await a_task(other)
+        await other.close()
+
+
+async def test_whoever_leaves_a_watch_does_not_end_the_task() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        await watch.close()
+        assert not bench.service.signals.is_watched(task.id)
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+
+
+async def test_a_watch_says_when_the_database_fails() -> None:
+    async with task_bench() as bench:
+        task = await bench.submit()
+        watch = bench.watch(task.id)
+        await a_task(watch)
+        rest = asyncio.create_task(watch.rest())
+        await bench.settle()
+        bench.store.is_failing = True
+        await bench.advance(2)
+        with pytest.raises(WeftError) as found:
+            await rest
+        assert found.value.reason is Reason.SERVICE_UNAVAILABLE

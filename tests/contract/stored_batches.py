@@ -1,0 +1,160 @@
+"""Files and batches on a database, and lines moved to their ends by hand, for the tests of their store."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select, update
+
+import router_svc.batches.service
+from router_svc.batches.config import BatchLimits
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import task_attempts, task_pieces, tasks
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.signals import News, TaskSignals
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.batches import BatchLine, LineResult, NewBatch
+from weft.dispatch.files import BATCH_INPUT, NewFile
+from weft.dispatch.tasks import TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
+DAY_SECONDS = 86_400.0
+
+
+class World:
+    """One router's files and batches, with a clock and a way to its tables."""
+
+    def __init__(
+        self, database_url: str, *, clock: FakeClock | None = None, max_open_per_tenant: int = 200_000, **limits: Any
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.signals = TaskSignals()
+        self.news: list[News] = []
+        self.signals.subscribe(self.news.append)
+        self.database = RouterDatabase(database_url)
+        self.service = router_svc.batches.service.build(
+            self.database,
+            BatchLimits(**limits),
+            TaskLimits(max_open_per_tenant=max_open_per_tenant),
+            self.signals,
+            clock=self.clock,
+        )
+        self.files = self.service.files
+        self.batches = self.service.batches
+
+    def new_batch(self, **fields: Any) -> NewBatch:
+        """A batch of ann's with a window of a day."""
+        window_ends_at: datetime = self.clock.utc_now() + timedelta(seconds=DAY_SECONDS)
+        known: dict[str, Any] = {
+            "tenant": "ann",
+            "endpoint": "/v1/chat/completions",
+            "input_file": "file-1",
+            "window_ends_at": window_ends_at,
+        }
+        return NewBatch(**(known | fields))
+
+    async def end(self, batch_id: str, state: TaskState, lines: Iterable[int], **columns: Any) -> None:
+        """Lines reach an end, as whoever runs them says."""
+        values: dict[str, Any] = {"state": state, "attempt": 1, "ended_at": self.clock.utc_now().timestamp(), **columns}
+        async with self.database.writing() as connection:
+            await connection.execute(
+                update(tasks).where(tasks.c.batch_id == batch_id, tasks.c.line.in_(list(lines))).values(values)
+            )
+
+    async def claim(self, batch_id: str, lines: Iterable[int]) -> None:
+        """Lines are run by somebody."""
+        where = (tasks.c.batch_id == batch_id, tasks.c.line.in_(list(lines)))
+        now = self.clock.utc_now().timestamp()
+        async with self.database.writing() as connection:
+            found = (await connection.execute(select(tasks.c.id).where(*where))).scalars().all()
+            running = {"state": TaskState.RUNNING, "attempt": 1, "owner": "router-1", "lease_until": now + 15}
+            await connection.execute(update(tasks).where(*where).values(running))
+            attempt = {"attempt": 1, "owner": "router-1", "claimed_at": now, "reason": 0, "message": "", "receipt": b""}
+            await connection.execute(insert(task_attempts), [{"task_id": each, **attempt} for each in found])
+
+    async def answer(self, batch_id: str, line: int, *texts: str, attempt: int = 1) -> None:
+        """Keep pieces of an answer."""
+        async with self.database.writing() as connection:
+            query = select(tasks.c.id).where(tasks.c.batch_id == batch_id, tasks.c.line == line)
+            task_id = (await connection.execute(query)).scalar_one()
+            rows = [
+                {
+                    "task_id": task_id,
+                    "attempt": attempt,
+                    "first_index": index,
+                    "event_count": 1,
+                    "output": output(text).SerializeToString(),
+                }
+                for index, text in enumerate(texts, start=1)
+            ]
+            await connection.execute(insert(task_pieces), rows)
+            size = sum(len(row["output"]) for row in rows)
+            await connection.execute(update(tasks).where(tasks.c.id == task_id).values(result_size=size))
+
+    async def rows(self, *columns: Any) -> list[Any]:
+        """Columns of a table."""
+        async with self.database.reading() as connection:
+            return [tuple(row) for row in await connection.execute(select(*columns))]
+
+    async def count(self, table: Any) -> int:
+        """Rows of a table."""
+        async with self.database.reading() as connection:
+            return int((await connection.execute(select(func.count()).select_from(table))).scalar_one())
+
+    async def results(self, batch_id: str, tenant: str = "ann") -> list[LineResult]:
+        """Every result."""
+        return [result async for result in self.batches.results(tenant, batch_id)]
+
+
+@asynccontextmanager
+async def running(database_url: str, **settings: Any) -> AsyncIterator[World]:
+    """Started, and stopped afterwards."""
+    world = World(database_url, **settings)
+    await world.service.start()
+    try:
+        yield world
+    finally:
+        await world.service.stop(1)
+
+
+def line(name: str, *, model: str = "qwen", text: str = "hello", origin: bytes = b"{}") -> BatchLine:
+    """One chat."""
+    content = [chat_pb2.ContentPart(text=text)]
+    payload = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=content)])
+    return BatchLine(custom_id=name, spec=task_pb2.TaskSpec(model=model, chat=payload, origin=origin))
+
+
+async def lines(*given: BatchLine) -> AsyncIterator[BatchLine]:
+    """They come one after the other."""
+    for each in given:
+        yield each
+
+
+def many(number: int) -> AsyncIterator[BatchLine]:
+    """So many lines."""
+    return lines(*(line(f"line-{place}") for place in range(number)))
+
+
+async def content(*pieces: bytes) -> AsyncIterator[bytes]:
+    """They come one after the other."""
+    for piece in pieces:
+        yield piece
+
+
+def output(text: str) -> task_pb2.TaskOutput:
+    """A piece of an answer."""
+    return task_pb2.TaskOutput(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
+
+
+async def refused(reason: Reason, awaited: Any) -> str:
+    """What is said."""
+    with pytest.raises(WeftError) as found:
+        await awaited
+    assert found.value.reason is reason, found.value
+    return found.value.message

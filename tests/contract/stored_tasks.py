@@ -1,0 +1,120 @@
+"""Tasks for the tests of those who keep them."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.sql import SqlTaskStore
+from router_svc.tasks.store_port import Claim, Ending, NewPiece, PendingTask, TaskRow, TaskStore
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import Task, TaskFailure, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+NOW = 1_800_000_000.0
+LEASE = 15.0
+MUCH = 1 << 40
+LANE = Lane("demo", "ann", Priority.DURABLE)
+CRASH = TaskFailure(reason=Reason.WORKER_LOST, message="the runner went away")
+MAX_COMMIT_BATCH = 256
+
+
+def store_on(database_url: str) -> SqlTaskStore:
+    """Not started."""
+    return SqlTaskStore(RouterDatabase(database_url), max_commit_batch=MAX_COMMIT_BATCH)
+
+
+def a_row(name: str, *, lane: Lane = LANE, prompt: str = "hi", **changes: Any) -> TaskRow:
+    """A task that may be begun at NOW, and for an hour."""
+    spec = task_pb2.TaskSpec(model=lane.model, origin=prompt.encode()).SerializeToString()
+    fields: dict[str, Any] = {
+        "id": name,
+        "lane": lane,
+        "digest": hashlib.sha256(spec).digest(),
+        "spec": spec,
+        "max_attempts": 3,
+        "pending_limit_seconds": 3600.0,
+        "created_at": NOW,
+    }
+    return TaskRow(**(fields | changes))
+
+
+def a_piece(first: int, *words: str) -> NewPiece:
+    """One event for each word."""
+    output = task_pb2.TaskOutput(events=[_event(word) for word in words])
+    return NewPiece(first_index=first, event_count=len(words), output=output.SerializeToString())
+
+
+def _event(word: str) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=word))
+
+
+async def claimed(store: TaskStore, name: str, owner: str = "r1", now: float = NOW) -> Claim:
+    """It is, for LEASE seconds."""
+    claim = await store.claim(name, owner, now, now + LEASE)
+    assert claim is not None
+    return claim
+
+
+async def begun(store: TaskStore, name: str, owner: str = "r1", **changes: Any) -> Claim:
+    """Submitted and claimed."""
+    await store.submit(a_row(name, **changes))
+    return await claimed(store, name, owner)
+
+
+async def seen(store: TaskStore, name: str, tenant: str = "ann") -> Task:
+    """As it is."""
+    task = await store.get(tenant, name)
+    assert task is not None
+    return task
+
+
+async def said(store: TaskStore, name: str, attempt: int, after: int = 0, max_bytes: int = MUCH) -> list[str]:
+    """What is kept of an answer, word by word."""
+    kept = await store.pieces(name, attempt, after, max_bytes)
+    return [event.delta.text for piece in kept for event in piece.output.events]
+
+
+async def waiting(store: TaskStore, lane: Lane = LANE, now: float = NOW, limit: int = 100) -> list[PendingTask]:
+    """Who may be begun, in order."""
+    return list(await store.pending(lane, now, limit, MUCH))
+
+
+async def reverted(store: TaskStore, claim: Claim, now: float = NOW, **changes: Any) -> bool:
+    """An attempt that counts came to nothing, and the task may be begun at once."""
+    fields: dict[str, Any] = {"receipt": b"", "counts": True, "now": now, "ready_at": now}
+    return await store.revert(claim, CRASH, **(fields | changes))
+
+
+DONE = Ending(state=TaskState.COMPLETED)
+
+
+def failed(message: str = "no", reason: Reason = Reason.INVALID_ARGUMENT) -> Ending:
+    """For good."""
+    return Ending(state=TaskState.FAILED, failure=TaskFailure(reason=reason, message=message))
+
+
+async def all_of(*awaited: Any) -> list[Any]:
+    """At once; errors among what they came to."""
+    return list(await asyncio.gather(*awaited, return_exceptions=True))
+
+
+async def refused(reason: Reason, awaited: Any) -> str:
+    """For that reason; what is said."""
+    with pytest.raises(WeftError) as found:
+        await awaited
+    assert found.value.reason is reason
+    return found.value.message
+
+
+async def count(database: RouterDatabase, table: Any) -> int:
+    """Rows."""
+    async with database.reading() as connection:
+        return len((await connection.execute(select(table))).all())

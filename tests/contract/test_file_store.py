@@ -1,0 +1,233 @@
+"""Files that are kept, on every kind of database that a router may have."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+from stored_batches import NEW_FILE, World, content, refused, running
+
+from router_svc.batches.intake import INTAKE_LIMIT_SECONDS
+from router_svc.store.tables import file_pieces, files
+from weft.dispatch.files import BATCH_OUTPUT, MAX_PIECE_BYTES, NewFile
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+BOB_FILE = NewFile(tenant="bob", name="bob.jsonl", purpose=BATCH_OUTPUT)
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with running(database_url) as world:
+        yield world
+
+
+async def read(world: World, file_id: str, tenant: str = "ann") -> bytes:
+    return b"".join([data async for data in world.files.read(tenant, file_id)])
+
+
+async def test_a_file_comes_back_byte_for_byte_in_the_next_life(database_url: str) -> None:
+    data = bytes(range(256)) * 10
+    async with running(database_url) as world:
+        saved = await world.files.save(NEW_FILE, content(data[:100], b"", data[100:]))
+    async with running(database_url) as world:
+        assert await world.files.get("ann", saved.id) == saved
+        assert (saved.name, saved.purpose, saved.size) == ("lines.jsonl", "batch", len(data))
+        assert await read(world, saved.id) == data
+
+
+@pytest.mark.parametrize("size", [0, 1, MAX_PIECE_BYTES, MAX_PIECE_BYTES + 1, 3 * MAX_PIECE_BYTES])
+async def test_a_file_of_any_length_is_kept_in_pieces_that_are_not_too_long(world: World, size: int) -> None:
+    data = bytes(size)
+    file = await world.files.save(NEW_FILE, content(data[: size // 2], data[size // 2 :]))
+    assert file.size == size
+    pieces = [piece async for piece in world.files.read("ann", file.id)]
+    assert b"".join(pieces) == data
+    assert all(len(piece) <= MAX_PIECE_BYTES for piece in pieces)
+
+
+async def test_a_tenant_sees_and_deletes_only_its_own(world: World) -> None:
+    file = await world.files.save(NEW_FILE, content(b"a"))
+    missing = await refused(Reason.NOT_FOUND, world.files.get("ann", "file-none"))
+    for asked in (world.files.get, world.files.delete):
+        assert (await refused(Reason.NOT_FOUND, asked("bob", file.id))).replace(file.id, "file-none") == missing
+    await refused(Reason.NOT_FOUND, read(world, file.id, "bob"))
+    await refused(Reason.NOT_FOUND, world.files.list_page("bob", after=file.id))
+    assert list((await world.files.list_page("bob")).files) == []
+    await world.files.delete("ann", file.id)
+    for asked in (world.files.get, world.files.delete):
+        await refused(Reason.NOT_FOUND, asked("ann", file.id))
+    assert await world.count(file_pieces) == 0
+
+
+@pytest.mark.parametrize("file_id", ["", "a\0b", "x" * 500, "ä"])
+async def test_an_id_that_no_file_can_have_is_not_found(world: World, file_id: str) -> None:
+    await refused(Reason.NOT_FOUND, world.files.get("ann", file_id))
+    await refused(Reason.NOT_FOUND, world.files.delete("ann", file_id))
+    if file_id:
+        await refused(Reason.NOT_FOUND, world.files.list_page("ann", after=file_id))
+
+
+async def test_files_are_listed_newest_first_page_by_page_and_by_purpose(world: World) -> None:
+    kept = [
+        await world.files.save(NewFile(tenant="ann", name=str(number), purpose=purpose), content(b"a"))
+        for number, purpose in enumerate(["batch", "batch_output", "batch", "batch"])
+    ]
+    await world.files.save(BOB_FILE, content(b"b"))
+    page = await world.files.list_page("ann", limit=3)
+    assert [file.name for file in page.files] == ["3", "2", "1"]
+    assert page.has_more
+    page = await world.files.list_page("ann", after=kept[1].id, limit=3)
+    assert ([file.name for file in page.files], page.has_more) == (["0"], False)
+    page = await world.files.list_page("ann", purpose="batch")
+    assert [file.name for file in page.files] == ["3", "2", "0"]
+    await refused(Reason.NOT_FOUND, world.files.list_page("ann", after="file-none"))
+    for limit in (0, 1001):
+        await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", limit=limit))
+    await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="vision"))
+
+
+async def test_a_file_whose_content_breaks_off_is_seen_by_nobody_and_removed_at_once(world: World) -> None:
+    seen: list[int] = []
+
+    async def breaking() -> AsyncIterator[bytes]:
+        yield bytes(20 * MAX_PIECE_BYTES)
+        seen.append(await world.count(file_pieces))
+        assert list((await world.files.list_page("ann")).files) == []
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await world.files.save(NEW_FILE, breaking())
+    assert seen == [19]
+    assert await world.count(files) == await world.count(file_pieces) == 0
+
+
+async def test_an_upload_that_is_given_up_is_removed(world: World) -> None:
+    waiting = asyncio.Event()
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield bytes(2 * MAX_PIECE_BYTES)
+        waiting.set()
+        await asyncio.Event().wait()
+
+    saving = asyncio.create_task(world.files.save(NEW_FILE, stalling()))
+    await waiting.wait()
+    assert await world.count(files) == 1
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    assert await world.count(files) == await world.count(file_pieces) == 0
+
+
+async def test_a_file_that_is_too_long_is_refused_while_it_comes_in(database_url: str) -> None:
+    read_on: list[int] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            read_on.append(1)
+            yield bytes(MAX_PIECE_BYTES)
+
+    async with running(database_url, max_file_bytes=2 * MAX_PIECE_BYTES) as world:
+        await world.files.save(NEW_FILE, content(bytes(2 * MAX_PIECE_BYTES)))
+        words = await refused(Reason.REQUEST_TOO_LARGE, world.files.save(NEW_FILE, endless()))
+        assert words == f"file: must have at most {2 * MAX_PIECE_BYTES} bytes"
+        assert len(read_on) <= 4
+        assert await world.count(files) == 1
+
+
+async def test_a_tenant_keeps_no_more_files_and_bytes_than_it_may(database_url: str) -> None:
+    async with running(database_url, max_files_per_tenant=2, max_tenant_file_bytes=10) as world:
+        first = await world.files.save(NEW_FILE, content(b"12345"))
+        words = await refused(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"123456")))
+        assert "10 bytes" in words
+        await world.files.save(NEW_FILE, content(b"12345"))
+        words = await refused(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"")))
+        assert "2 files" in words
+        await world.files.save(BOB_FILE, content(b"1234567890"))
+        await world.files.delete("ann", first.id)
+        await world.files.save(NEW_FILE, content(b"12345"))
+        assert await world.count(files) == 3
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "a/b", "..", ".", "a\\b", "a\nb", "a\0b"])
+async def test_a_name_that_is_a_path_or_cannot_be_shown_is_refused(world: World, name: str) -> None:
+    new = NewFile(tenant="ann", name=name, purpose="batch")
+    assert "file.name" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
+
+
+async def test_a_purpose_that_nobody_knows_is_refused(world: World) -> None:
+    new = NewFile(tenant="ann", name="a", purpose="vision")
+    assert "file.purpose" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
+
+
+async def test_a_file_is_forgotten_when_its_time_is_over(database_url: str) -> None:
+    async with running(database_url, keep_file_seconds=1_000.0, sweep_interval_seconds=300.0) as world:
+        old = await world.files.save(NEW_FILE, content(b"a"))
+        await world.clock.advance(899, sleepers=1)
+        young = await world.files.save(NEW_FILE, content(b"b"))
+        assert (await world.files.get("ann", old.id)).expires_at.timestamp() - old.created_at.timestamp() == 1_000
+        await world.clock.advance(301, sleepers=1)
+        await refused(Reason.NOT_FOUND, world.files.get("ann", old.id))
+        assert await read(world, young.id) == b"b"
+        assert await world.count(files) == await world.count(file_pieces) == 1
+
+
+async def test_what_a_crash_left_is_removed_when_it_is_surely_broken(database_url: str) -> None:
+    async with running(database_url) as world:
+        file = await world.files.save(NEW_FILE, content(bytes(MAX_PIECE_BYTES + 1)))
+        async with world.database.writing() as connection:
+            await connection.execute(update(files).where(files.c.id == file.id).values(is_whole=False))
+        await world.clock.advance(INTAKE_LIMIT_SECONDS - 300, sleepers=1)
+        assert await world.count(file_pieces) == 2
+        await world.clock.advance(600, sleepers=1)
+        assert await world.count(files) == await world.count(file_pieces) == 0
+
+
+async def test_an_upload_that_takes_too_long_is_given_up(world: World) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield bytes(2 * MAX_PIECE_BYTES)
+        await world.clock.advance(INTAKE_LIMIT_SECONDS + 600, sleepers=1)
+        yield b"the rest"
+
+    await refused(Reason.DEADLINE_EXCEEDED, world.files.save(NEW_FILE, slow()))
+    assert await world.count(files) == await world.count(file_pieces) == 0
+
+
+async def test_a_file_that_is_deleted_while_it_is_read_does_not_seem_whole(world: World) -> None:
+    file = await world.files.save(NEW_FILE, content(bytes(3 * MAX_PIECE_BYTES)))
+    reading = world.files.read("ann", file.id)
+    await anext(reading)
+    await world.files.delete("ann", file.id)
+    await refused(Reason.NOT_FOUND, anext(reading))
+
+
+async def test_many_uploads_at_once_are_all_kept_apart(world: World) -> None:
+    async def one(number: int) -> Any:
+        new = NewFile(tenant=f"t{number % 3}", name=str(number), purpose="batch")
+        return await world.files.save(new, content(*[bytes([number])] * 5))
+
+    kept = await asyncio.gather(*map(one, range(20)))
+    for number, file in enumerate(kept):
+        assert await read(world, file.id, f"t{number % 3}") == bytes([number]) * 5
+
+
+async def test_two_routers_on_one_postgres_see_the_same_files_and_leave_each_others_uploads(postgres_url: str) -> None:
+    async with running(postgres_url) as first:
+        halfway, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield bytes(MAX_PIECE_BYTES + 1)
+            halfway.set()
+            await go_on.wait()
+            yield b"end"
+
+        saving = asyncio.create_task(first.files.save(NEW_FILE, slow()))
+        await halfway.wait()
+        async with running(postgres_url) as second:
+            go_on.set()
+            file = await saving
+            assert (await second.files.get("ann", file.id)).size == MAX_PIECE_BYTES + 4
+            await second.files.delete("ann", file.id)
+        await refused(Reason.NOT_FOUND, first.files.get("ann", file.id))

@@ -1,0 +1,184 @@
+"""Several routers on one PostgreSQL: each task is begun by one of them, and what one is told reaches the others."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+import pytest
+
+from router_svc.store.database import RouterDatabase
+from router_svc.tasks.calls import CallMaker
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.failpoints import NoFailpoints
+from router_svc.tasks.placement_gate import Gate
+from router_svc.tasks.service import TaskService
+from router_svc.tasks.sql import SqlTaskStore
+from router_svc.tasks.store_port import PendingTask
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import NewTask, Task, TaskState
+from weft.kernel.clock import SystemClock
+
+pytest_plugins = ("database_fixtures",)
+
+NOTICE_SECONDS = 30.0
+TENANT = "ann"
+FINISHED = event_pb2.InferenceEvent(finished=event_pb2.Finished())
+FAST = TaskLimits(lease_seconds=1.5, poll_interval_seconds=0.5, retry_delay_seconds=0.05, watch_poll_seconds=20.0)
+
+
+class Call:
+    """Runs a task at once, and ends it when it may."""
+
+    receipt: receipt_pb2.Receipt | None = None
+
+    def __init__(self, calls: "Calls", task: PendingTask, gate: Gate) -> None:
+        self._calls = calls
+        self._task = task
+        self._gate = gate
+
+    def read_whole(self, whole: bool) -> None: ...
+
+    async def outputs(self) -> AsyncGenerator[task_pb2.TaskOutput]:
+        await self._gate()
+        self._calls.begun[self._task.id] += 1
+        self._calls.has_begun.set()
+        try:
+            await self._calls.may_end.wait()
+        finally:
+            self._calls.left.append(self._task.id)
+            self._calls.has_left.set()
+        yield task_pb2.TaskOutput(events=[FINISHED])
+
+
+class Calls:
+    """A CallMaker for one router; every task has a slot."""
+
+    def __init__(self, *, may_end: bool) -> None:
+        self.begun: Counter[str] = Counter()
+        self.left: list[str] = []
+        self.has_begun, self.has_left, self.may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        if may_end:
+            self.may_end.set()
+
+    def make(self, task: PendingTask, gate: Gate) -> Call:
+        return Call(self, task, gate)
+
+
+@asynccontextmanager
+async def router(url: str, calls: CallMaker) -> AsyncIterator[TaskService]:
+    store = SqlTaskStore(RouterDatabase(url), max_commit_batch=64)
+    service = TaskService(store, FAST, calls, SystemClock(), NoFailpoints())
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop(0)
+
+
+def a_task(key: str = "") -> NewTask:
+    spec = task_pb2.TaskSpec(model="qwen")
+    spec.chat.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hello")
+    return NewTask(tenant=TENANT, spec=spec, idempotency_key=key)
+
+
+async def end_of(service: TaskService, task_id: str) -> Task:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        *_, end = [news async for news in service.tasks.watch(TENANT, task_id)]
+    assert isinstance(end, Task)
+    return end
+
+
+async def noticed(event: asyncio.Event) -> None:
+    async with asyncio.timeout(NOTICE_SECONDS):
+        await event.wait()
+
+
+async def test_each_task_is_begun_by_one_router_only(postgres_url: str) -> None:
+    calls = [Calls(may_end=True), Calls(may_end=True)]
+    async with router(postgres_url, calls[0]) as one, router(postgres_url, calls[1]) as two:
+        submitted = await asyncio.gather(*((one, two)[number % 2].tasks.submit(a_task()) for number in range(60)))
+        ends = await asyncio.gather(*(end_of(one, each.task.id) for each in submitted))
+        assert {(end.state, end.attempt) for end in ends} == {(TaskState.COMPLETED, 1)}
+        begun = calls[0].begun + calls[1].begun
+        assert set(begun.values()) == {1}
+        assert len(begun) == 60
+
+
+async def test_the_same_key_at_two_routers_is_one_task(postgres_url: str) -> None:
+    calls = [Calls(may_end=True), Calls(may_end=True)]
+    async with router(postgres_url, calls[0]) as one, router(postgres_url, calls[1]) as two:
+        submitted = await asyncio.gather(*((one, two)[number % 2].tasks.submit(a_task("once")) for number in range(10)))
+        assert len({each.task.id for each in submitted}) == 1
+        await end_of(two, submitted[0].task.id)
+        assert sum((calls[0].begun + calls[1].begun).values()) == 1
+
+
+async def test_a_cancel_at_one_router_ends_the_work_of_another(postgres_url: str) -> None:
+    idle, busy = Calls(may_end=False), Calls(may_end=False)
+    async with router(postgres_url, busy) as works:
+        task = (await works.tasks.submit(a_task())).task
+        await noticed(busy.has_begun)
+        async with router(postgres_url, idle) as other:
+            assert (await other.tasks.cancel(TENANT, task.id)).state is TaskState.CANCELLED
+            await noticed(busy.has_left)
+            assert (await works.tasks.get(TENANT, task.id)).state is TaskState.CANCELLED
+
+
+async def test_a_watcher_at_one_router_hears_of_work_at_another(postgres_url: str) -> None:
+    busy = Calls(may_end=False)
+    async with router(postgres_url, busy) as works:
+        task = (await works.tasks.submit(a_task())).task
+        await noticed(busy.has_begun)
+        async with router(postgres_url, Calls(may_end=False)) as other:
+            async with asyncio.timeout(FAST.watch_poll_seconds / 2):
+                watching = asyncio.create_task(end_of(other, task.id))
+                # Two looks at nothing new: by then it waits for news.
+                await other.tasks.get(TENANT, task.id)
+                busy.may_end.set()
+                assert (await watching).state is TaskState.COMPLETED
+
+
+async def test_what_a_dead_router_had_begun_is_done_by_another_and_its_late_result_counts_for_nothing(
+    postgres_url: str,
+) -> None:
+    busy, spare = Calls(may_end=False), Calls(may_end=True)
+    async with router(postgres_url, busy) as dying:
+        task = (await dying.tasks.submit(a_task())).task
+        await noticed(busy.has_begun)
+        # Its heart stops, as that of a laptop that sleeps.
+        heart, *others = dying.engine._loops
+        for loop in (heart, *others):
+            loop.cancel()
+        async with router(postgres_url, spare) as other:
+            end = await end_of(other, task.id)
+            assert (end.state, end.attempt) == (TaskState.COMPLETED, 2)
+            busy.may_end.set()
+            await noticed(busy.has_left)
+            await dying.stop(5)
+            assert await other.tasks.get(TENANT, task.id) == end
+
+
+@pytest.mark.parametrize("skew_seconds", [-3600.0, 3600.0])
+async def test_a_router_whose_clock_is_wrong_takes_nothing_from_others(postgres_url: str, skew_seconds: float) -> None:
+    busy = Calls(may_end=False)
+
+    class WrongClock(SystemClock):
+        def utc_now(self) -> datetime:
+            return super().utc_now() + timedelta(seconds=skew_seconds)
+
+    async with router(postgres_url, busy) as works:
+        task = (await works.tasks.submit(a_task())).task
+        await noticed(busy.has_begun)
+        store = SqlTaskStore(RouterDatabase(postgres_url), max_commit_batch=64)
+        wrong = TaskService(store, FAST, Calls(may_end=True), WrongClock(), NoFailpoints())
+        await wrong.start()
+        await wrong.engine._heart.beat()
+        assert (await works.tasks.get(TENANT, task.id)).attempt == 1
+        assert (await works.tasks.get(TENANT, task.id)).state is TaskState.RUNNING
+        mine = (await wrong.tasks.submit(a_task())).task
+        busy.may_end.set()
+        assert (await end_of(works, mine.id)).state is TaskState.COMPLETED
+        await wrong.stop(0)

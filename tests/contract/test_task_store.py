@@ -1,0 +1,309 @@
+"""The suite of whoever keeps tasks, on every kind of database that a router may have."""
+
+import asyncio
+
+from sqlalchemy import update
+from stored_tasks import (
+    DONE,
+    LANE,
+    LEASE,
+    MAX_COMMIT_BATCH,
+    NOW,
+    a_piece,
+    a_row,
+    all_of,
+    begun,
+    claimed,
+    count,
+    failed,
+    refused,
+    reverted,
+    said,
+    seen,
+    store_on,
+    waiting,
+)
+
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.rows import UNBORN, insert_rows
+from router_svc.tasks.sql import SqlTaskStore
+from router_svc.tasks.store_port import Ending, TaskStore
+from weft.dispatch.tasks import TaskFailure, TaskQuery, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+
+pytest_plugins = ("database_fixtures", "task_store_fixtures")
+
+
+# -- submissions
+
+
+async def test_what_is_acknowledged_is_there_in_the_next_life(database_url: str) -> None:
+    row = a_row("task-1", origin_kind="chat", window_ends_at=NOW + 5, prompt="\x00ä")
+    for life in range(2):
+        store = store_on(database_url)
+        await store.start()
+        if life == 0:
+            acknowledged = (await store.submit(row)).task
+        details = await store.details("ann", "task-1")
+        assert details is not None
+        assert details.task == acknowledged
+        assert details.spec.SerializeToString() == row.spec
+        assert acknowledged.expires_at is not None
+        assert acknowledged.expires_at.timestamp() == NOW + 5
+        await store.stop()
+
+
+async def test_another_tenants_task_is_not_there(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    assert await kept.get("bob", "task-1") is None
+    assert await kept.details("bob", "task-1") is None
+    assert await kept.cancel("bob", "task-1", NOW) is None
+    assert await kept.delete("bob", "task-1") is None
+    assert (await kept.list_page("bob", TaskQuery())).tasks == []
+    assert (await seen(kept, "task-1")).state is TaskState.PENDING
+
+
+async def test_the_same_key_is_the_same_task_until_it_is_forgotten(kept: TaskStore) -> None:
+    first = await kept.submit(a_row("task-1", idempotency_key="k"))
+    again = await kept.submit(a_row("task-2", idempotency_key="k"))
+    assert (first.existed, again.existed) == (False, True)
+    assert again.task == first.task
+    assert await kept.get("ann", "task-2") is None
+    others = await kept.submit(a_row("task-3", idempotency_key="k", lane=LANE._replace(tenant="bob")))
+    assert not others.existed
+    await kept.cancel("ann", "task-1", NOW)
+    assert (await kept.submit(a_row("task-4", idempotency_key="k"))).task.state is TaskState.CANCELLED
+    await kept.delete("ann", "task-1")
+    assert not (await kept.submit(a_row("task-5", idempotency_key="k"))).existed
+
+
+async def test_the_same_key_with_another_request_is_a_conflict(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1", idempotency_key="k"))
+    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submit(a_row("task-2", idempotency_key="k", prompt="bye")))
+    assert (await kept.list_page("ann", TaskQuery())).tasks == [await seen(kept, "task-1")]
+
+
+async def test_of_many_with_one_key_at_once_one_is_kept(kept: TaskStore, beside: RouterDatabase) -> None:
+    rows = [a_row(f"task-{n}", idempotency_key="k", prompt="bye" if n % 5 == 4 else "hi") for n in range(20)]
+    found = await all_of(*(kept.submit(row) for row in rows))
+    ids = {each.task.id for each in found if not isinstance(each, WeftError)}
+    conflicts = [each.reason for each in found if isinstance(each, WeftError)]
+    assert ids == {"task-0"}
+    assert [each.existed for each in found if not isinstance(each, WeftError)] == [False] + [True] * 15
+    assert conflicts == [Reason.IDEMPOTENCY_CONFLICT] * 4
+    assert await count(beside, task_specs) == 1
+
+
+async def test_one_that_cannot_be_kept_spoils_no_other(kept: TaskStore) -> None:
+    rows = [a_row(f"task-{n}") for n in range(10)]
+    found = await all_of(*(kept.submit(row) for row in [*rows, rows[3]]))
+    assert [type(each) for each in found].count(WeftError) == 1
+    assert len((await kept.list_page("ann", TaskQuery())).tasks) == 10
+
+
+# -- pages
+
+
+async def test_pages_are_the_newest_first_and_each_task_is_on_one(kept: TaskStore) -> None:
+    for number in range(7):
+        await kept.submit(a_row(f"task-{number}"))
+    query, names = TaskQuery(page_size=3), []
+    while True:
+        page = await kept.list_page("ann", query)
+        names.append([task.id for task in page.tasks])
+        await kept.submit(a_row(f"task-new-{len(names)}"))
+        if not page.next_page_token:
+            break
+        query = TaskQuery(page_size=3, page_token=page.next_page_token)
+    assert names == [["task-6", "task-5", "task-4"], ["task-3", "task-2", "task-1"], ["task-0"]]
+
+
+async def test_a_page_is_of_what_was_asked_for(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    await kept.submit(a_row("task-2", lane=LANE._replace(model="other")))
+    await begun(kept, "task-3")
+    await kept.submit(a_row("task-4", batch="batch-1", line=4))
+    for query, expected in (
+        (TaskQuery(states=frozenset({TaskState.RUNNING})), ["task-3"]),
+        (
+            TaskQuery(states=frozenset({TaskState.PENDING, TaskState.RUNNING}), model="demo"),
+            ["task-4", "task-3", "task-1"],
+        ),
+        (TaskQuery(batch="batch-1"), ["task-4"]),
+        (TaskQuery(states=frozenset({TaskState.FAILED})), []),
+    ):
+        assert [task.id for task in (await kept.list_page("ann", query)).tasks] == expected
+
+
+async def test_a_token_of_another_query_or_of_nobody_is_refused(kept: TaskStore) -> None:
+    for number in range(3):
+        await kept.submit(a_row(f"task-{number}"))
+    token = (await kept.list_page("ann", TaskQuery(page_size=1))).next_page_token
+    for tenant, query in (
+        ("bob", TaskQuery(page_size=1, page_token=token)),
+        ("ann", TaskQuery(page_size=1, page_token=token, model="demo")),
+        ("ann", TaskQuery(page_token=token[:-4])),
+        ("ann", TaskQuery(page_token="ä")),
+        ("ann", TaskQuery(page_token="x")),
+    ):
+        assert "page_token" in await refused(Reason.INVALID_ARGUMENT, kept.list_page(tenant, query))
+    assert len((await kept.list_page("ann", TaskQuery(page_size=2, page_token=token))).tasks) == 2
+
+
+async def test_a_line_of_a_batch_that_is_being_taken_in_is_nowhere(kept: TaskStore, beside: RouterDatabase) -> None:
+    async with beside.writing() as connection:
+        await insert_rows(connection, [a_row("task-1", batch="batch-1")], state=UNBORN)
+    assert await kept.get("ann", "task-1") is None
+    assert await kept.details("ann", "task-1") is None
+    assert (await kept.list_page("ann", TaskQuery(batch="batch-1"))).tasks == []
+    assert await kept.cancel("ann", "task-1", NOW) is None
+    assert await kept.delete("ann", "task-1") is None
+    assert await kept.claim("task-1", "r1", NOW, NOW + LEASE) is None
+    assert await kept.lanes(NOW, None, 10) == []
+    assert await waiting(kept) == []
+    assert await kept.fail_expired(NOW + 9999, 10) == []
+    assert await kept.forget_ended(NOW + 9999, 10) == 0
+    assert await kept.open_counts() == {}
+    assert await count(beside, tasks) == 1
+
+
+# -- who waits
+
+
+async def test_lanes_are_all_found_in_pages_however_many_wait_in_each(kept: TaskStore) -> None:
+    lanes = sorted(
+        Lane(m, t, b) for m in ("m1", "m2") for t in ("ann", "bob") for b in (Priority.LOW, Priority.DURABLE)
+    )
+    await all_of(*(kept.submit(a_row(f"{lane}{n}", lane=lane)) for n in range(3) for lane in lanes))
+    found: list[Lane] = []
+    while page := await kept.lanes(NOW, found[-1] if found else None, 3):
+        assert len(page) <= 3
+        found.extend(page)
+    assert found == lanes
+
+
+async def test_a_lane_in_which_nobody_may_be_begun_is_none(kept: TaskStore) -> None:
+    for model, ready_at in (("a", NOW + 5), ("b", NOW), ("c", NOW + 3)):
+        claim = await begun(kept, f"task-{model}", lane=LANE._replace(model=model))
+        await reverted(kept, claim, ready_at=ready_at)
+    await begun(kept, "task-d", lane=LANE._replace(model="d"))
+    assert [lane.model for lane in await kept.lanes(NOW, None, 10)] == ["b"]
+    assert await kept.next_ready_at(NOW) == NOW + 3
+    assert [lane.model for lane in await kept.lanes(NOW + 3, None, 10)] == ["b", "c"]
+    assert [lane.model for lane in await kept.lanes(NOW + 5, None, 10)] == ["a", "b", "c"]
+    assert await kept.next_ready_at(NOW + 5) is None
+    assert await kept.lanes(NOW + 3600, None, 10) == []
+
+
+async def test_of_a_lane_the_oldest_are_read_first_and_as_many_as_fit(kept: TaskStore) -> None:
+    for number in range(5):
+        await kept.submit(a_row(f"task-{number}", prompt="x" * 1000, caller=f"c{number}"))
+    await kept.submit(a_row("task-b", lane=LANE._replace(tenant="bob")))
+    found = await waiting(kept)
+    assert [each.id for each in found] == [f"task-{number}" for number in range(5)]
+    assert found[1].spec == a_row("task-1", prompt="x" * 1000).spec
+    assert (found[1].caller, found[1].attempt, found[1].failures, found[1].max_attempts) == ("c1", 0, 0, 3)
+    assert len(await kept.pending(LANE, NOW, 2, 1 << 30)) == 2
+    assert len(await kept.pending(LANE, NOW, 5, 2500)) == 2
+    assert len(await kept.pending(LANE, NOW, 5, 1)) == 1
+
+
+async def test_open_tasks_are_counted_by_tenant(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    await begun(kept, "task-2")
+    await begun(kept, "task-3", lane=LANE._replace(tenant="bob"))
+    await kept.cancel("ann", "task-1", NOW)
+    assert await kept.open_counts() == {"ann": 1, "bob": 1}
+
+
+# -- ends from outside
+
+
+async def test_a_cancelled_task_is_over_at_once_and_stays_so(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    claim = await begun(kept, "task-2")
+    await kept.append(claim, [a_piece(1, "a")])
+    waited, ran = await kept.cancel("ann", "task-1", NOW + 1), await kept.cancel("ann", "task-2", NOW + 1)
+    assert waited is not None
+    assert ran is not None
+    assert (waited.state, waited.owner, ran.state, ran.owner) == (TaskState.CANCELLED, "", TaskState.CANCELLED, "r1")
+    assert (await seen(kept, "task-2")).owner == ""
+    assert not await kept.end(claim, DONE, NOW + 2)
+    assert await kept.renew("r1", NOW + 99) == frozenset()
+    assert await kept.claim("task-1", "r1", NOW + 2, NOW + 99) is None
+    again = await kept.cancel("ann", "task-2", NOW + 9)
+    assert again == await seen(kept, "task-2")
+    assert await said(kept, "task-2", 1) == ["a"]
+    details = await kept.details("ann", "task-2")
+    assert details is not None
+    (attempt,) = details.attempts
+    assert attempt.reason is Reason.CANCELLED
+    assert attempt.ended_at == again.ended_at
+
+
+async def test_only_what_is_over_is_deleted(kept: TaskStore, beside: RouterDatabase) -> None:
+    await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_row("task-1"))).task.id))
+    claim = await claimed(kept, "task-1")
+    await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
+    await kept.end(claim, Ending(state=TaskState.COMPLETED, pieces=[a_piece(1, "a")]), NOW)
+    gone = await kept.delete("ann", "task-1")
+    assert gone is not None
+    assert gone.state is TaskState.COMPLETED
+    assert await kept.delete("ann", "task-1") is None
+    for table in (tasks, task_specs, task_attempts, task_pieces):
+        assert await count(beside, table) == 0
+
+
+async def test_a_reason_of_a_newer_release_is_a_fault(kept: TaskStore, beside: RouterDatabase) -> None:
+    await kept.end(await begun(kept, "task-1"), failed(), NOW)
+    async with beside.writing() as connection:
+        await connection.execute(update(tasks).values(error_reason=9999))
+        await connection.execute(update(task_attempts).values(reason=9999))
+    details = await kept.details("ann", "task-1")
+    assert details is not None
+    assert details.task.error == TaskFailure(reason=Reason.INTERNAL, message="no")
+    assert details.attempts[0].reason is Reason.INTERNAL
+
+
+async def test_the_databases_time_is_that_of_postgres_alone(kept: SqlTaskStore, beside: RouterDatabase) -> None:
+    now = await kept.database_now()
+    assert (now is not None) is beside.is_shared
+    assert now is None or now > 1_700_000_000
+
+
+async def test_a_store_that_is_stopped_takes_nothing(database_url: str) -> None:
+    store = store_on(database_url)
+    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_row("task-1")))
+    await store.start()
+    await store.stop()
+    await store.stop()
+    await refused(Reason.SERVICE_UNAVAILABLE, store.submit(a_row("task-1")))
+    await refused(Reason.SERVICE_UNAVAILABLE, store.get("ann", "task-1"))
+
+
+async def test_a_database_that_others_need_stays_open(database_url: str) -> None:
+    database = RouterDatabase(database_url)
+    await database.open()
+    store = SqlTaskStore(database, max_commit_batch=MAX_COMMIT_BATCH)
+    await store.stop()
+    await store.start()
+    await store.stop()
+    await store.stop()
+    assert await count(database, tasks) == 0
+    await database.close()
+
+
+async def test_a_stop_writes_what_waits_first(database_url: str) -> None:
+    store = store_on(database_url)
+    await store.start()
+    submitting = [asyncio.create_task(store.submit(a_row(f"task-{n}"))) for n in range(50)]
+    await asyncio.sleep(0)
+    await store.stop()
+    assert len(await asyncio.gather(*submitting)) == 50
+    await store.start()
+    assert len((await store.list_page("ann", TaskQuery())).tasks) == 50
+    await store.stop()

@@ -1,0 +1,237 @@
+"""The suite of whoever keeps tasks: claims, what is written under them, and what comes to nothing."""
+
+from sqlalchemy import select
+from stored_tasks import (
+    CRASH,
+    DONE,
+    LANE,
+    LEASE,
+    NOW,
+    a_piece,
+    a_row,
+    all_of,
+    begun,
+    claimed,
+    count,
+    failed,
+    refused,
+    reverted,
+    said,
+    seen,
+    waiting,
+)
+
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
+from router_svc.tasks.sql_claims import MAX_ERROR_CHARS
+from router_svc.tasks.store_port import Claim, Ending, TaskStore
+from weft.api.common.v1 import receipt_pb2
+from weft.dispatch.tasks import TaskState, event_number
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures", "task_store_fixtures")
+
+RECEIPT = receipt_pb2.Receipt(request_id="task-1")
+
+
+# -- claims
+
+
+async def test_a_task_is_claimed_once_and_its_attempt_is_on_record(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    found = await all_of(*(kept.claim("task-1", f"r{n}", NOW, NOW + LEASE) for n in range(8)))
+    (claim,) = [each for each in found if each]
+    assert claim == Claim("task-1", claim.owner, 1)
+    task = await seen(kept, "task-1")
+    assert (task.state, task.owner, task.attempt, task.expires_at) == (TaskState.RUNNING, claim.owner, 1, None)
+    assert task.started_at is not None
+    assert task.started_at.timestamp() == NOW
+    details = await kept.details("ann", "task-1")
+    assert details is not None
+    assert [(each.attempt, each.owner, each.ended_at) for each in details.attempts] == [(1, claim.owner, None)]
+
+
+async def test_nobody_claims_what_pauses_or_has_expired_or_is_not_there(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    await reverted(kept, claim, ready_at=NOW + 2)
+    assert await kept.claim("task-1", "r2", NOW + 1, NOW + LEASE) is None
+    assert await kept.claim("task-0", "r2", NOW + 2, NOW + LEASE) is None
+    assert await kept.claim("task-1", "r2", NOW + 3600, NOW + 3700) is None
+    assert (await claimed(kept, "task-1", "r2", NOW + 2)).attempt == 2
+
+
+async def test_a_heartbeat_prolongs_all_of_an_owners_claims_and_no_others(kept: TaskStore) -> None:
+    mine = {await begun(kept, "task-1"), await begun(kept, "task-2")}
+    lost = await begun(kept, "task-3")
+    others = await begun(kept, "task-4", "r2")
+    await reverted(kept, lost)
+    assert await kept.renew("r1", NOW + 100) == mine
+    assert await kept.renew("r0", NOW + 100) == frozenset()
+    assert [each.claim for each in await kept.revert_expired(NOW + 99, 10)] == [others]
+
+
+async def test_an_answer_grows_and_is_read_from_any_event_on(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    assert await kept.append(claim, [a_piece(1, "a", "b"), a_piece(3, "c")])
+    assert await kept.append(claim, [a_piece(4, "d", "e", "f")])
+    assert (await seen(kept, "task-1")).last_event == event_number(1, 6)
+    words = ["a", "b", "c", "d", "e", "f"]
+    for after in range(8):
+        assert await said(kept, "task-1", 1, after) == words[after:]
+    assert [len(await kept.pieces("task-1", 1, after, 1)) for after in (0, 1, 2, 3, 5, 6)] == [1, 1, 1, 1, 1, 0]
+    (first, second, third) = await kept.pieces("task-1", 1, 0, 1 << 30)
+    assert [each.last_event for each in (first, second, third)] == [event_number(1, n) for n in (2, 3, 6)]
+    assert await kept.pieces("task-1", 2, 0, 1 << 30) == ()
+
+
+async def test_an_end_keeps_the_rest_of_the_answer_and_closes_the_attempt(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    await kept.append(claim, [a_piece(1, "a")])
+    rest = Ending(state=TaskState.COMPLETED, pieces=[a_piece(2, "b")], receipt=RECEIPT.SerializeToString())
+    assert await kept.end(claim, rest, NOW + 1)
+    details = await kept.details("ann", "task-1")
+    assert details is not None
+    task, (attempt,) = details.task, details.attempts
+    assert (task.state, task.owner, task.error) == (TaskState.COMPLETED, "", None)
+    assert task.ended_at is not None
+    assert task.ended_at.timestamp() == NOW + 1
+    assert (attempt.ended_at, attempt.reason, attempt.receipt) == (task.ended_at, Reason.UNSPECIFIED, RECEIPT)
+    assert await said(kept, "task-1", 1) == ["a", "b"]
+
+
+async def test_a_failure_says_why_and_its_words_are_cut(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    assert await kept.end(claim, failed("no\x00\ud800" + "x" * 2 * MAX_ERROR_CHARS), NOW)
+    task = await seen(kept, "task-1")
+    assert task.state is TaskState.FAILED
+    assert task.error is not None
+    assert task.error.reason is Reason.INVALID_ARGUMENT
+    assert task.error.message.startswith("no?x")
+    assert len(task.error.message) <= MAX_ERROR_CHARS
+
+
+async def test_what_a_late_writer_says_is_discarded(kept: TaskStore) -> None:
+    late = await begun(kept, "task-1")
+    await kept.append(late, [a_piece(1, "late")])
+    assert [each.claim for each in await kept.revert_expired(NOW + LEASE, 10)] == [late]
+    current = await claimed(kept, "task-1", "r1", NOW + LEASE)
+    await kept.append(current, [a_piece(1, "good")])
+    for stale in (late, current._replace(owner="r2"), current._replace(attempt=3)):
+        assert not await kept.append(stale, [a_piece(1, "bad")])
+        assert not await kept.append(stale, [])
+        assert not await kept.end(stale, Ending(state=TaskState.COMPLETED, pieces=[a_piece(2, "bad")]), NOW)
+        assert not await kept.end(stale, failed(), NOW)
+        assert not await reverted(kept, stale)
+    assert await said(kept, "task-1", 2) == ["good"]
+    assert await said(kept, "task-1", 1) == []
+    assert await kept.end(current, DONE, NOW)
+    assert not await kept.end(current, failed(), NOW)
+    assert not await kept.append(current, [a_piece(2, "bad")])
+    assert not await reverted(kept, current)
+    assert (await seen(kept, "task-1")).state is TaskState.COMPLETED
+
+
+async def test_a_write_that_nobody_was_told_of_may_be_done_again(kept: TaskStore, beside: RouterDatabase) -> None:
+    claim = await begun(kept, "task-1")
+    for pieces in ([a_piece(1, "a", "b")], [a_piece(1, "a", "b")], [a_piece(1, "a", "b", "c")], [a_piece(4, "d")]):
+        assert await kept.append(claim, pieces)
+    assert await said(kept, "task-1", 1) == ["a", "b", "c", "d"]
+    async with beside.reading() as connection:
+        size = (await connection.execute(select(tasks.c.result_size))).scalar_one()
+    assert size == len(a_piece(1, "a", "b", "c").output) + len(a_piece(4, "d").output)
+    ending = Ending(state=TaskState.COMPLETED, pieces=[a_piece(5, "e")])
+    for _ in range(2):
+        assert await kept.end(claim, ending, NOW)
+    assert await said(kept, "task-1", 1) == ["a", "b", "c", "d", "e"]
+    assert not await kept.end(claim._replace(owner="r2"), ending, NOW)
+
+
+async def test_an_answer_with_a_hole_is_refused(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    await kept.append(claim, [a_piece(1, "a", "b")])
+    for first in (4, 2):
+        await refused(Reason.INTERNAL, kept.append(claim, [a_piece(first, "x")]))
+    assert await said(kept, "task-1", 1) == ["a", "b"]
+
+
+# -- attempts that come to nothing
+
+
+async def test_a_lost_attempt_is_forgotten_and_the_task_waits_anew(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    await kept.append(claim, [a_piece(1, "a")])
+    assert await reverted(kept, claim, now=NOW + 50, ready_at=NOW + 60, receipt=RECEIPT.SerializeToString())
+    task = await seen(kept, "task-1")
+    assert (task.state, task.owner, task.attempt, task.last_event) == (TaskState.PENDING, "", 1, 0)
+    assert task.expires_at is not None
+    assert task.expires_at.timestamp() == NOW + 50 + 3600
+    assert await said(kept, "task-1", 1) == []
+    details = await kept.details("ann", "task-1")
+    assert details is not None
+    assert [(each.reason, each.message, each.receipt) for each in details.attempts] == [
+        (CRASH.reason, CRASH.message, RECEIPT)
+    ]
+    assert [(each.attempt, each.failures) for each in await waiting(kept, now=NOW + 60)] == [(1, 1)]
+    assert await reverted(kept, await claimed(kept, "task-1", now=NOW + 60), counts=False)
+    assert [(each.attempt, each.failures) for each in await waiting(kept, now=NOW + 60)] == [(2, 1)]
+
+
+async def test_a_window_ends_when_it_ends_however_often_the_task_comes_back(kept: TaskStore) -> None:
+    claim = await begun(kept, "task-1", window_ends_at=NOW + 100)
+    await reverted(kept, claim, now=NOW + 99)
+    assert await kept.fail_expired(NOW + 99, 10) == []
+    assert await kept.fail_expired(NOW + 100, 10) == ["task-1"]
+    error = (await seen(kept, "task-1")).error
+    assert error is not None
+    assert (error.reason, error.message) == (
+        Reason.DEADLINE_EXCEEDED,
+        "its window ended before it was begun again",
+    )
+
+
+async def test_a_lease_without_a_heartbeat_is_lost_and_the_last_one_fails_the_task(kept: TaskStore) -> None:
+    await kept.submit(a_row("task-1", max_attempts=2))
+    for attempt, state in ((1, TaskState.PENDING), (2, TaskState.FAILED)):
+        now = NOW + attempt * 100
+        claim = await claimed(kept, "task-1", now=now)
+        await kept.append(claim, [a_piece(1, "a")])
+        assert await kept.revert_expired(now + LEASE - 1, 10) == ()
+        (lost,) = await kept.revert_expired(now + LEASE, 10)
+        assert (lost.claim, lost.lane, lost.state) == (claim, LANE, state)
+        assert await said(kept, "task-1", attempt) == []
+        assert await kept.revert_expired(now + LEASE, 10) == ()
+    task = await seen(kept, "task-1")
+    assert (task.owner, task.last_event) == ("", 0)
+    assert task.error is not None
+    assert task.error.reason is Reason.WORKER_LOST
+    assert "after 2 attempts" in task.error.message
+    details = await kept.details("ann", "task-1")
+    assert details is not None
+    assert [each.reason for each in details.attempts] == [Reason.WORKER_LOST] * 2
+
+
+async def test_sweeps_take_the_oldest_first_and_no_more_than_they_may(kept: TaskStore) -> None:
+    for number in range(3):
+        await kept.submit(a_row(f"task-{number}", created_at=NOW - number))
+    assert await kept.fail_expired(NOW + 3598, 2) == ["task-2"]
+    assert await kept.fail_expired(NOW + 3600, 1) == ["task-1"]
+    error = (await seen(kept, "task-1")).error
+    assert error is not None
+    assert error.reason is Reason.QUEUE_TIMEOUT
+    assert "3600 s" in error.message
+    assert (await seen(kept, "task-0")).state is TaskState.PENDING
+
+
+async def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(
+    kept: TaskStore, beside: RouterDatabase
+) -> None:
+    for number in range(4):
+        claim = await begun(kept, f"task-{number}")
+        ending = Ending(state=TaskState.COMPLETED, pieces=[a_piece(1, "a")])
+        await kept.end(claim, ending, NOW + number)
+    assert await kept.forget_ended(NOW + 3, 2) == 2
+    assert await kept.get("ann", "task-1") is None
+    assert await kept.forget_ended(NOW + 3, 2) == 1
+    assert await kept.forget_ended(NOW + 3, 2) == 0
+    for table in (tasks, task_specs, task_attempts, task_pieces):
+        assert await count(beside, table) == 1

@@ -1,0 +1,255 @@
+"""Databases that fail under the store: what is acknowledged is there afterwards, and it goes on without a hand."""
+
+import asyncio
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from postgres_server import PostgresServer, running_postgres
+from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, begun, said, seen, store_on
+
+from router_svc.tasks.signals import ManyChanged, News
+from router_svc.tasks.sql import SqlTaskStore
+from router_svc.tasks.store_port import Ending
+from weft.dispatch.tasks import TaskQuery, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+PATIENCE_MS = 200
+MOST_BYTES = 512 * 1024
+LOCKS_IT = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'weft-router'"
+CUT_ALL = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'weft-router'"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "router.db"
+
+
+@pytest.fixture
+async def kept(monkeypatch: pytest.MonkeyPatch, file: Path) -> AsyncIterator[SqlTaskStore]:
+    """On SQLite that waits for others for a short while only; started."""
+    monkeypatch.setattr("weft.sql.sqlite.BUSY_TIMEOUT_MS", PATIENCE_MS)
+    store = store_on(f"sqlite+aiosqlite:///{file}")
+    await store.start()
+    yield store
+    await store.stop()
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """By another process, as a backup may."""
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKS_IT, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond some bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def crash(server: PostgresServer, database: str) -> None:
+    """One of its processes is killed, so that it ends all others, recovers from its log, and begins anew."""
+    pid = int(server.sql(f"{BACKENDS} AND datname = '{database}' LIMIT 1"))
+    os.kill(pid, signal.SIGKILL)
+
+
+async def refused(awaited: Awaitable[object]) -> WeftError:
+    with pytest.raises(WeftError) as found:
+        await awaited
+    assert found.value.reason is Reason.SERVICE_UNAVAILABLE
+    return found.value
+
+
+class Submitters:
+    """Submit one task after the other, and note which were acknowledged."""
+
+    def __init__(self, store: SqlTaskStore, count: int = 8) -> None:
+        self.acknowledged: set[str] = set()
+        self.refused: list[WeftError] = []
+        self._store = store
+        self._news = asyncio.Condition()
+        self._works = [asyncio.create_task(self._submit(f"task-{number}")) for number in range(count)]
+
+    async def _submit(self, name: str) -> None:
+        number = 0
+        while True:
+            number += 1
+            try:
+                await self._store.submit(a_row(f"{name}-{number}"))
+                self.acknowledged.add(f"{name}-{number}")
+            except WeftError as error:
+                self.refused.append(error)
+            async with self._news:
+                self._news.notify_all()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with self._news:
+            await self._news.wait_for(holds)
+
+    async def go_on(self) -> None:
+        """Until some more were acknowledged."""
+        enough = len(self.acknowledged) + 20
+        await self.until(lambda: len(self.acknowledged) >= enough)
+
+    async def check(self) -> None:
+        """All that was acknowledged is there; whoever was refused was told so in the agreed way."""
+        for work in self._works:
+            work.cancel()
+        await asyncio.gather(*self._works, return_exceptions=True)
+        assert all(error.reason is Reason.SERVICE_UNAVAILABLE for error in self.refused)
+        there, query = set(), TaskQuery(page_size=1000)
+        while True:
+            page = await self._store.list_page("ann", query)
+            there |= {task.id for task in page.tasks}
+            if not page.next_page_token:
+                break
+            query = TaskQuery(page_size=1000, page_token=page.next_page_token)
+        assert self.acknowledged
+        assert self.acknowledged <= there
+
+
+async def test_a_file_that_stays_locked_refuses_after_a_bounded_wait_and_goes_on(
+    kept: SqlTaskStore, file: Path
+) -> None:
+    claim = await begun(kept, "task-1")
+    loop = asyncio.get_running_loop()
+    with locked(file):
+        since = loop.time()
+        errors = await asyncio.gather(
+            *(refused(kept.submit(a_row(f"task-{number}"))) for number in range(2, 40)),
+            refused(kept.end(claim, DONE, NOW)),
+            refused(kept.renew("r1", NOW + 100)),
+        )
+        # All waited at once, for one lock: not each for its own.
+        assert loop.time() - since < 20 * PATIENCE_MS / 1000
+        assert all(error.retry_after_seconds for error in errors)
+        assert (await seen(kept, "task-1")).state is TaskState.RUNNING
+    assert await kept.end(claim, DONE, NOW)
+    assert len((await kept.list_page("ann", TaskQuery())).tasks) == 1
+    await kept.submit(a_row("task-2"))
+
+
+async def test_submitters_outlive_a_file_that_is_locked_for_long(kept: SqlTaskStore, file: Path) -> None:
+    submitters = Submitters(kept)
+    await submitters.go_on()
+    with locked(file):
+        # As many as wait are refused every PATIENCE_MS: this is as long as twenty seconds with the real five.
+        await submitters.until(lambda: len(submitters.refused) >= 4 * 8)
+    await submitters.go_on()
+    await submitters.check()
+
+
+async def test_a_lock_that_is_let_go_in_time_is_only_waited_for(kept: SqlTaskStore, file: Path) -> None:
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    submitting = asyncio.create_task(kept.submit(a_row("task-1")))
+    assert await kept.get("ann", "task-1") is None
+    connection.close()
+    await submitting
+    assert (await seen(kept, "task-1")).state is TaskState.PENDING
+
+
+async def test_a_full_disk_acknowledges_nothing_and_still_reads(kept: SqlTaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    long = Ending(state=TaskState.COMPLETED, pieces=[a_piece(1, "x" * 2 * MOST_BYTES)])
+    with full_disk():
+        error = await refused(kept.end(claim, long, NOW))
+        assert error.retry_after_seconds
+        await refused(kept.submit(a_row("task-2", prompt="x" * 2 * MOST_BYTES)))
+        assert (await seen(kept, "task-1")).state is TaskState.RUNNING
+    assert await kept.get("ann", "task-2") is None
+    assert await kept.end(claim, long, NOW)
+    assert await said(kept, "task-1", 1) == ["x" * 2 * MOST_BYTES]
+
+
+async def test_submitters_outlive_a_full_disk(kept: SqlTaskStore) -> None:
+    submitters = Submitters(kept)
+    await submitters.go_on()
+    with full_disk():
+        await submitters.until(lambda: len(submitters.refused) >= 20)
+    await submitters.go_on()
+    await submitters.check()
+
+
+async def test_a_postgres_whose_connections_are_cut_loses_nothing(
+    postgres: PostgresServer, postgres_database: str
+) -> None:
+    store = store_on(postgres.url(postgres_database))
+    await store.start()
+    claim = await begun(store, "task-1")
+    submitters = Submitters(store)
+    for _ in range(3):
+        await submitters.go_on()
+        await asyncio.to_thread(postgres.sql, CUT_ALL)
+    await submitters.go_on()
+    await submitters.check()
+    assert await store.append(claim, [a_piece(1, "a")])
+    await store.stop()
+
+
+async def test_a_postgres_that_is_restarted_is_found_again_with_its_news() -> None:
+    with running_postgres() as server, server.fresh_database() as name:
+        store = store_on(server.url(name))
+        await store.start()
+        claim = await begun(store, "task-1")
+        heard: asyncio.Queue[News] = asyncio.Queue()
+        listening = asyncio.create_task(store.listen(heard.put_nowait))
+        submitters = Submitters(store)
+        await submitters.go_on()
+        crash(server, name)
+        await submitters.go_on()
+        await submitters.check()
+        assert await heard.get() == ManyChanged()
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        assert await store.end(claim, DONE, NOW)
+        await store.stop()
+
+
+async def test_a_router_that_stops_in_the_middle_holds_up_nobody_who_claims(postgres_url: str) -> None:
+    store = store_on(postgres_url)
+    await store.start()
+    await store.submit(a_row("task-1"))
+    await store.submit(a_row("task-2"))
+    other = store_on(postgres_url)
+    await other.start()
+    async with other._database.writing() as connection:
+        await connection.exec_driver_sql("SELECT 1 FROM tasks WHERE id = 'task-1' FOR UPDATE")
+        assert await store.claim("task-1", "r1", NOW, NOW + LEASE) is None
+        assert await store.claim("task-2", "r1", NOW, NOW + LEASE) is not None
+        assert await store.fail_expired(NOW + 3600, 10) == []
+        assert [each.claim.task_id for each in await store.revert_expired(NOW + LEASE, 10)] == ["task-2"]
+        assert [task.id for task in await store.pending(LANE, NOW + LEASE, 10, 1 << 30)] == ["task-1", "task-2"]
+    assert await store.claim("task-1", "r1", NOW, NOW + LEASE) is not None
+    await other.stop()
+    await store.stop()

@@ -1,0 +1,210 @@
+"""The statements that run all the time find their rows by an index, however many tasks are kept.
+
+SQLite plans without statistics, PostgreSQL with those of a table in which most tasks are over and many wait.
+"""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import bindparam, event, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from stored_tasks import CRASH, DONE, LANE, LEASE, MUCH, NOW, a_piece, a_row, store_on
+
+from router_svc.store.tables import task_attempts, task_pieces, task_specs, tasks
+from router_svc.tasks import sql_claims, sql_reads, sql_submit, sql_sweeps
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.rows import values_of
+from router_svc.tasks.sql_claims import FencedWrites
+from router_svc.tasks.store_port import Claim
+from weft.dispatch.tasks import TaskQuery, TaskState
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+ROWS = 6_000
+RUNNING, WAITING, TENANTS = 60, 2_000, 20
+CLAIM = Claim("task-10", "r1", 1)
+FENCED = FencedWrites(sql_claims.fence)
+Use = Callable[[AsyncConnection], Awaitable[Any]]
+
+
+async def further_page(connection: AsyncConnection) -> None:
+    """The second."""
+    token = (await sql_reads.list_page(connection, "t1", TaskQuery(page_size=2))).next_page_token
+    assert (await sql_reads.list_page(connection, "t1", TaskQuery(page_size=2, page_token=token))).tasks
+
+
+USES: dict[str, tuple[Use, str]] = {
+    "submit": (
+        lambda c: sql_submit.submit_rows(c, [a_row(f"new-{n}", idempotency_key=f"new-{n}") for n in range(3)]),
+        "ix_tasks_key",
+    ),
+    "get": (lambda c: sql_reads.get(c, "t3", "task-9"), "uq_tasks_id"),
+    "details": (lambda c: sql_reads.details(c, "t3", "task-9"), "uq_tasks_id"),
+    "list_page": (lambda c: sql_reads.list_page(c, "t1", TaskQuery(page_size=2)), "ix_tasks_tenant_seq"),
+    "list_page, a further one": (further_page, "ix_tasks_tenant_seq"),
+    "pieces": (lambda c: sql_reads.pieces(c, "task-10", 1, 1, MUCH), "pk_task_pieces"),
+    "lanes": (lambda c: sql_reads.lanes(c, NOW, None, 20), "ix_tasks_lane"),
+    "lanes after one": (lambda c: sql_reads.lanes(c, NOW, Lane("m1", "t1", LANE.band), 20), "ix_tasks_lane"),
+    "pending": (lambda c: sql_reads.pending(c, Lane("m1", "t1", LANE.band), NOW, 5, MUCH), "ix_tasks_lane"),
+    "next_ready_at": (lambda c: sql_reads.next_ready_at(c, NOW - 10), "ix_tasks_ready"),
+    "claim": (lambda c: sql_claims.claim(c, "task-100", "r1", NOW, NOW + LEASE), "uq_tasks_id"),
+    "renew": (lambda c: sql_claims.renew(c, "r1", NOW + LEASE), "ix_tasks_lease"),
+    "append": (lambda c: FENCED.append(c, CLAIM, [a_piece(2, "b")]), "uq_tasks_id"),
+    "end": (lambda c: FENCED.end(c, CLAIM, DONE, NOW), "uq_tasks_id"),
+    "revert": (
+        lambda c: FENCED.revert(c, CLAIM, CRASH, receipt=b"", counts=True, now=NOW, ready_at=NOW),
+        "pk_task_attempts",
+    ),
+    "cancel": (lambda c: sql_sweeps.cancel(c, "t3", "task-10", NOW), "uq_tasks_id"),
+    "revert_expired": (lambda c: sql_sweeps.revert_expired(c, NOW + LEASE, 5), "ix_tasks_lease"),
+    "fail_expired": (lambda c: sql_sweeps.fail_expired(c, NOW + 3600, 5), "ix_tasks_expiry"),
+    "forget_ended": (lambda c: sql_sweeps.forget_ended(c, NOW + 5, 5), "ix_tasks_ended"),
+}
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[AsyncConnection]:
+    """To a database with many tasks in it."""
+    store = store_on(database_url)
+    await store.start()
+    await store.stop()
+    engine: AsyncEngine = create_async_engine(database_url)
+    async with engine.connect() as connection:
+        await _fill(connection)
+        yield connection
+    await engine.dispose()
+
+
+async def _fill(connection: AsyncConnection) -> None:
+    """Of three models and tenants: few run, some wait, most are over."""
+    rows = [_values(number) for number in range(ROWS)]
+    names = [str(row["id"]) for row in rows]
+    run = [str(row["id"]) for row in rows if row["attempt"]]
+    await connection.execute(insert(tasks), rows)
+    await connection.execute(insert(task_specs), [{"task_id": name, "spec": b""} for name in names])
+    begun = {"attempt": 1, "owner": "r1", "claimed_at": NOW, "ended_at": None, "reason": 0, "message": ""}
+    await connection.execute(insert(task_attempts), [{"task_id": name, "receipt": b"", **begun} for name in run])
+    piece = {"attempt": 1, "first_index": 1, "event_count": 1, "output": b""}
+    await connection.execute(insert(task_pieces), [{"task_id": name, **piece} for name in run])
+    await connection.commit()
+    if connection.dialect.name == "postgresql":
+        await connection.execute(text("ANALYZE"))
+        await connection.commit()
+
+
+def _values(number: int) -> dict[str, object]:
+    lane = Lane(f"m{number % 3}", f"t{number // 3 % TENANTS}", LANE.band)
+    row = values_of(a_row(f"task-{number}", lane=lane, idempotency_key=f"k{number}"), TaskState.PENDING)
+    if number < RUNNING:
+        state = {"state": TaskState.RUNNING.value, "owner": "r1", "attempt": 1, "lease_until": NOW + LEASE}
+        return row | state | {"last_index": 1}
+    over = {"state": TaskState.COMPLETED.value, "ended_at": NOW + number, "attempt": 1}
+    return row if number < RUNNING + WAITING else row | over
+
+
+async def plans(connection: AsyncConnection, use: Use) -> Sequence[tuple[str, str]]:
+    """Every statement of it, and how the database goes about it."""
+    heard: list[tuple[str, Any]] = []
+    engine = connection.sync_connection
+    assert engine is not None
+
+    def hear(*called: Any) -> None:
+        _, _, statement, parameters, _, executemany = called
+        heard.append((statement, parameters[0] if executemany else parameters))
+
+    event.listen(engine, "before_cursor_execute", hear)
+    await use(connection)
+    event.remove(engine, "before_cursor_execute", hear)
+    assert heard
+    await connection.rollback()
+    word = "EXPLAIN QUERY PLAN " if connection.dialect.name == "sqlite" else "EXPLAIN "
+    found = []
+    for statement, parameters in heard:
+        rows = (await connection.exec_driver_sql(word + statement, parameters)).all()
+        found.append((statement, "\n".join(str(row[-1]) for row in rows)))
+    await connection.rollback()
+    return found
+
+
+def faults(plan: str) -> list[str]:
+    """Lines in which all tasks are read, or sorted. An index of those that wait, or run, has only those in it."""
+    some = "ix_tasks_(lane|ready|expiry|lease|ended)"
+    bad = rf"SCAN (tasks|task_\w+|this)\b(?!.*{some})|TEMP B-TREE|Seq Scan on (tasks|task_\w+)|-> +Sort|^Sort"
+    return [line for line in plan.splitlines() if re.search(bad, line)]
+
+
+def names_of(plan: str) -> set[str]:
+    """The indexes that it uses, by our names."""
+    unnamed = {"sqlite_autoindex_tasks_1": "uq_tasks_id", "sqlite_autoindex_task_pieces_1": "pk_task_pieces"}
+    unnamed["sqlite_autoindex_task_attempts_1"] = "pk_task_attempts"
+    return {unnamed.get(word, word) for word in re.findall(r"\w+", plan)}
+
+
+async def test_hot_statements_use_their_index(connection: AsyncConnection) -> None:
+    wrong = {}
+    for name, (use, index) in USES.items():
+        found = await plans(connection, use)
+        bad = [(statement, plan) for statement, plan in found if faults(plan)]
+        if bad or not any(index in names_of(plan) for _, plan in found):
+            wrong[name] = bad or found
+    assert not wrong, "\n\n".join(f"== {name}\n{stmt}\n{plan}" for name, all_ in wrong.items() for stmt, plan in all_)
+
+
+async def test_statements_without_their_index_are_found(connection: AsyncConnection) -> None:
+    hidden = select(tasks.c.id).where(tasks.c.result_size == bindparam("state", 1)).order_by(tasks.c.ready_at)
+    ((_, plan),) = await plans(connection, lambda c: c.execute(hidden))
+    assert len(faults(plan)) == 2
+
+
+async def steps_of(connection: AsyncConnection, use: Use) -> int:
+    """How much SQLite does for it, in hundreds of its virtual machine's steps."""
+    raw: Any = (await connection.get_raw_connection()).driver_connection
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    await raw.set_progress_handler(count, 100)
+    await use(connection)
+    await raw.set_progress_handler(None, 0)
+    return steps
+
+
+async def test_finding_and_claiming_costs_the_same_with_many_waiting(sqlite_url: str) -> None:
+    store = store_on(sqlite_url)
+    await store.start()
+    await store.stop()
+    engine = create_async_engine(sqlite_url)
+    costs: list[list[int]] = []
+    async with engine.connect() as connection:
+        for size, first in ((100, 0), (50_000, 100)):
+            rows = [
+                values_of(a_row(f"task-{n}", lane=Lane(f"m{n % 4}", "ann", LANE.band)), 1) for n in range(first, size)
+            ]
+            await connection.execute(insert(tasks), rows)
+            await connection.execute(insert(task_specs), [{"task_id": row["id"], "spec": b"s"} for row in rows])
+            await connection.commit()
+            uses: list[Use] = [
+                lambda c: sql_reads.lanes(c, NOW, None, 10),
+                lambda c: sql_reads.lanes(c, NOW, Lane("m2", "ann", LANE.band), 10),
+                lambda c: sql_reads.pending(c, Lane("m2", "ann", LANE.band), NOW, 8, MUCH),
+                lambda c: sql_claims.claim(c, "task-50", "r1", NOW, NOW + LEASE),
+            ]
+            costs.append([await steps_of(connection, use) for use in uses])
+            await connection.rollback()
+    await engine.dispose()
+    few, many = costs
+    assert [large for small, large in zip(few, many, strict=True) if large > 2 * small + 2] == []
+    # Were every task looked at, it would be tens of thousands of steps: the measure sees work.
+    assert sum(few) > 0
+
+
+async def test_a_reason_is_kept_for_every_row_of_a_sweep(connection: AsyncConnection) -> None:
+    failed = await sql_sweeps.fail_expired(connection, NOW + 3600, 7)
+    query = select(tasks.c.error_reason).where(tasks.c.id.in_(failed))
+    assert (await connection.execute(query)).scalars().all() == [Reason.QUEUE_TIMEOUT.value] * 7

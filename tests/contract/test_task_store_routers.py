@@ -1,0 +1,160 @@
+"""Several routers on one PostgreSQL: nobody gets what another has, and everybody hears of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from postgres_server import PostgresServer
+from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, all_of, begun, claimed, reverted, seen, store_on
+
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.postgres_news import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD
+from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged
+from router_svc.tasks.sql import SqlTaskStore
+from weft.dispatch.tasks import TaskQuery, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+Heard = asyncio.Queue[News]
+LISTENS = f"query LIKE 'LISTEN%{CHANNEL}%' AND state = 'idle'"
+
+
+@pytest.fixture
+async def routers(postgres_url: str) -> AsyncIterator[list[SqlTaskStore]]:
+    """Two, started at once."""
+    stores = [store_on(postgres_url), store_on(postgres_url)]
+    await asyncio.gather(*(store.start() for store in stores))
+    yield stores
+    for store in stores:
+        await store.stop()
+
+
+@asynccontextmanager
+async def listening(store: SqlTaskStore, server: PostgresServer) -> AsyncIterator[Heard]:
+    """From here on it hears everything."""
+    heard: Heard = asyncio.Queue()
+    task = asyncio.create_task(store.listen(heard.put_nowait))
+    await asyncio.to_thread(_until_it_listens, server)
+    yield heard
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _until_it_listens(server: PostgresServer) -> None:
+    while server.sql(f"SELECT count(*) FROM pg_stat_activity WHERE {LISTENS}") == "0":
+        pass
+
+
+async def test_of_two_routers_one_keeps_a_key(routers: list[SqlTaskStore]) -> None:
+    for round_ in range(5):
+        rows = [
+            [a_row(f"{round_}-{place}-{n}", idempotency_key=f"{round_}-{n}") for n in range(20)] for place in range(2)
+        ]
+        found = await all_of(
+            *(routers[place].submit(row) for place in range(2) for row in (rows[place] if place else rows[place][::-1]))
+        )
+        assert all(not isinstance(each, Exception) for each in found)
+        assert sorted(each.existed for each in found) == [False] * 20 + [True] * 20
+        assert len({each.task.id for each in found}) == 20
+    other = a_row("other", idempotency_key="0-0", prompt="bye")
+    with pytest.raises(WeftError) as conflict:
+        await routers[1].submit(other)
+    assert conflict.value.reason is Reason.IDEMPOTENCY_CONFLICT
+
+
+async def test_each_task_is_claimed_by_one_router_and_ended_once(routers: list[SqlTaskStore]) -> None:
+    names = [f"task-{number}" for number in range(40)]
+    await asyncio.gather(*(routers[0].submit(a_row(name)) for name in names))
+    claims = await asyncio.gather(
+        *(store.claim(name, f"r{place}", NOW, NOW + LEASE) for name in names for place, store in enumerate(routers))
+    )
+    won = [claim for claim in claims if claim is not None]
+    assert sorted(claim.task_id for claim in won) == sorted(names)
+    ends = await asyncio.gather(*(store.end(claim, DONE, NOW) for claim in won for store in routers))
+    # The second of the same claim is told that it is done.
+    assert all(ends)
+    page = await routers[1].list_page("ann", TaskQuery(states=frozenset({TaskState.COMPLETED})))
+    assert len(page.tasks) == len(names)
+
+
+async def test_a_lost_lease_is_reverted_by_one_router(routers: list[SqlTaskStore]) -> None:
+    claims = [await begun(routers[0], f"task-{number}") for number in range(20)]
+    found = await asyncio.gather(*(store.revert_expired(NOW + LEASE, 100) for store in routers))
+    assert sorted(lost.claim for some in found for lost in some) == sorted(claims)
+    again = await claimed(routers[1], "task-0", "r2", NOW + LEASE)
+    assert not await routers[0].append(claims[0], [a_piece(1, "late")])
+    assert await routers[1].append(again, [a_piece(1, "good")])
+
+
+async def test_each_router_hears_what_others_do_and_not_itself(
+    routers: list[SqlTaskStore], postgres: PostgresServer
+) -> None:
+    teller, hearer = routers
+    async with listening(hearer, postgres) as heard:
+        await hearer.submit(a_row("task-0"))
+        claim = await begun(teller, "task-1")
+        assert [await heard.get(), await heard.get()] == [LaneFilled(LANE), TaskChanged("task-1")]
+        await teller.append(claim, [a_piece(1, "a")])
+        await reverted(teller, claim)
+        expected = [TaskChanged("task-1"), TaskChanged("task-1"), LaneFilled(LANE)]
+        assert [await heard.get() for _ in expected] == expected
+        await teller.cancel("ann", "task-1", NOW)
+        assert await heard.get() == TaskChanged("task-1")
+        await teller.forget_ended(NOW + 1, 10)
+        assert await heard.get() == ManyChanged()
+        assert heard.empty()
+
+
+async def test_what_is_heard_is_on_disk(routers: list[SqlTaskStore], postgres: PostgresServer) -> None:
+    teller, hearer = routers
+    async with listening(hearer, postgres) as heard:
+        for number in range(20):
+            telling = asyncio.create_task(teller.submit(a_row(f"task-{number}")))
+            assert await heard.get() == LaneFilled(LANE)
+            assert (await seen(hearer, f"task-{number}")).state is TaskState.PENDING
+            await telling
+
+
+async def test_much_news_is_told_in_a_few_words(
+    routers: list[SqlTaskStore], postgres: PostgresServer, postgres_database: str
+) -> None:
+    teller, _ = routers
+    payloads: list[str] = []
+    spy = await asyncpg.connect(postgres.dsn(postgres_database))
+    await spy.add_listener(CHANNEL, lambda *notice: payloads.append(notice[-1]))
+    lanes = [Lane(f"{number}" + "ä" * 300, "ann", LANE.band) for number in range(MAX_TOLD)]
+    await asyncio.gather(*(teller.submit(a_row(f"task-{number}", lane=lane)) for number, lane in enumerate(lanes)))
+    assert await teller.fail_expired(NOW + 3600, 1000)
+    await asyncio.gather(*(teller.submit(a_row(f"more-{number}")) for number in range(MAX_TOLD + 10)))
+    assert len(await teller.fail_expired(NOW + 3600, 1000)) == MAX_TOLD + 10
+    await spy.execute("SELECT 1")
+    await spy.close()
+    assert max(len(payload.encode()) for payload in payloads) <= MAX_PAYLOAD_BYTES
+    words = [json.loads(payload)[1:] for payload in payloads]
+    told = {word[0] for some in words for word in some if isinstance(word, list)}
+    assert told == {lane.model for lane in lanes} | {"demo"}
+    assert words[-1] == [0]
+
+
+async def test_news_in_words_of_another_release_mean_that_something_changed(
+    routers: list[SqlTaskStore], postgres: PostgresServer, postgres_database: str
+) -> None:
+    async with listening(routers[0], postgres) as heard:
+        for payload in ("", "7", '["x", {"new": 1}]', '["x", ["m", "t", 99]]'):
+            postgres.sql(f"SELECT pg_notify('{CHANNEL}', '{payload}')", postgres_database)
+            assert await heard.get() == ManyChanged()
+
+
+async def test_a_listener_that_was_cut_off_says_that_it_missed_something(
+    routers: list[SqlTaskStore], postgres: PostgresServer
+) -> None:
+    async with listening(routers[1], postgres) as heard:
+        postgres.sql(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {LISTENS}")
+        assert await heard.get() == ManyChanged()
+        await routers[0].submit(a_row("task-1"))
+        assert await heard.get() == LaneFilled(LANE)

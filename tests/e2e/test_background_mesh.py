@@ -1,0 +1,97 @@
+"""Responses in the background over a whole mesh: they outlive every process that has to do with them."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+from apart_mesh import running_apart
+from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
+from openai import AsyncOpenAI, AsyncStream
+from openai.types.responses import Response, ResponseStreamEvent
+
+SLOW = 20.0
+"""Tokens per second."""
+QUICK_TASKS = {"lease_seconds": 1.0, "retry_delay_seconds": 0.05, "poll_interval_seconds": 0.5, "max_attempts": 100}
+
+
+def client_of(mesh: MeshProcess) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=0)
+
+
+async def at_its_end(client: AsyncOpenAI, response_id: str) -> Response:
+    """The response once its stream has come to its end."""
+    async for _ in await client.responses.retrieve(response_id, stream=True):
+        pass
+    return await client.responses.retrieve(response_id)
+
+
+async def test_one_that_no_runner_could_make_is_made_and_continued_after_a_restart(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    without = str(write_config(tmp_path, fake_runner("b", pool="other")))
+    with running_mesh(home, "--config", without) as mesh:
+        async with client_of(mesh) as client:
+            made = await client.responses.create(model=POOL, input="My favorite color is teal.", background=True)
+            with pytest.raises(openai.BadRequestError):
+                await client.responses.create(model=POOL, input="Which?", previous_response_id=made.id)
+    assert made.status == "queued"
+    with_it = str(write_config(tmp_path, fake_runner("a", echo=True)))
+    with running_mesh(home, "--config", with_it) as mesh:
+        async with client_of(mesh) as client, asyncio.timeout(60):
+            first = await at_its_end(client, made.id)
+            second = await client.responses.create(model=POOL, input="Which?", previous_response_id=made.id)
+            whole = [event async for event in await client.responses.retrieve(made.id, stream=True)]
+            cancelled = await client.responses.create(model="nobody-has-it", input="x", background=True)
+            ended = await client.responses.cancel(cancelled.id)
+            await client.responses.delete(cancelled.id)
+    assert (first.status, ended.status) == ("completed", "cancelled")
+    assert "teal" in first.output_text
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    with running_mesh(home, "--config", with_it) as mesh:
+        async with client_of(mesh) as client:
+            rest = [event async for event in await client.responses.retrieve(made.id, stream=True, starting_after=3)]
+            again = await client.responses.retrieve(made.id)
+    assert rest == whole[4:]
+    assert again == first
+
+
+async def test_one_whose_router_is_killed_while_it_is_told_begins_anew_and_says_so(tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path, fake_runner("a", tokens_per_second=SLOW, answer_tokens=30), router={"tasks": QUICK_TASKS}
+    )
+    with running_apart(tmp_path, config) as mesh:
+        async with AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="unused", max_retries=8) as client:
+            stream = await client.responses.create(model=POOL, input="Count", background=True, stream=True)
+            created = await anext(stream)
+            assert created.type == "response.created"
+            seen: list[ResponseStreamEvent] = []
+            with pytest.raises(openai.APIError) as broken:
+                await read_killing(stream, seen, lambda: mesh.end("router", signal.SIGKILL))
+            mesh.start("router")
+            async with asyncio.timeout(60):
+                done = await at_its_end(client, created.response.id)
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.retrieve(
+                    created.response.id, stream=True, starting_after=seen[-1].sequence_number
+                )
+            anew = [event async for event in await client.responses.retrieve(created.response.id, stream=True)]
+    assert broken.value.code == "service_unavailable"
+    assert refused.value.param == "starting_after"
+    assert done.status == "completed"
+    assert anew[2].sequence_number % 1_000_000 == 0
+    assert "".join(event.delta for event in anew if event.type == "response.output_text.delta") == done.output_text
+
+
+async def read_killing(
+    stream: AsyncStream[ResponseStreamEvent], seen: list[ResponseStreamEvent], kill: Callable[[], object]
+) -> None:
+    """Read to the end, and kill once the answer has begun."""
+    async for event in stream:
+        is_first = event.type == "response.output_text.delta" and not any(each.type == event.type for each in seen)
+        seen.append(event)
+        if is_first:
+            kill()

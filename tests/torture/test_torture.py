@@ -1,0 +1,51 @@
+"""Everything is killed for a while and nothing is lost; and were the fence away, the checker would say so."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from weft.testing.torture.checker import rules_broken
+from weft.testing.torture.events import Kind
+from weft.testing.torture.mesh import Folder
+from weft.testing.torture.plan import STALE_ROUTERS, Plan
+from weft.testing.torture.run import Outcome, torture
+
+SEED = 20261120
+USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
+STALE = Plan(seed=SEED, kills=2, tasks=90, weights=STALE_ROUTERS, lease_seconds=1.0, max_minutes=2.0)
+
+
+@pytest.fixture
+def folder() -> Iterator[Folder]:
+    """Directly under /tmp: the path of a socket is short."""
+    with tempfile.TemporaryDirectory(prefix="weft-torture-", dir="/tmp") as root:
+        yield Folder(Path(root))
+
+
+def _told(outcome: Outcome) -> str:
+    return "\n".join(outcome.lines())
+
+
+@pytest.mark.timeout(300)
+async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everything_is_killed(folder: Folder) -> None:
+    outcome = await torture(USUAL, folder)
+    assert outcome.is_good, _told(outcome)
+    assert outcome.again, "no kill has ever hit a task at work"
+
+
+@pytest.mark.timeout(180)
+async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_another_one_has(folder: Folder) -> None:
+    outcome = await torture(STALE, folder)
+    assert outcome.is_good, _told(outcome)
+    assert outcome.events[Kind.LEASE_LOST], "nobody has ever lost a lease"
+
+
+@pytest.mark.timeout(180)
+async def test_without_the_fence_the_checker_finds_doubles(folder: Folder) -> None:
+    outcome = await torture(replace(STALE, is_fenced=False), folder)
+    assert not outcome.shortfalls, _told(outcome)
+    assert rules_broken(outcome.violations)["double"], _told(outcome)
+    assert any("had been given up" in violation.detail for violation in outcome.violations), _told(outcome)

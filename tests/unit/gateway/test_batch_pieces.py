@@ -1,0 +1,62 @@
+"""Bytes on their way to a keeper, and the lines of a file, however they are cut."""
+
+from collections.abc import AsyncGenerator, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batches.lines import RawLine, raw_lines
+from gateway.batches.pieces import HOLD_SECONDS, in_pieces
+
+
+async def each(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@given(pieces=st.lists(st.binary(max_size=9), max_size=9), size=st.integers(1, 5))
+async def test_pieces_have_one_size_and_lose_nothing(pieces: list[bytes], size: int) -> None:
+    found = [piece async for piece in in_pieces(each(pieces), size)]
+    assert b"".join(found) == b"".join(pieces)
+    assert all(len(piece) == size for piece in found[:-1])
+    assert all(1 <= len(piece) <= size for piece in found[-1:])
+
+
+async def test_bytes_that_come_in_slowly_are_not_held_for_a_full_piece() -> None:
+    time = 0.0
+    told: list[tuple[float, bytes]] = []
+
+    async def slow() -> AsyncGenerator[bytes]:
+        nonlocal time
+        for letter in (b"a", b"b", b"c", b"d", b"e"):
+            yield letter
+            time += HOLD_SECONDS / 2
+
+    async for piece in in_pieces(slow(), 100, now=lambda: time):
+        told.append((time / HOLD_SECONDS, piece))  # noqa: PERF401 - the time is that of the moment
+    assert told == [(1.0, b"abc"), (2.0, b"de")]
+
+
+def reference(text: bytes, most: int) -> list[RawLine]:
+    lines = []
+    for number, line in enumerate(text.split(b"\n"), start=1):
+        if len(line) > most:
+            lines.append(RawLine(number, None))
+        elif line.strip():
+            lines.append(RawLine(number, line.strip()))
+    return lines
+
+
+@settings(max_examples=300)
+@given(pieces=st.lists(st.text("ab \r\n", max_size=8).map(str.encode), max_size=8), most=st.integers(1, 6))
+async def test_lines_are_the_same_however_the_file_is_cut(pieces: list[bytes], most: int) -> None:
+    found = [line async for line in raw_lines(each(pieces), most)]
+    assert found == reference(b"".join(pieces), most)
+
+
+@pytest.mark.parametrize("cut", range(5))
+async def test_a_mark_at_the_beginning_is_no_part_of_the_first_line(cut: int) -> None:
+    text = b"\xef\xbb\xbf{}\n\xef\xbb\xbf{}"
+    found = [line async for line in raw_lines(each([text[:cut], text[cut:]]), 100)]
+    assert found == [RawLine(1, b"{}"), RawLine(2, b"\xef\xbb\xbf{}")]

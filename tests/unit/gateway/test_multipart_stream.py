@@ -1,0 +1,102 @@
+"""A form whose parts are read as their bytes come in says what it says when it is read as a whole."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config import RequestLimits
+from gateway.multipart import Part, parts_of
+from gateway.multipart_stream import MAX_VALUE_BYTES, MultipartStream
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+LIMITS = RequestLimits(max_parts=3, max_part_header_bytes=100)
+NAMED = b'Content-Disposition: form-data; name="a"'
+FILE = NAMED + b'; filename="b/c"\r\nContent-Type: Text/Plain; charset=x'
+TOKENS = (
+    b"--edge",
+    b"--edge\r\n",
+    b"--edge--",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\r",
+    b"-",
+    b"x",
+    NAMED,
+    FILE,
+    b"--edge\r\n" + NAMED + b"\r\n\r\n",
+    b"x" * 98,
+)
+
+
+async def pieces_of(body: bytes, cuts: Sequence[int]) -> AsyncGenerator[bytes]:
+    start = 0
+    for cut in sorted({min(cut, len(body)) for cut in cuts}):
+        yield body[start:cut]
+        start = cut
+    yield body[start:]
+
+
+async def streamed(body: bytes, cuts: Sequence[int] = ()) -> list[Part]:
+    stream = MultipartStream(pieces_of(body, cuts), b"edge", LIMITS)
+    found = []
+    while (part := await stream.next_part()) is not None:
+        data = b"".join([piece async for piece in stream.data()])
+        found.append(Part(name=part.name, data=data, filename=part.filename, media_type=part.media_type))
+    return found
+
+
+async def outcome(body: bytes, cuts: Sequence[int]) -> list[Part] | Reason:
+    try:
+        return await streamed(body, cuts)
+    except WeftError as error:
+        return error.reason
+
+
+def expected(body: bytes) -> list[Part] | Reason:
+    try:
+        return parts_of(body, b"edge", LIMITS)
+    except WeftError as error:
+        return error.reason
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=st.lists(st.sampled_from(TOKENS), max_size=14),
+    begins=st.booleans(),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+)
+async def test_in_pieces_it_says_the_same_as_whole(tokens: list[bytes], begins: bool, cuts: list[int]) -> None:
+    body = (b"--edge\r\n" + NAMED + b"\r\n\r\n" if begins else b"") + b"".join(tokens)
+    assert await outcome(body, cuts) == expected(body)
+
+
+async def test_every_byte_alone_says_the_same() -> None:
+    body = b"--edge\r\n" + FILE + b"\r\n\r\nx\r\n--edg\r\n\r\n--edge\r\n" + NAMED + b"\r\n\r\n\r\n--edge--\r\nrest"
+    found = await streamed(body, range(len(body)))
+    assert found == parts_of(body, b"edge", LIMITS)
+    assert [(part.filename, part.data) for part in found] == [("c", b"x\r\n--edg\r\n"), (None, b"")]
+
+
+async def test_what_is_not_read_of_a_part_is_dropped() -> None:
+    body = b"--edge\r\n" + NAMED + b"\r\n\r\n" + b"x" * 100 + b"\r\n--edge\r\n" + FILE + b"\r\n\r\ny\r\n--edge--"
+    stream = MultipartStream(pieces_of(body, [70]), b"edge", LIMITS)
+    assert await stream.next_part() is not None
+    second = await stream.next_part()
+    assert second is not None
+    assert (second.filename, await stream.value()) == ("c", b"y")
+    assert await stream.next_part() is None
+
+
+async def test_a_value_has_a_longest_length() -> None:
+    for size in (MAX_VALUE_BYTES, MAX_VALUE_BYTES + 1):
+        body = b"--edge\r\n" + NAMED + b"\r\n\r\n" + b"x" * size + b"\r\n--edge--"
+        stream = MultipartStream(pieces_of(body, []), b"edge", LIMITS)
+        await stream.next_part()
+        if size == MAX_VALUE_BYTES:
+            assert len(await stream.value()) == size
+        else:
+            with pytest.raises(WeftError, match="a field of the form is longer"):
+                await stream.value()

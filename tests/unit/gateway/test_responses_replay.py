@@ -1,0 +1,260 @@
+"""From what a watch tells of a task to the events of its response."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, Answering, Event, end, events_in, read
+
+from gateway.responses.replay import FROM_THE_START, Replay
+from gateway.schemas.responses import ResponsesRequest
+from gateway.translate.responses_background import BackgroundRequest, first_number, require_resumable
+from gateway.translate.responses_ids import background_response_id, task_of
+from weft.api.common.v1 import event_pb2, warning_pb2
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import Task, TaskFailure, TaskNews, TaskPiece, TaskState, event_number
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+BORN = datetime(2026, 3, 1, tzinfo=UTC)
+PENDING = Task(
+    id="task-" + "0123456789abcdef01234567",
+    tenant="a",
+    state=TaskState.PENDING,
+    model="chat",
+    created_at=BORN,
+    max_attempts=5,
+)
+WARNING = warning_pb2.Warning(code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="x", message="not used")
+HELLO = [
+    Event(started=event_pb2.Started(runner="r1", model="tiny")),
+    Event(delta=event_pb2.Delta(text="Hel")),
+    Event(delta=event_pb2.Delta(text="lo")),
+]
+
+
+def request(**fields: object) -> BackgroundRequest:
+    asked = ResponsesRequest.model_validate({"model": "chat", "input": "hi", "background": True, **fields})
+    return BackgroundRequest(asked=asked, warnings=[WARNING])
+
+
+def replay(task: Task = PENDING, *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> Replay:
+    return Replay(asked or request(), task, FakeClock(), starting_after=after)
+
+
+def running(attempt: int = 1, events: int = 0) -> Task:
+    last = event_number(attempt, events) if events else 0
+    return replace(PENDING, state=TaskState.RUNNING, attempt=attempt, last_event=last)
+
+
+def ended(state: TaskState = TaskState.COMPLETED, attempt: int = 1, events: int = 0) -> Task:
+    error = TaskFailure(reason=Reason.WORKER_LOST, message="gone") if state is TaskState.FAILED else None
+    return replace(running(attempt, events), state=state, ended_at=BORN + timedelta(seconds=9), error=error)
+
+
+def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> list[TaskNews]:
+    """The events in pieces that begin at these places."""
+    bounds = sorted({0, *(place for place in places if place < len(events)), len(events)})
+    return [
+        TaskPiece(
+            attempt=attempt,
+            last_event=event_number(attempt, last),
+            output=task_pb2.TaskOutput(events=events[first:last]),
+        )
+        for first, last in pairwise(bounds)
+    ]
+
+
+def told(news: Sequence[TaskNews], *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> bytes:
+    taker = replay(after=after, asked=asked)
+    return taker.opening() + b"".join(map(taker.take, news)) + taker.end()
+
+
+ANSWERS = st.builds(
+    lambda before, said, reason: [*before, *said, *end(reason)],
+    st.lists(BEFORE, max_size=3),
+    st.lists(DELTA | NOTICE, max_size=10),
+    FINISH,
+)
+PLACES = st.lists(st.integers(0, 20), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def answering() -> Answering:
+    return Answering()
+
+
+@settings(max_examples=100, deadline=None)
+@given(events=ANSWERS, first=PLACES, second=PLACES, attempt=st.integers(1, 3), extras=st.booleans())
+def test_it_is_the_same_however_it_is_cut_and_told(
+    answering: Answering, events: list[Event], first: list[int], second: list[int], attempt: int, extras: bool
+) -> None:
+    asked = request(stream=True, stream_options={"include_weft_events": extras}, top_logprobs=int(extras))
+    last, count = ended(attempt=attempt, events=len(events)), len(events)
+    live = [PENDING, running(attempt), *cut(events, first, attempt), last]
+    again = [last, *cut(events, second, attempt)]
+    joined = [running(attempt, count), *cut(events, second, attempt), last, last]
+    body = told(live, asked=asked)
+    assert told(again, asked=asked) == told(joined, asked=asked) == body
+    whole = events_in(body)
+    for place, event in enumerate(whole):
+        assert events_in(told(again, after=event["sequence_number"], asked=asked)) == whole[place + 1 :]
+    assert [event.type for event in read(answering, body)] == [event["type"] for event in whole]
+
+
+@settings(max_examples=50, deadline=None)
+@given(events=ANSWERS, state=st.sampled_from([TaskState.FAILED, TaskState.CANCELLED]), places=PLACES)
+def test_an_end_in_the_middle_is_the_same_however_it_is_told(
+    events: list[Event], state: TaskState, places: list[int]
+) -> None:
+    said = events[:-1]
+    last = ended(state, events=len(said))
+    body = told([running(), *cut(said, []), last])
+    assert told([last, *cut(said, places)]) == body
+    whole = events_in(body)
+    assert [event["type"] for event in whole[-2:]] == ["response.failed", "error"]
+    for place, event in enumerate(whole):
+        assert events_in(told([last, *cut(said, places)], after=event["sequence_number"])) == whole[place + 1 :]
+
+
+def test_an_id_at_random_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.translate.responses_output.output_item_id", lambda *_: new_id("msg"))
+    events = [*HELLO, *end()]
+    news = [ended(events=len(events)), *cut(events, [])]
+    assert told(news) != told(news)
+
+
+@pytest.mark.parametrize("places", [[], [1], [2], [1, 2, 3, 4]])
+def test_the_response_as_it_is_grows_with_the_pieces(places: list[int]) -> None:
+    taker, shown = replay(), []
+    for news in [PENDING, running(), *cut([*HELLO, *end()], places), ended(events=6)]:
+        taker.take(news)
+        shown.append(json.loads(taker.snapshot()))
+    statuses = [body["status"] for body in shown]
+    assert (statuses[:2], set(statuses[2:-1]), statuses[-1]) == (
+        ["queued", "in_progress"],
+        {"in_progress"},
+        "completed",
+    )
+    assert shown[-1]["output"][0]["content"][0]["text"] == "Hello"
+    assert shown[-1]["completed_at"] == int(BORN.timestamp()) + 9
+
+
+def test_times_are_the_tasks_and_warnings_come_with_every_reading() -> None:
+    asked = request(include=["metrics"])
+    events = [*HELLO, *end()]
+    (*_, last) = events_in(told([ended(events=len(events)), *cut(events, [])], asked=asked))
+    assert last["response"]["metrics"]["pool_total_wall_ms"] == 9000.0
+    assert [warning["field"] for warning in last["response"]["warnings"]] == ["x"]
+
+
+def test_it_is_current_once_all_that_is_kept_is_taken_in() -> None:
+    taker = replay()
+    seen = []
+    for news in [running(events=3), *cut(HELLO, [1, 2])]:
+        taker.take(news)
+        seen.append(taker.is_current)
+    assert seen == [False, False, False, True]
+    fresh = replay()
+    fresh.take(PENDING)
+    assert fresh.is_current
+
+
+def test_nothing_is_over_before_the_task_is() -> None:
+    taker = replay()
+    events = [*HELLO, *end()]
+    body = b"".join(map(taker.take, [running(), *cut(events, [])]))
+    assert taker.end() == b""
+    assert not taker.is_done
+    assert b"response.completed" not in body
+    assert b"response.completed" in taker.take(ended(events=len(events)))
+    assert taker.end() == b""
+
+
+LOST = replace(PENDING, attempt=1)
+
+
+@pytest.mark.parametrize("news", [LOST, running(2), cut(HELLO, [], 2)[0], ended(attempt=2, events=3)])
+def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(news: TaskNews) -> None:
+    taker = replay()
+    for one in [running(events=3), *cut(HELLO, [])]:
+        taker.take(one)
+    with pytest.raises(WeftError) as caught:
+        taker.take(news)
+    assert caught.value.reason is Reason.WORKER_LOST
+    late = replay(after=5)
+    with pytest.raises(WeftError):
+        late.take(news)
+
+
+def test_whoever_has_no_content_goes_on_with_the_next_attempt() -> None:
+    taker = replay()
+    news = [running(events=1), *cut(HELLO[:1], []), LOST, running(2), *cut([*HELLO, *end()], [], 2)]
+    body = b"".join(map(taker.take, [*news, ended(attempt=2, events=6)]))
+    numbers = [event["sequence_number"] for event in events_in(body)]
+    assert numbers == [2, *range(1_000_000, 1_000_000 + len(numbers) - 1)]
+
+
+def test_pieces_that_come_twice_are_taken_once() -> None:
+    pieces = cut([*HELLO, *end()], [1, 2])
+    once = told([running(), *pieces, ended(events=6)])
+    assert told([running(), *pieces[:2], *pieces, ended(events=6)]) == once
+
+
+@pytest.mark.parametrize(
+    ("task", "after", "is_taken"),
+    [
+        (PENDING, 0, True),
+        (PENDING, 1, True),
+        (PENDING, 7, True),
+        (PENDING, 1_000_000, False),
+        (running(), 9, True),
+        (running(), 1_000_000, False),
+        (LOST, 2, True),
+        (LOST, 3, False),
+        (running(2), 2, True),
+        (running(2), 3, False),
+        (running(2), 1_000_000, True),
+        (running(2), 1_000_007, True),
+        (running(3), 1_000_000, True),
+        (running(3), 1_000_001, False),
+        (ended(attempt=2), 3, False),
+        (ended(attempt=2), 2_000_000, False),
+        (ended(TaskState.FAILED, attempt=0), 2, True),
+        (ended(), 2**53, False),
+    ],
+)
+def test_only_events_of_the_attempt_that_counts_are_resumed(task: Task, after: int, is_taken: bool) -> None:
+    if is_taken:
+        require_resumable(task, after)
+        return
+    with pytest.raises(FieldError) as caught:
+        require_resumable(task, after)
+    assert caught.value.field == "starting_after"
+
+
+def test_attempts_have_numbers_of_their_own() -> None:
+    assert [first_number(attempt) for attempt in (1, 2, 3)] == [2, 1_000_000, 2_000_000]
+
+
+@pytest.mark.parametrize("other", ["resp_1", "resp_" + "F" * 24, "task-" + "0" * 24, "resp_" + "0" * 25, "", "x"])
+def test_the_id_of_a_response_leads_to_its_task_and_no_other_does(other: str) -> None:
+    assert task_of(background_response_id(PENDING.id)) == PENDING.id
+    assert task_of(other) is None
+
+
+def test_the_last_number_is_what_the_caller_has() -> None:
+    fresh, late = replay(), replay(after=7)
+    for taker in (fresh, late):
+        taker.opening()
+    assert (fresh.last_number, late.last_number) == (1, 7)
+    for taker in (fresh, late):
+        taker.take(running())
+    assert (fresh.last_number, late.last_number) == (2, 7)

@@ -1,0 +1,91 @@
+"""Durable requests in the background, in virtual time: what callers notice of them, and what they get."""
+
+from router_svc.policy.limits import SchedulerLimits
+from router_svc.simulation.chance import Amount
+from router_svc.simulation.engine import Simulation
+from router_svc.simulation.replay import real_scheduler
+from router_svc.simulation.scenario import HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
+from router_svc.simulation.tallies import Tally, Waits
+from weft.kernel.request import Priority
+
+SECONDS = 200.0
+ANSWER = Amount(mean=40.0, variation=0.3, highest=80.0)
+"""A second or two of one of eight slots."""
+
+
+def mesh(*, callers_per_second: float, durable_per_second: float = 0.0, share: float = 0.1) -> Scenario:
+    """One model, which answers about eight requests in a second."""
+    streams = [("caller", callers_per_second), ("nightly", durable_per_second)]
+    return Scenario(
+        name="background",
+        hosts=(HostGroup(name="h"),),
+        models=(ModelKind(name="m", slots=8, loaded=True),),
+        tenants=(Tenant(name="caller"), Tenant(name="nightly", bands={Priority.DURABLE: 1.0})),
+        traffic=tuple(
+            Traffic(
+                tenant=tenant,
+                target="m",
+                rate=Rate(per_second=rate),
+                prompt_tokens=Amount(mean=100.0),
+                output_tokens=ANSWER,
+                patience_seconds=2 * SECONDS if tenant == "nightly" else None,
+            )
+            for tenant, rate in streams
+            if rate
+        ),
+        limits=SchedulerLimits(queue_depth_per_runner=100, durable_share=share, max_durable_waiting=100_000),
+        duration_seconds=SECONDS,
+    )
+
+
+def run(scenario: Scenario) -> Simulation:
+    simulation = Simulation(scenario, real_scheduler(scenario))
+    simulation.run()
+    return simulation
+
+
+def tally(simulation: Simulation, band: Priority) -> Tally:
+    return simulation.tallies.total(who for who in simulation.tallies.by_who if who.band is band)
+
+
+def waits(simulation: Simulation) -> Waits:
+    found = Waits.of(tally(simulation, Priority.NORMAL).waits)
+    assert found is not None
+    return found
+
+
+def durable_part(simulation: Simulation) -> float:
+    """Of what was served while requests came, 0 to 1."""
+    durable = tally(simulation, Priority.DURABLE).served_cost
+    return durable / (durable + tally(simulation, Priority.NORMAL).served_cost)
+
+
+def test_callers_hardly_notice_durable_requests_that_take_all_that_is_idle() -> None:
+    alone = run(mesh(callers_per_second=4.0))
+    beside = run(mesh(callers_per_second=4.0, durable_per_second=10.0))
+    assert tally(beside, Priority.NORMAL).served == tally(alone, Priority.NORMAL).served
+    # Nobody is preempted: a caller may find every slot taken, and waits until the first one is free.
+    assert waits(beside).p50 <= 0.3
+    assert waits(beside).p99 <= 3.0 * waits(alone).p99
+    assert durable_part(beside) >= 0.4, "or it was no test: callers leave half of the mesh idle"
+
+
+def test_callers_would_notice_if_these_were_requests_like_theirs() -> None:
+    """The control of the test above."""
+    alone, flooded = run(mesh(callers_per_second=4.0)), run(mesh(callers_per_second=14.0))
+    assert waits(flooded).p99 > 10.0 * waits(alone).p99
+
+
+def test_a_mesh_that_callers_saturate_still_does_its_share_of_durable_work() -> None:
+    simulation = run(mesh(callers_per_second=20.0, durable_per_second=3.0))
+    assert tally(simulation, Priority.NORMAL).refusals.total() > 500, "it must be saturated"
+    assert 0.09 <= durable_part(simulation) <= 0.12
+    durable = tally(simulation, Priority.DURABLE)
+    assert durable.served == durable.requests, "nothing of it is ever shed"
+
+
+def test_without_a_share_it_does_none_while_callers_saturate_it() -> None:
+    simulation = run(mesh(callers_per_second=20.0, durable_per_second=3.0, share=0.0))
+    assert durable_part(simulation) <= 0.01
+    durable = tally(simulation, Priority.DURABLE)
+    assert durable.served == durable.requests, "it does it afterwards"

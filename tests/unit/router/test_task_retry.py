@@ -1,0 +1,146 @@
+"""What becomes of tasks that were refused or whose attempts failed, and whose turn it is."""
+
+import pytest
+
+from router_svc.policy.task_retry import (
+    MAX_FRUITLESS_ATTEMPTS,
+    MAX_OFFER_PAUSE_SECONDS,
+    AttemptHistory,
+    GivesUp,
+    OfferAgain,
+    TryAgain,
+    after_failed_attempt,
+    after_refused_offer,
+    doubled,
+)
+from router_svc.policy.task_turns import LaneTurn, next_turns
+from weft.kernel.reasons import Reason, traits
+
+FINAL = {
+    Reason.INVALID_ARGUMENT,
+    Reason.MALFORMED_REQUEST,
+    Reason.REQUEST_TOO_LARGE,
+    Reason.CONTEXT_LENGTH_EXCEEDED,
+    Reason.METHOD_NOT_ALLOWED,
+    Reason.ALREADY_EXISTS,
+    Reason.UNAUTHENTICATED,
+    Reason.PERMISSION_DENIED,
+    Reason.IDEMPOTENCY_CONFLICT,
+    Reason.OPERATION_REFUSED,
+    Reason.BACKEND_REJECTED,
+    Reason.NOT_FOUND,
+    Reason.UNSUPPORTED_OPERATION,
+    Reason.RESOURCE_IN_USE,
+    Reason.OUT_OF_MEMORY,
+    Reason.REPEATED_LINE_LOOP,
+    Reason.TOOL_CALL_INVALID,
+    Reason.TEMPLATE_FAILED,
+}
+WAITS = {Reason.MODEL_NOT_FOUND, Reason.NO_RUNNER_AVAILABLE, Reason.UNSUPPORTED_OPERATION, Reason.QUEUE_FULL}
+
+
+def failed(reason: Reason, failures: int = 1, max_attempts: int = 5) -> TryAgain | GivesUp:
+    history = AttemptHistory(attempt=failures, failures=failures - 1, max_attempts=max_attempts)
+    return after_failed_attempt(reason, "why", history, first_pause_seconds=1.0, max_seconds=60.0)
+
+
+def not_taken(reason: Reason, attempt: int, failures: int = 0) -> TryAgain | GivesUp:
+    history = AttemptHistory(attempt=attempt, failures=failures, max_attempts=2, was_taken=False)
+    return after_failed_attempt(reason, "why", history, first_pause_seconds=1.0, max_seconds=60.0)
+
+
+@pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
+def test_an_attempt_is_made_again_unless_the_same_would_happen_again(reason: Reason) -> None:
+    assert isinstance(failed(reason), GivesUp) is (reason in FINAL)
+
+
+@pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
+def test_whatever_may_succeed_later_is_tried_again(reason: Reason) -> None:
+    # A model's malformed tool call may be sampled well the next time; it is the caller who decides that.
+    if traits(reason).retryable and reason is not Reason.TOOL_CALL_INVALID:
+        assert isinstance(failed(reason), TryAgain)
+
+
+def test_pauses_double_up_to_their_bound() -> None:
+    pauses = [failed(Reason.WORKER_LOST, failures, 200) for failures in (1, 2, 3, 6, 7, 8, 199)]
+    assert pauses == [TryAgain(seconds) for seconds in (1.0, 2.0, 4.0, 32.0, 60.0, 60.0, 60.0)]
+    assert doubled(1.0, 100_000, 60.0) == 60.0
+
+
+def test_when_no_attempt_is_left_the_last_reason_is_told_with_their_number() -> None:
+    assert failed(Reason.WORKER_LOST, 4, 5) == TryAgain(8.0)
+    assert failed(Reason.WORKER_LOST, 5, 5) == GivesUp(Reason.WORKER_LOST, "after 5 attempts: why")
+    assert failed(Reason.WORKER_LOST, 1, 1) == GivesUp(Reason.WORKER_LOST, "after 1 attempt: why")
+
+
+@pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.NO_SLOT_AVAILABLE])
+def test_a_runner_that_never_took_it_costs_no_attempt_and_ever_longer_pauses(reason: Reason) -> None:
+    found = [not_taken(reason, attempt) for attempt in (1, 2, 5, 50)]
+    assert found == [TryAgain(seconds, counts=False) for seconds in (1.0, 2.0, 16.0, 60.0)]
+    assert not_taken(reason, 3, failures=1) == TryAgain(2.0, counts=False)
+
+
+def test_a_task_that_no_runner_ever_takes_does_not_go_on_for_ever() -> None:
+    assert not_taken(Reason.WORKER_LOST, MAX_FRUITLESS_ATTEMPTS + 1) == TryAgain(1.0)
+    last = not_taken(Reason.WORKER_LOST, MAX_FRUITLESS_ATTEMPTS + 2, failures=1)
+    assert last == GivesUp(Reason.WORKER_LOST, "after 2 attempts: why")
+
+
+def test_a_stall_counts_though_its_runner_has_said_nothing() -> None:
+    assert not_taken(Reason.STALL_TIMEOUT, 1) == TryAgain(1.0)
+
+
+@pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name)
+def test_a_refusal_before_the_claim_means_waiting_unless_the_request_itself_is_refused(reason: Reason) -> None:
+    verdict = after_refused_offer(reason, "why", refusals=1)
+    if reason in WAITS:
+        assert isinstance(verdict, OfferAgain)
+    if isinstance(verdict, GivesUp):
+        assert reason in FINAL
+        assert not traits(reason).retryable
+
+
+def test_offers_are_made_again_after_a_pause_that_doubles_or_that_was_asked_for() -> None:
+    def pause(refusals: int, asked: float | None = None) -> float:
+        verdict = after_refused_offer(Reason.QUEUE_FULL, "full", refusals=refusals, retry_after_seconds=asked)
+        assert isinstance(verdict, OfferAgain)
+        return verdict.pause_seconds
+
+    assert [pause(refusals) for refusals in (1, 2, 5, 6, 50)] == [1.0, 2.0, 16.0, 30.0, 30.0]
+    assert pause(1, 12.0) == 12.0
+    assert pause(5, 12.0) == 16.0
+    assert pause(1, 10_000.0) == MAX_OFFER_PAUSE_SECONDS
+
+
+def test_what_one_task_lacks_does_not_stop_its_lane() -> None:
+    skills = after_refused_offer(Reason.UNSUPPORTED_OPERATION, "no images", refusals=1)
+    nobody = after_refused_offer(Reason.MODEL_NOT_FOUND, "no model", refusals=1)
+    assert isinstance(skills, OfferAgain)
+    assert isinstance(nobody, OfferAgain)
+    assert (skills.whole_lane, nobody.whole_lane) == (False, True)
+
+
+def turns(counts: dict[str, tuple[int, int]], *, after: str | None = None, per_lane: int = 4, free: int = 100) -> str:
+    lanes = [LaneTurn(name, ready, offered) for name, (ready, offered) in counts.items()]
+    return "".join(next_turns(lanes, after=after, per_lane=per_lane, free=free))
+
+
+def test_lanes_take_turns_one_task_each() -> None:
+    assert turns({"a": (9, 0), "b": (1, 0), "c": (2, 0)}) == "abcacaa"
+
+
+def test_no_lane_has_more_offered_than_it_may() -> None:
+    assert turns({"a": (9, 3), "b": (9, 4), "c": (9, 9)}) == "a"
+
+
+def test_few_places_go_to_those_who_come_after_the_last_one() -> None:
+    counts = {"a": (9, 0), "b": (9, 0), "c": (9, 0)}
+    assert turns(counts, after="a", free=2) == "bc"
+    assert turns(counts, after="c", free=2) == "ab"
+    assert turns(counts, after="gone", free=2) == "ab"
+    assert turns(counts, free=0) == ""
+
+
+def test_lanes_in_which_nobody_waits_have_no_turn() -> None:
+    assert turns({"a": (0, 0), "b": (1, 0)}) == "b"
+    assert turns({}) == ""

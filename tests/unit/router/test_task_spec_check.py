@@ -1,0 +1,153 @@
+"""What may be a task."""
+
+from collections.abc import Callable
+
+import pytest
+
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.spec_check import CheckedSpec, check_spec
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
+from weft.api.router.v1 import task_pb2
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
+
+LIMITS = TaskLimits(max_origin_bytes=100, max_spec_bytes=1_000, max_attempts=7, pending_limit_seconds=30.0)
+PROMPT = completion_pb2.PromptInput(text="hello")
+
+
+def chat() -> chat_pb2.ChatPayload:
+    content = [chat_pb2.ContentPart(text="hello")]
+    return chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=content)])
+
+
+def spec() -> task_pb2.TaskSpec:
+    return task_pb2.TaskSpec(model="qwen", chat=chat(), origin=b"{}", origin_kind="chat")
+
+
+def checked(given: task_pb2.TaskSpec) -> CheckedSpec:
+    return check_spec(given, LIMITS, "spec")
+
+
+def test_a_task_without_wishes_is_durable_work_with_the_routers_limits() -> None:
+    found = checked(spec())
+    assert (found.model, found.operation, found.band) == ("qwen", Operation.CHAT, Priority.DURABLE)
+    assert (found.origin_kind, found.max_attempts, found.pending_limit_seconds) == ("chat", 7, 30.0)
+    assert task_pb2.TaskSpec.FromString(found.spec) == spec()
+
+
+def test_a_task_has_the_limits_and_the_band_that_it_asks_for() -> None:
+    given = spec()
+    given.max_attempts = 100
+    given.pending_limit.seconds = 7 * 86_400
+    given.options.priority = priority_pb2.PRIORITY_LOW
+    found = checked(given)
+    assert (found.max_attempts, found.pending_limit_seconds, found.band) == (100, 604_800.0, Priority.LOW)
+
+
+def test_the_same_spec_has_the_same_digest_and_another_has_another() -> None:
+    first, second = spec(), spec()
+    assert checked(first).digest == checked(second).digest
+    second.options.session = "one"
+    assert checked(first).digest != checked(second).digest
+    assert len(checked(first).digest) == 32
+
+
+@pytest.mark.parametrize(
+    ("operation", "given"),
+    [
+        (Operation.CHAT, task_pb2.TaskSpec(model="agent/coder", chat=chat())),
+        (Operation.CHAT, task_pb2.TaskSpec(model="route/best", chat=chat())),
+        (
+            Operation.COMPLETION,
+            task_pb2.TaskSpec(model="qwen", completion=completion_pb2.CompletionPayload(prompts=[PROMPT])),
+        ),
+        (
+            Operation.EMBEDDING,
+            task_pb2.TaskSpec(model="qwen", embedding=embedding_pb2.EmbeddingPayload(inputs=[PROMPT])),
+        ),
+    ],
+)
+def test_whatever_is_asked_of_whom_may_be_a_task(operation: Operation, given: task_pb2.TaskSpec) -> None:
+    assert checked(given).operation is operation
+
+
+def _agent(given: task_pb2.TaskSpec) -> None:
+    given.model = "agent/coder"
+    given.embedding.inputs.append(PROMPT)
+
+
+def _days(given: task_pb2.TaskSpec) -> None:
+    given.pending_limit.seconds = 7 * 86_400 + 1
+
+
+def _ages(given: task_pb2.TaskSpec) -> None:
+    given.pending_limit.seconds = 2**62
+
+
+def _moment(given: task_pb2.TaskSpec) -> None:
+    given.pending_limit.nanos = 999_999_999
+
+
+def _set(name: str, value: object) -> Callable[[task_pb2.TaskSpec], None]:
+    def change(given: task_pb2.TaskSpec) -> None:
+        *path, last = name.split(".")
+        message = given
+        for step in path:
+            message = getattr(message, step)
+        setattr(message, last, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("model", _set("model", "")),
+        ("model", _set("model", "a b")),
+        ("model", _set("model", "a\0b")),
+        ("model", _agent),
+        ("payload", lambda given: given.ClearField("chat")),
+        ("payload.messages", lambda given: given.chat.ClearField("messages")),
+        ("payload.messages[0].role", lambda given: given.chat.messages[0].ClearField("role")),
+        ("payload.prompts", lambda given: given.completion.SetInParent()),
+        ("payload.inputs", lambda given: given.embedding.SetInParent()),
+        ("options.priority", _set("options.priority", priority_pb2.PRIORITY_SYSTEM)),
+        ("options.priority", _set("options.priority", Priority.DURABLE.wire)),
+        ("options.client_id", _set("options.client_id", "a b")),
+        ("options.session", _set("options.session", "x" * 257)),
+        ("options.cache_tag", _set("options.cache_tag", "a b")),
+        ("origin_kind", _set("origin_kind", "x" * 65)),
+        ("origin_kind", _set("origin_kind", "a\0b")),
+        ("traceparent", _set("traceparent", "x" * 129)),
+        ("pending_limit", lambda given: given.pending_limit.SetInParent()),
+        ("pending_limit", _moment),
+        ("pending_limit", _days),
+        ("pending_limit", _ages),
+        ("max_attempts", _set("max_attempts", -1)),
+        ("max_attempts", _set("max_attempts", 101)),
+    ],
+)
+def test_what_is_out_of_range_is_named(field: str, change: Callable[[task_pb2.TaskSpec], None]) -> None:
+    given = spec()
+    change(given)
+    with pytest.raises(FieldError) as found:
+        check_spec(given, LIMITS, "lines[3].spec")
+    assert (found.value.reason, found.value.field) == (Reason.INVALID_ARGUMENT, f"lines[3].spec.{field}")
+    assert found.value.message.startswith(f"lines[3].spec.{field}: ")
+    assert found.value.message.count(field) == 1
+
+
+def test_what_is_too_long_is_too_large_and_just_as_much_as_may_be_is_not() -> None:
+    given = spec()
+    given.origin = bytes(100)
+    checked(given)
+    given.origin = bytes(101)
+    with pytest.raises(FieldError) as found:
+        checked(given)
+    assert (found.value.reason, found.value.field) == (Reason.REQUEST_TOO_LARGE, "spec.origin")
+    given = spec()
+    given.chat.messages[0].content[0].text = "x" * 1_000
+    with pytest.raises(FieldError) as found:
+        checked(given)
+    assert (found.value.reason, found.value.field) == (Reason.REQUEST_TOO_LARGE, "spec")

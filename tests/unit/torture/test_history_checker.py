@@ -1,0 +1,221 @@
+"""The checker of histories: a good one passes, and every promise that can be broken is missed when it is."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from weft.testing.torture.checker import check, rules_broken
+from weft.testing.torture.events import Event, Kind
+from weft.testing.torture.history import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    AttemptRow,
+    History,
+    KeptTask,
+    expected_text,
+)
+
+PENDING, RUNNING = 1, 2
+
+
+def _event(kind: Kind, at: float, task: str = "t1", **fields: Any) -> Event:
+    return Event(kind=kind, at=at, source=fields.pop("source", "s0"), task=task, **fields)
+
+
+def _row(attempt: int, claimed_at: float, ended_at: float | None, reason: int = 0) -> AttemptRow:
+    return AttemptRow(attempt=attempt, owner=f"r{attempt}", claimed_at=claimed_at, ended_at=ended_at, reason=reason)
+
+
+ROWS = (_row(1, 1.0, 3.0, reason=30), _row(2, 4.0, 6.0))
+STORED = KeptTask(id="t1", state=COMPLETED, attempt=2, key="k1", attempts=ROWS)
+SERVED = KeptTask(
+    id="t1",
+    state=COMPLETED,
+    attempt=2,
+    tokens=3,
+    text=expected_text(3),
+    answer_attempts=frozenset({2}),
+    finishes=1,
+    attempts=ROWS,
+)
+GOOD = (
+    Event(kind=Kind.INTENT, at=0.0, source="s0", key="k1", tokens=3),
+    _event(Kind.ACKED, 0.5, key="k1", state=PENDING),
+    _event(Kind.CLAIMED, 1.0, attempt=1, owner="r1", source="router"),
+    _event(Kind.BEGUN, 1.1, source="backend"),
+    _event(Kind.SEEN, 2.0, state=RUNNING, attempt=1),
+    _event(Kind.REVERTED, 3.0, attempt=1, owner="r2", source="router"),
+    _event(Kind.CLAIMED, 4.0, attempt=2, owner="r2", source="router"),
+    _event(Kind.BEGUN, 4.1, source="backend"),
+    _event(Kind.ENDED, 6.0, attempt=2, owner="r2", state=COMPLETED, source="router"),
+    _event(Kind.LEASE_LOST, 7.0, attempt=1, owner="r1", source="router"),
+    _event(Kind.SEEN, 8.0, state=COMPLETED, attempt=2),
+)
+
+
+def _history(
+    *more: Event,
+    without: Kind | None = None,
+    served: KeptTask | None = SERVED,
+    stored: KeptTask | None = STORED,
+    damage: tuple[str, ...] = (),
+) -> History:
+    events = [event for event in GOOD if event.kind is not without]
+    return History(events=[*events, *more], served=_by_id([served]), stored=_by_id([stored]), damage=damage)
+
+
+def _by_id(tasks: Iterable[KeptTask | None]) -> dict[str, KeptTask]:
+    return {task.id: task for task in tasks if task is not None}
+
+
+def _cancelled(*more: Event) -> History:
+    """Somebody ended it while its second attempt ran."""
+    rows = (ROWS[0], replace(ROWS[1], reason=40))
+    return History(
+        events=[
+            *(event for event in GOOD if event.state != COMPLETED),
+            _event(Kind.CANCEL_INTENT, 5.0),
+            _event(Kind.CANCELLED, 5.5, state=CANCELLED, source="router"),
+            _event(Kind.CANCEL_ACKED, 5.6, state=CANCELLED),
+            *more,
+        ],
+        served=_by_id([replace(SERVED, state=CANCELLED, text="tok0", finishes=0, attempts=rows)]),
+        stored=_by_id([replace(STORED, state=CANCELLED, attempts=rows)]),
+    )
+
+
+def test_a_task_that_was_begun_again_and_completed_breaks_nothing() -> None:
+    assert check(_history()) == []
+
+
+def test_a_task_that_was_cancelled_while_it_ran_breaks_nothing() -> None:
+    assert check(_cancelled()) == []
+
+
+def test_a_cancel_that_came_too_late_breaks_nothing() -> None:
+    late = (_event(Kind.CANCEL_INTENT, 7.0), _event(Kind.CANCEL_ACKED, 7.1, state=COMPLETED))
+    assert check(_history(*late)) == []
+
+
+def test_two_who_ask_for_the_same_cancel_break_nothing() -> None:
+    more = (
+        _event(Kind.CANCELLED, 5.51, state=CANCELLED, source="router"),
+        _event(Kind.CANCEL_ACKED, 5.61, state=CANCELLED, source="s1"),
+    )
+    assert check(_cancelled(*more)) == []
+
+
+def test_a_submission_of_which_nobody_knows_whether_it_arrived_may_be_either_way() -> None:
+    unknown = Event(kind=Kind.INTENT, at=9.0, source="s0", key="k2", tokens=3)
+    assert check(_history(unknown)) == []
+    arrived = KeptTask(id="t2", state=FAILED, attempt=0, key="k2")
+    history = _history(unknown)
+    kept = replace(history, stored={**history.stored, "t2": arrived}, served={**history.served, "t2": arrived})
+    assert check(kept) == []
+
+
+_BROKEN: dict[str, tuple[str, History]] = {
+    "the service does not know an acknowledged task": ("lost", _history(served=None)),
+    "the database does not know an acknowledged task": ("lost", _history(stored=None)),
+    "a reader was told that there is none": ("lost", _history(_event(Kind.MISSED, 2.0))),
+    "it never reached its end": (
+        "unfinished",
+        _history(without=Kind.ENDED, stored=replace(STORED, state=RUNNING), served=replace(SERVED, state=RUNNING)),
+    ),
+    "an observer saw another end": ("two terminals", _history(_event(Kind.SEEN, 6.5, state=FAILED, source="s1"))),
+    "service and database disagree": ("two terminals", _history(served=replace(SERVED, state=FAILED))),
+    "a router ended it otherwise": (
+        "two terminals",
+        _history(_event(Kind.CANCELLED, 5.0, state=CANCELLED, source="router")),
+    ),
+    "it was over and ran again": ("revived", _history(_event(Kind.SEEN, 9.0, state=RUNNING))),
+    "it was ended twice by one attempt": (
+        "double",
+        _history(_event(Kind.ENDED, 6.1, attempt=2, owner="r2", state=COMPLETED, source="router")),
+    ),
+    "it was completed and cancelled": (
+        "double",
+        _cancelled(_event(Kind.ENDED, 5.4, attempt=2, owner="r2", state=CANCELLED, source="router")),
+    ),
+    "it was ended by an attempt that was given up": (
+        "double",
+        _history(_event(Kind.ENDED, 6.1, attempt=1, owner="r1", state=COMPLETED, source="router"), without=Kind.ENDED),
+    ),
+    "it was ended by an attempt that had lost its lease": (
+        "double",
+        replace(
+            _history(),
+            events=[
+                *(event for event in GOOD if event.kind not in (Kind.ENDED, Kind.REVERTED)),
+                _event(Kind.ENDED, 5.0, attempt=1, owner="r1", state=COMPLETED, source="router"),
+            ],
+        ),
+    ),
+    "a backend began what nobody had claimed": ("start without claim", _history(without=Kind.CLAIMED)),
+    "a backend began before the claim": ("start without claim", _history(_event(Kind.BEGUN, 0.9, source="backend"))),
+    "two claims of one attempt": (
+        "attempt claimed twice",
+        _history(_event(Kind.CLAIMED, 4.5, attempt=2, owner="r3", source="router")),
+    ),
+    "an attempt began before the one before was over": (
+        "overlap",
+        _history(stored=replace(STORED, attempts=(ROWS[0], _row(2, 2.5, 6.0)))),
+    ),
+    "an attempt began while the one before was not over at all": (
+        "overlap",
+        _history(stored=replace(STORED, attempts=(_row(1, 1.0, None, reason=30), ROWS[1]))),
+    ),
+    "an attempt is not kept": ("attempts", _history(stored=replace(STORED, attempts=ROWS[1:]))),
+    "a claim is kept as another's": (
+        "attempts",
+        _history(stored=replace(STORED, attempts=(ROWS[0], replace(ROWS[1], owner="r9")))),
+    ),
+    "an attempt of a task at its end still runs": (
+        "attempts",
+        _history(stored=replace(STORED, attempts=(ROWS[0], replace(ROWS[1], ended_at=None)))),
+    ),
+    "it is completed by an attempt that failed": (
+        "attempts",
+        _history(stored=replace(STORED, attempts=(ROWS[0], replace(ROWS[1], reason=30)))),
+    ),
+    "a good attempt was not the last": (
+        "attempts",
+        _history(stored=replace(STORED, attempts=(replace(ROWS[0], reason=0), ROWS[1]))),
+    ),
+    "a cancel was acknowledged and it is completed": (
+        "cancel",
+        _history(_event(Kind.CANCEL_INTENT, 5.0), _event(Kind.CANCEL_ACKED, 5.1, state=CANCELLED)),
+    ),
+    "a cancel was acknowledged and it ran on": ("cancel", _cancelled(_event(Kind.CANCEL_ACKED, 5.7, state=RUNNING))),
+    "it is cancelled and nobody asked": (
+        "cancel",
+        replace(_cancelled(), events=[event for event in _cancelled().events if event.kind is not Kind.CANCEL_INTENT]),
+    ),
+    "the answer is of two attempts": ("answer", _history(served=replace(SERVED, answer_attempts=frozenset({1, 2})))),
+    "the answer is of an attempt that was lost": (
+        "answer",
+        _history(served=replace(SERVED, answer_attempts=frozenset({1}))),
+    ),
+    "the answer is cut off": ("answer", _history(served=replace(SERVED, text=expected_text(2)))),
+    "the answer is spliced": ("answer", _history(served=replace(SERVED, text="tok0 tok1tok0 tok1 tok2"))),
+    "the answer has no end": ("answer", _history(served=replace(SERVED, finishes=0))),
+    "one key is two tasks": ("key", _history(_event(Kind.ACKED, 9.0, task="t2", key="k1"))),
+    "one task is two keys": ("key", _history(_event(Kind.ACKED, 9.0, key="k2"))),
+    "nobody meant to send it": ("key", _history(without=Kind.INTENT)),
+    "one key was taken with two bodies": ("key", _history(Event(kind=Kind.CONTRADICTED, at=9.0, key="k1"))),
+    "the database is damaged": ("damage", _history(damage=("row 7 missing from index",))),
+}
+
+
+@pytest.mark.parametrize("what", _BROKEN)
+def test_a_broken_promise_is_found(what: str) -> None:
+    rule, history = _BROKEN[what]
+    assert rule in rules_broken(check(history)), what
+
+
+def test_every_rule_has_a_history_that_breaks_it() -> None:
+    rules = {violation.rule for _, history in _BROKEN.values() for violation in check(history)}
+    assert rules == {rule for rule, _ in _BROKEN.values()}

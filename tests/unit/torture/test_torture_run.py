@@ -1,0 +1,119 @@
+"""What a run counts, and what its processes leave in their files."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from weft.testing.torture.checker import Violation
+from weft.testing.torture.events import EventFile, Kind, occurrences, read_events
+from weft.testing.torture.history import COMPLETED
+from weft.testing.torture.mesh import Folder
+from weft.testing.torture.plan import RARE_MODEL, Plan, Target, kills, submission
+from weft.testing.torture.router_log import read_backend_log, read_router_log
+from weft.testing.torture.run import Outcome
+
+PLAN = Plan(seed=7, kills=3, tasks=5)
+ENOUGH = Outcome(
+    plan=PLAN,
+    folder=Folder(Path("/tmp/nowhere")),
+    kills=Counter({Target.ROUTER: 2, Target.RUNNER: 1}),
+    exits=Counter(),
+    events=Counter({Kind.CLAIMED: 6, Kind.BEGUN: 6, Kind.ENDED: 5}),
+    tasks=5,
+    states=Counter({COMPLETED: 5}),
+    again=1,
+    trouble="",
+    violations=(),
+)
+
+
+def test_a_run_with_enough_of_everything_and_nothing_broken_is_good() -> None:
+    assert ENOUGH.is_good
+    assert ENOUGH.lines()[-1] == "PASSED"
+    assert "seed 7" in ENOUGH.lines()[0]
+
+
+def test_a_run_with_too_few_kills_proves_nothing() -> None:
+    few = replace(ENOUGH, kills=Counter({Target.ROUTER: 2}))
+    assert not few.is_good
+    assert few.shortfalls == ["2 kills of 3"]
+
+
+def test_a_run_with_too_few_tasks_proves_nothing() -> None:
+    assert replace(ENOUGH, tasks=4).shortfalls == ["4 tasks of 5"]
+
+
+def test_a_run_whose_routers_wrote_nothing_proves_nothing() -> None:
+    assert not replace(ENOUGH, events=Counter()).is_good
+
+
+def test_a_run_that_did_not_end_in_time_is_not_good() -> None:
+    assert not replace(ENOUGH, trouble="tasks do not reach their ends").is_good
+
+
+def test_a_violation_is_told_and_fails_the_run() -> None:
+    broken = replace(ENOUGH, violations=[Violation("double", "task-1", "ended 2 times")])
+    assert not broken.is_good
+    assert "double: task-1: ended 2 times" in broken.lines()
+
+
+def test_the_seed_decides_what_is_killed_and_what_is_sent() -> None:
+    assert list(islice(kills(PLAN), 50)) == list(islice(kills(PLAN), 50))
+    assert list(islice(kills(PLAN), 50)) != list(islice(kills(replace(PLAN, seed=8)), 50))
+    assert submission(7, "s0", 3) == submission(7, "s0", 3)
+    assert submission(7, "s0", 3) != submission(7, "s1", 3)
+
+
+def test_a_plan_has_every_kind_of_kill_and_every_kind_of_submission() -> None:
+    assert {target for _, target in islice(kills(PLAN), 500)} == set(Target)
+    sent = [submission(7, "s0", number) for number in range(500)]
+    assert {planned.model == RARE_MODEL for planned in sent} == {True, False}
+    assert {planned.is_sent_twice for planned in sent} == {True, False}
+    assert {planned.is_contradicted for planned in sent} == {True, False}
+    assert {planned.cancel_after_seconds is None for planned in sent} == {True, False}
+
+
+def test_what_a_killed_writer_left_half_written_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "s0.jsonl"
+    file = EventFile(path, "s0")
+    file.write(Kind.INTENT, key="k1", tokens=3)
+    file.write(Kind.ACKED, key="k1", task="t1")
+    file.close()
+    with path.open("ab") as torn:
+        torn.write(b'{"kind": "ack')
+    assert [(event.kind, event.key) for event in read_events(path)] == [(Kind.INTENT, "k1"), (Kind.ACKED, "k1")]
+
+
+def test_a_file_that_is_not_there_has_no_events(tmp_path: Path) -> None:
+    assert not list(read_events(tmp_path / "none.jsonl"))
+    assert not occurrences(tmp_path / "none.jsonl", b"x")
+
+
+def test_acknowledgements_are_counted_as_they_are_written(tmp_path: Path) -> None:
+    file = EventFile(tmp_path / "s0.jsonl", "s0")
+    for kind in (Kind.INTENT, Kind.ACKED, Kind.ACKED):
+        file.write(kind, key="k1")
+    file.close()
+    assert occurrences(tmp_path / "s0.jsonl", b'"kind":"acked"') == 2
+
+
+def test_of_what_routers_log_only_the_lines_about_tasks_are_events(tmp_path: Path) -> None:
+    log = tmp_path / "router.log"
+    when = '"timestamp": "2026-11-20T10:00:00.500000Z"'
+    log.write_text(
+        f'{{"event": "request", "request_id": "r1", {when}}}\n'
+        f'{{"event": "task claimed", "task": "t1", "attempt": 2, "owner": "r1", {when}}}\n'
+        f'{{"event": "task ended", "task": "t1", "attempt": 2, "state": "COMPLETED", {when}}}\n'
+    )
+    claimed, ended = read_router_log(log)
+    assert (claimed.kind, claimed.task, claimed.attempt, claimed.owner) == (Kind.CLAIMED, "t1", 2, "r1")
+    assert (ended.kind, ended.state) == (Kind.ENDED, COMPLETED)
+    assert claimed.at % 1 == 0.5
+
+
+def test_what_backends_log_are_events_of_the_task_that_the_request_is_named_after(tmp_path: Path) -> None:
+    log = tmp_path / "backends.jsonl"
+    log.write_text('{"event": "begun", "request_id": "t1", "at": 5.5, "pid": 9}\n')
+    (begun,) = read_backend_log(log)
+    assert (begun.kind, begun.task, begun.at, begun.note) == (Kind.BEGUN, "t1", 5.5, "begun")

@@ -1,0 +1,148 @@
+"""A synchronous client of durable tasks.
+
+from weft.client.tasks import connect_tasks
+
+with connect_tasks() as tasks:
+    task = tasks.submit_chat("smollm2-135m", "Why is the sky blue?")
+    for piece in tasks.watch(task.id):
+        print(piece)
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from weft.api.common.v1 import event_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
+from weft.api.router.v1 import task_service_pb2 as pb
+from weft.client._address import mesh_address
+from weft.client._channel import open_mesh_channel
+from weft.client._messages import ChatOptions, Message, chat_request
+from weft.kernel.errors import invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
+from weft.resources.task_documents import TaskDocument, TaskList
+from weft.resources.task_messages import task_details, task_document
+
+CALL_TIMEOUT_SECONDS = 10.0
+MAX_PAGE = 1_000
+_STATES = {name.removeprefix("TASK_STATE_").lower(): value for name, value in task_pb2.TaskState.items() if value}
+
+
+def connect_tasks(
+    target: str | None = None, *, home: Path | str | None = None, timeout_seconds: float = CALL_TIMEOUT_SECONDS
+) -> "Tasks":
+    """The tasks of the router at a gRPC target, or of the mesh that runs on `home`.
+
+    Raises SERVICE_UNAVAILABLE when none runs.
+    """
+    return Tasks(target or mesh_address(home), timeout_seconds)
+
+
+class Tasks:
+    """Calls on one router. Every failure is a WeftError with a reason."""
+
+    def __init__(self, target: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._channel = open_mesh_channel(target)
+        self._stub = task_service_pb2_grpc.TaskServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def submit_chat(
+        self,
+        model: str,
+        messages: str | Iterable[Message],
+        *,
+        idempotency_key: str = "",
+        **options: Unpack[ChatOptions],
+    ) -> TaskDocument:
+        """Accept a chat; once this returns it is durable. Sent again with the same key it is the same task."""
+        chat = chat_request(model, messages, options)
+        spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options)
+        request = pb.SubmitTaskRequest(spec=spec, idempotency_key=idempotency_key)
+        return task_document(self._call(self._stub.SubmitTask, request).task)
+
+    def get(self, task_id: str) -> TaskDocument:
+        """One task with its attempts. Raises NOT_FOUND."""
+        return task_details(self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id)))
+
+    def spec(self, task_id: str) -> task_pb2.TaskSpec:
+        """What was asked for. Raises NOT_FOUND."""
+        spec: task_pb2.TaskSpec = self._call(self._stub.GetTask, pb.GetTaskRequest(id=task_id)).spec
+        return spec
+
+    def newest(self, limit: int, *, states: Iterable[str] = (), model: str = "", batch: str = "") -> TaskList:
+        """The newest tasks of some states (none: of all), model and batch (empty: any). Raises INVALID_ARGUMENT."""
+        numbers = [_state(word) for word in states]
+        items: list[TaskDocument] = []
+        token = ""
+        while len(items) < limit:
+            request = pb.ListTasksRequest(
+                states=numbers,
+                model=model,
+                batch=batch,
+                page_size=min(limit - len(items), MAX_PAGE),
+                page_token=token,
+            )
+            found = self._call(self._stub.ListTasks, request)
+            items += map(task_document, found.tasks)
+            token = found.next_page_token
+            if not token:
+                break
+        return TaskList(kind="TaskList", items=tuple(items))
+
+    def cancel(self, task_id: str) -> TaskDocument:
+        """End it, with its backend where it runs; returns it at its end. Raises NOT_FOUND."""
+        return task_document(self._call(self._stub.CancelTask, pb.CancelTaskRequest(id=task_id)).task)
+
+    def delete(self, task_id: str) -> None:
+        """Forget it. Raises NOT_FOUND, RESOURCE_IN_USE where it is not at its end."""
+        self._call(self._stub.DeleteTask, pb.DeleteTaskRequest(id=task_id))
+
+    def watch(
+        self, task_id: str, after_event: int = 0, *, timeout_seconds: float | None = None
+    ) -> Iterator[TaskDocument | task_pb2.TaskPiece]:
+        """The task as it is, then every piece of its answer and the task at each change; its end comes last."""
+        request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
+        with _translated():
+            for response in self._stub.WatchTask(request, timeout=timeout_seconds):
+                yield task_document(response.task) if response.HasField("task") else response.piece
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        with _translated():
+            return method(request, timeout=self._timeout_seconds)
+
+
+def text_of(piece: task_pb2.TaskPiece) -> str:
+    """What a piece says, of the first choice."""
+    return "".join(event.delta.text for event in piece.output.events if _is_first(event))
+
+
+def _is_first(event: event_pb2.InferenceEvent) -> bool:
+    return event.HasField("delta") and event.delta.index == 0
+
+
+def _state(word: str) -> "task_pb2.TaskState.ValueType":
+    number = _STATES.get(word)
+    if number is None:
+        raise invalid_field("state", f"must be one of {', '.join(_STATES)}")
+    return number
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error

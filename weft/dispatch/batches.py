@@ -1,0 +1,159 @@
+"""Many tasks as one: the port of whoever keeps batches.
+
+Whoever speaks the API of the lines makes tasks of them, and writes the files of results. Whoever asks names the tenant:
+another tenant's batch is NOT_FOUND. Every method raises SERVICE_UNAVAILABLE when the keeper cannot be reached.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum
+from typing import Protocol
+
+from weft.api.router.v1 import task_pb2
+from weft.dispatch.tasks import Task
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+BATCH_PREFIX = "batch"
+MAX_CUSTOM_ID_CHARS = 256
+MAX_LINE_ERRORS = 100
+MAX_METADATA = 16
+MAX_METADATA_NAME_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
+
+class BatchState(IntEnum):
+    """Where a batch is in its life, but for what its lines say; numbers as in `router.v1.BatchState`."""
+
+    FAILED = 1
+    """Its lines are not right; nothing of it was begun."""
+    IN_PROGRESS = 2
+    """Lines wait or run."""
+    FINALIZING = 3
+    """Every line is at its end, and the results are not written yet."""
+    FINISHED = 4
+    """The results are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineError:
+    """What is wrong with a line of an input file."""
+
+    code: str
+    message: str
+    line: int = 0
+    """Counted from 1; 0: the whole file."""
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineCounts:
+    """How many lines there are, and how many of them are at which end."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    """Those that expired are not among them."""
+    cancelled: int = 0
+    expired: int = 0
+    """Not begun before the window was over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch as it is. Times are UTC."""
+
+    id: str
+    tenant: str
+    state: BatchState
+    endpoint: str
+    input_file: str
+    output_file: str = ""
+    error_file: str = ""
+    errors: Sequence[LineError] = ()
+    counts: LineCounts = LineCounts()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    created_at: datetime
+    window_ends_at: datetime
+    cancelled_at: datetime | None = None
+    lines_ended_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """What a batch is to be. With errors it is kept as failed, and has no lines."""
+
+    tenant: str
+    endpoint: str
+    input_file: str
+    window_ends_at: datetime
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    errors: Sequence[LineError] = ()
+    caller: str = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLine:
+    """One line, as a task."""
+
+    custom_id: str
+    spec: task_pb2.TaskSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineResult:
+    """What became of one line."""
+
+    custom_id: str
+    task: Task
+    origin: bytes
+    """What the line was, as its submitter said."""
+    outputs: Sequence[task_pb2.TaskOutput] = ()
+    """Of a completed one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPage:
+    """Some batches, the newest first."""
+
+    batches: Sequence[Batch]
+    has_more: bool
+
+
+class BatchPort(Protocol):
+    """Who keeps batches."""
+
+    async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
+        """Accept a batch; return once it and all its lines are durable. Until then none of them is begun.
+
+        One whose lines break off is not kept. Raises INVALID_ARGUMENT naming `lines[n].field`, TOO_MANY_RESOURCES,
+        REQUEST_TOO_LARGE for too many lines, and what `lines` raises.
+        """
+        ...
+
+    async def get(self, tenant: str, batch_id: str) -> Batch:
+        """One batch. Raises NOT_FOUND."""
+        ...
+
+    async def list_page(self, tenant: str, *, after: str = "", limit: int = 20) -> BatchPage:
+        """Batches older than one (empty: from the newest on). Raises NOT_FOUND."""
+        ...
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """End every line that is not at its end. Raises NOT_FOUND."""
+        ...
+
+    def results(self, tenant: str, batch_id: str) -> AsyncGenerator[LineResult]:
+        """Every line in order. Raises NOT_FOUND."""
+        ...
+
+    async def finish(self, tenant: str, batch_id: str, *, output_file: str, error_file: str) -> Batch:
+        """Say where the results lie; the first one to say so counts. Raises NOT_FOUND, RESOURCE_IN_USE."""
+        ...
+
+
+def batch_not_found(batch_id: str) -> WeftError:
+    """What is said of a batch that nobody keeps, or that is another tenant's."""
+    return WeftError(Reason.NOT_FOUND, f"no batch {batch_id} is kept")

@@ -1,0 +1,351 @@
+"""Requests that are run as durable tasks while their callers watch: as the edge sees them, like any other request.
+
+A caller who leaves ends the task or leaves it to itself, as it said. What it has been told of an attempt that was lost
+is never continued with another's words: if that was content, it is told that the answer broke off.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
+from weft.api.router.v1 import inference_service_pb2, task_pb2
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.dispatch.journey import Journal, RequestContext, WhenLeft
+from weft.dispatch.tasks import NewTask, Submitted, Task, TaskNews, TaskPayload, TaskPiece, TaskPort, TaskState
+from weft.kernel.clock import Clock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+TASK_ID = "task_id"
+"""Where an error's metadata has the task that goes on, or went."""
+MIN_PENDING_SECONDS = 1.0
+_NANOSECONDS = 1e9
+_WATCH_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WATCH_LAGGED})
+"""With these a watch has ended, and the task has not."""
+
+log = structlog.get_logger("weft.request")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalConfig:
+    """How patient it is."""
+
+    outage_limit_seconds: float = 30.0
+    """After this long without whoever keeps the tasks the request fails."""
+    retry_interval_seconds: float = 0.1
+    """First pause before watching again; doubles up to one second."""
+    settle_seconds: float = 5.0
+    """How long the end of a task whose caller left may take; then it is left to itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalTools:
+    """What every journaled request of one edge works with."""
+
+    tasks: TaskPort
+    clock: Clock
+    config: JournalConfig
+
+
+def task_spec(
+    context: RequestContext, payload: TaskPayload, *, origin: bytes = b"", origin_kind: str = ""
+) -> task_pb2.TaskSpec:
+    """The task of a request. It names a band only where its caller does."""
+    spec = task_pb2.TaskSpec(
+        model=context.model,
+        options=_options(context),
+        origin=origin,
+        origin_kind=origin_kind,
+        traceparent=context.traceparent,
+    )
+    match payload:
+        case chat_pb2.ChatPayload():
+            spec.chat.CopyFrom(payload)
+        case completion_pb2.CompletionPayload():
+            spec.completion.CopyFrom(payload)
+        case embedding_pb2.EmbeddingPayload():
+            spec.embedding.CopyFrom(payload)
+    return spec
+
+
+def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
+    handling = context.handling
+    options = inference_service_pb2.RequestOptions(
+        priority=context.priority.wire if context.names_priority else 0,  # type: ignore[arg-type]  # same numbers
+        allow_remote=context.allow_remote,
+        cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
+        cache_tag=handling.cache_tag,
+        client_id=context.client_id,
+        session=context.session,
+    )
+    if handling.keep_alive_seconds is not None:
+        options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))
+    return options
+
+
+def journaled_spec(context: RequestContext, journal: Journal, payload: TaskPayload) -> task_pb2.TaskSpec:
+    """The task of a request whose caller watches: it waits in its caller's band, and no longer than its caller."""
+    spec = task_spec(context, payload)
+    spec.options.priority = context.priority.wire  # type: ignore[assignment]  # same numbers
+    if journal.idempotency_key:
+        # The same request comes with another trace each time.
+        spec.traceparent = ""
+    if journal.when_left is WhenLeft.CANCEL and context.timeout_seconds is not None:
+        seconds = max(MIN_PENDING_SECONDS, context.timeout_seconds)
+        spec.pending_limit.FromNanoseconds(math.ceil(seconds * _NANOSECONDS))
+    return spec
+
+
+class JournaledTask:
+    """A task whose submitter watches it to its end."""
+
+    def __init__(self, tools: JournalTools, context: RequestContext, journal: Journal, payload: TaskPayload) -> None:
+        self._tools = tools
+        self._context = context
+        self._journal = journal
+        self._payload = payload
+        self._submitting: asyncio.Future[Submitted] | None = None
+        self._is_over = False
+        self.id = ""
+        """Empty until it is durable."""
+
+    async def news(self) -> AsyncGenerator[TaskNews]:
+        """Submit it and tell of it until its end, which is told last.
+
+        Closing it earlier is the caller's leaving. Raises as `TaskPort.submit`, SERVICE_UNAVAILABLE where whoever keeps
+        the tasks is away for too long.
+        """
+        try:
+            await self._submit()
+            async with aclosing(self._watched()) as found:
+                async for item in found:
+                    self._is_over = isinstance(item, Task) and item.state.is_terminal
+                    yield item
+        finally:
+            if not self._is_over:
+                await self._leave()
+
+    async def lost(self) -> WeftError:
+        """What is said where an attempt was lost of which content has been handed on."""
+        reason, words = await self._why_lost()
+        kept = self._journal.when_left is WhenLeft.KEEP
+        then = f"task {self.id} goes on" if kept else f"task {self.id} is cancelled"
+        message = f"the answer broke off and would begin anew ({words}); {then}"
+        return WeftError(reason, message, metadata={TASK_ID: self.id, "content_started": "true"})
+
+    async def _why_lost(self) -> tuple[Reason, str]:
+        try:
+            async with asyncio.timeout(self._tools.config.settle_seconds):
+                details = await self._tools.tasks.details(self._context.tenant, self.id)
+        except (WeftError, TimeoutError):
+            return Reason.WORKER_LOST, "its attempt was lost"
+        ended = [each for each in details.attempts if each.reason is not Reason.UNSPECIFIED]
+        if not ended:
+            return Reason.WORKER_LOST, "its attempt was lost"
+        return ended[-1].reason, ended[-1].message or "its attempt was lost"
+
+    async def _submit(self) -> None:
+        context = self._context
+        new = NewTask(
+            tenant=context.tenant,
+            spec=journaled_spec(context, self._journal, self._payload),
+            idempotency_key=self._journal.idempotency_key,
+            caller=context.caller,
+        )
+        # A caller who leaves now must not leave a task behind that nobody knows of: whether it is durable is awaited.
+        self._submitting = asyncio.ensure_future(self._tools.tasks.submit(new))
+        try:
+            self._begun(await asyncio.shield(self._submitting))
+        except WeftError as error:
+            self._is_over = True
+            log.info("not journaled", request_id=context.request_id, reason=error.reason.name.lower())
+            raise
+
+    def _begun(self, submitted: Submitted) -> None:
+        self.id = submitted.task.id
+        self._journal.on_task(self.id)
+        log.info("journaled", request_id=self._context.request_id, task_id=self.id, existed=submitted.existed)
+
+    async def _watched(self) -> AsyncGenerator[TaskNews]:
+        """Watch it, again where a watch ends before the task does."""
+        clock, config = self._tools.clock, self._tools.config
+        after, lost_at, pause = 0, None, config.retry_interval_seconds
+        while True:
+            failure = WeftError(Reason.SERVICE_UNAVAILABLE, "the router ended the watch of a task that goes on")
+            try:
+                async with aclosing(self._tools.tasks.watch(self._context.tenant, self.id, after)) as found:
+                    async for item in found:
+                        lost_at, pause = None, config.retry_interval_seconds
+                        if isinstance(item, TaskPiece):
+                            if item.last_event <= after:
+                                continue
+                            after = item.last_event
+                        elif _is_ahead(item, after):
+                            continue
+                        yield item
+                        if isinstance(item, Task) and item.state.is_terminal:
+                            return
+            except WeftError as error:
+                if error.reason not in _WATCH_AGAIN:
+                    raise
+                failure = error
+            now = clock.monotonic()
+            lost_at = now if lost_at is None else lost_at
+            if now - lost_at >= config.outage_limit_seconds:
+                failure.metadata[TASK_ID] = self.id
+                raise failure
+            await clock.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def _leave(self) -> None:
+        """The caller has left, or is told of a failure: end the task, unless it is to go on."""
+        if self._submitting is None:
+            return
+        if self._journal.when_left is WhenLeft.KEEP:
+            self._submitting.add_done_callback(_noted)
+            log.info("caller left, task goes on", request_id=self._context.request_id, task_id=self.id or None)
+            return
+        # Whoever ends this very task a second time does not end that.
+        await asyncio.shield(asyncio.ensure_future(self._end(self._submitting)))
+
+    async def _end(self, submitting: "asyncio.Future[Submitted]") -> None:
+        try:
+            async with asyncio.timeout(self._tools.config.settle_seconds):
+                task_id = (await submitting).task.id
+                await self._tools.tasks.cancel(self._context.tenant, task_id)
+        except (WeftError, TimeoutError) as error:
+            reason = error.reason.name.lower() if isinstance(error, WeftError) else "timeout"
+            log.warning("task not cancelled", request_id=self._context.request_id, task_id=self.id, reason=reason)
+
+
+def _noted(submitting: "asyncio.Future[Submitted]") -> None:
+    """Nobody waits for it any more; a failure that nobody looks at would be a warning."""
+    if not submitting.cancelled():
+        submitting.exception()
+
+
+class JournaledGeneration:
+    """A generation that is a durable task; see `gateway.ports.Generation`."""
+
+    def __init__(
+        self, tools: JournalTools, context: RequestContext, journal: Journal, payload: GenerationPayload
+    ) -> None:
+        self._task = JournaledTask(tools, context, journal, payload)
+        self._attempt = 0
+        self._has_content = False
+        self._end: event_pb2.InferenceEvent | None = None
+        self._receipt: receipt_pb2.Receipt | None = None
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """What happened, once it is over; None before that, and where it did not complete."""
+        return self._receipt
+
+    async def frames(self) -> AsyncGenerator[Frame]:
+        """Every frame that is kept; while it waits, why.
+
+        Raises the WeftError that the task failed with, CANCELLED where somebody ended it, and the reason of an attempt
+        that was lost after content of it was handed on.
+        """
+        async with aclosing(self._task.news()) as news:
+            async for item in news:
+                if self._has_content and _is_anew(item, self._attempt):
+                    raise await self._task.lost()
+                frame = self._of_piece(item) if isinstance(item, TaskPiece) else self._of_task(item)
+                if frame:
+                    yield frame
+
+    def _of_piece(self, piece: TaskPiece) -> Frame:
+        self._reach(piece.attempt)
+        frame = list(piece.output.events)
+        if frame and frame[-1].HasField("finished"):
+            # Not before the task itself is at its end: until then this attempt may still be lost.
+            self._end = frame.pop()
+        self._has_content = self._has_content or has_content(frame)
+        return frame
+
+    def _of_task(self, task: Task) -> Frame:
+        self._reach(task.attempt)
+        if not task.state.is_terminal:
+            return [_waiting(task)] if task.state is TaskState.PENDING else []
+        require_completed(task)
+        if self._end is None:
+            return []
+        self._receipt = self._end.finished.receipt
+        return [self._end]
+
+    def _reach(self, attempt: int) -> None:
+        if attempt != self._attempt:
+            self._attempt, self._end = attempt, None
+
+
+class JournaledEmbedding:
+    """An embedding that is a durable task; see `gateway.ports.Whole`."""
+
+    def __init__(
+        self,
+        tools: JournalTools,
+        context: RequestContext,
+        journal: Journal,
+        payload: embedding_pb2.EmbeddingPayload,
+    ) -> None:
+        self._task = JournaledTask(tools, context, journal, payload)
+        self._receipt: receipt_pb2.Receipt | None = None
+
+    @property
+    def receipt(self) -> receipt_pb2.Receipt | None:
+        """What happened, once it is over; None before that, and where it did not complete."""
+        return self._receipt
+
+    async def result(self) -> list[embedding_pb2.Embedding]:
+        """The vectors. Raises the WeftError that the task failed with, CANCELLED where somebody ended it."""
+        vectors: list[embedding_pb2.Embedding] = []
+        attempt = 0
+        async with aclosing(self._task.news()) as news:
+            async for item in news:
+                if item.attempt != attempt:
+                    attempt, self._receipt = item.attempt, None
+                    vectors.clear()
+                if isinstance(item, TaskPiece):
+                    vectors.extend(item.output.embeddings)
+                    for event in item.output.events:
+                        if event.HasField("finished"):
+                            self._receipt = event.finished.receipt
+                elif item.state.is_terminal:
+                    require_completed(item)
+        return vectors
+
+
+def require_completed(task: Task) -> None:
+    """Raises the WeftError that a task at its end failed with, CANCELLED where somebody ended it."""
+    about = {TASK_ID: task.id}
+    if task.state is TaskState.CANCELLED:
+        raise WeftError(Reason.CANCELLED, f"task {task.id} was cancelled", metadata=about)
+    if task.state is TaskState.FAILED:
+        error = task.error
+        if error is None:
+            raise WeftError(Reason.INTERNAL, f"task {task.id} failed", metadata=about)
+        raise WeftError(error.reason, error.message, metadata=about)
+
+
+def _is_anew(item: TaskNews, attempt: int) -> bool:
+    """Whether the attempt that was followed so far has come to nothing, and the task has not."""
+    if isinstance(item, TaskPiece):
+        return item.attempt != attempt
+    if item.state in {TaskState.FAILED, TaskState.CANCELLED}:
+        return False
+    return item.state is TaskState.PENDING or item.attempt != attempt
+
+
+def _is_ahead(task: Task, after: int) -> bool:
+    """Whether a task is complete, and pieces of its answer are still to come: then it is told once more after them."""
+    return task.state is TaskState.COMPLETED and task.last_event > after
+
+
+def _waiting(task: Task) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(queued=event_pb2.Queued(reason=task.waiting_for or "the task waits for a slot"))
