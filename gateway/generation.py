@@ -125,4 +125,4 @@ def cut_off_seconds(parts: InferenceParts, context: RequestContext) -> float:
     """When the edge itself ends a request that outlives its deadline."""
     timeout = parts.config.request_timeout_seconds if context.timeout_seconds is None else context.timeout_seconds
     # A task has no deadline that its dispatcher could keep: that of its caller is kept here, and to the second.
-    return timeout + parts.config.deadline_slack_seconds
+    return timeout if context.journal is not None else timeout + parts.config.deadline_slack_seconds

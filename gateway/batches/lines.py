@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -19,6 +19,8 @@ from weft.kernel.reasons import Reason
 _MARK = b"\xef\xbb\xbf"
 """What some editors begin a file with."""
 _DIGEST_BYTES = 16
+_SLICE_BYTES = 64 * 1024
+"""Of a file that are looked through at once."""
 _MAX_MESSAGE_CHARS = 500
 _FAULTS_OF_CALLERS = frozenset(
     {
@@ -57,22 +59,22 @@ class WrongLinesError(WeftError):
 async def raw_lines(content: AsyncIterable[bytes], max_line_bytes: int) -> AsyncGenerator[RawLine]:
     """The lines of a file that are not empty. What is held is one line and one piece of the file."""
     number, begun, is_too_long = 1, bytearray(), False
-    # A piece may be nothing but line ends, of which whoever takes the lines sees none.
-    breather = Breather()
-    async for piece in content:
-        *ends, rest = piece.split(b"\n")
-        for end in ends:
-            await breather.breathe()
-            line = _line(number, begun + end, max_line_bytes, is_too_long=is_too_long)
-            if line is not None:
-                yield line
-            number += 1
-            is_too_long = False
-            begun.clear()
-        begun += rest
-        if len(begun) > max_line_bytes:
-            begun.clear()
-            is_too_long = True
+    async with aclosing(_slices(content)) as slices:
+        async for piece in slices:
+            *ends, rest = piece.split(b"\n")
+            for end in ends:
+                # Many lines of nothing are no work for those who take the lines, and little here.
+                if end or begun or is_too_long:
+                    line = _line(number, begun + end, max_line_bytes, is_too_long=is_too_long)
+                    if line is not None:
+                        yield line
+                    is_too_long = False
+                    begun.clear()
+                number += 1
+            begun += rest
+            if len(begun) > max_line_bytes:
+                begun.clear()
+                is_too_long = True
     line = _line(number, begun, max_line_bytes, is_too_long=is_too_long)
     if line is not None:
         yield line
@@ -193,6 +195,15 @@ class BatchLines:
             return msgspec.json.decode(members[name], type=str)
         self.fail("invalid_type", f"{name}: Input should be a valid string", number, name)
         return None
+
+
+async def _slices(content: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    """The same bytes, so few at a time that others have their turn even where all of them are line ends."""
+    breather = Breather()
+    async for piece in content:
+        for start in range(0, len(piece), _SLICE_BYTES):
+            yield piece[start : start + _SLICE_BYTES]
+            await breather.breathe()
 
 
 def _line(number: int, text: bytes | bytearray, most: int, *, is_too_long: bool) -> RawLine | None:

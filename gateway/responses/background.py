@@ -18,6 +18,7 @@ from gateway.responses.replay import FROM_THE_START, Replay
 from gateway.translate.responses_background import require_resumable
 from gateway.translate.responses_ids import background_response_id, task_of
 from gateway.translate.responses_stream import error_event
+from weft.dispatch.journaled import of_request
 from weft.dispatch.stored_responses import ResponseStore, StoredResponse, response_not_found
 from weft.dispatch.tasks import NewTask, Task, TaskPort, TaskState
 from weft.kernel.clock import Clock
@@ -64,7 +65,10 @@ class BackgroundResponses:
 
     async def submit(self, new: NewTask) -> BackgroundResponse:
         """Begin one; it is durable. Raises as `TaskPort.submit`."""
-        submitted = await self._tasks.submit(new)
+        try:
+            submitted = await self._tasks.submit(new)
+        except WeftError as error:
+            raise of_request(error) from None
         log.info("submitted", response_id=background_response_id(submitted.task.id), existed=submitted.existed)
         return _response_of(submitted.task, new.spec.origin)
 
@@ -175,6 +179,10 @@ class BackgroundResponses:
                 replay = await self._replayed(found)
         except TimeoutError:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "whoever runs tasks does not answer in time") from None
+        except WeftError as error:
+            if error.reason is Reason.NOT_FOUND:
+                raise response_not_found(found.id) from None
+            raise
         return replay.task, replay.snapshot()
 
     async def _replayed(self, found: BackgroundResponse) -> Replay:

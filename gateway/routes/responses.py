@@ -196,7 +196,7 @@ async def _require_store(keeping: Keeping) -> None:
 
 
 def _endable(work: Work, running: RunningResponse) -> Work:
-    """Whoever cancels the response ends its task, too, where it is one: also one that would go on without its caller."""
+    """Whoever cancels the response ends its task, where it is one: also one that goes on without its caller."""
     context, journal = work.context, work.context.journal
     if journal is None:
         return work

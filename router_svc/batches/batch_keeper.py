@@ -161,19 +161,24 @@ class BatchKeeper:
         await self._creations.stop(grace_seconds)
 
     async def _take_in(self, batch_id: str, new: NewBatch, now: float, lines: AsyncIterator[BatchLine]) -> int:
-        room = self._task_limits.max_open_per_tenant - await self._lines.open_count(new.tenant)
+        room = await self._room(new.tenant)
         await self._batches.begin(batch_id, new, now)
         intake = LineIntake(batch_id, new, now, room, (self._limits, self._task_limits))
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
                 if not await self._lines.add(batch_id, rows):
                     raise came_too_slowly("batch")
+        intake.require_room_for_all(await self._room(new.tenant))
         news = intake.news
-        if not await self._lines.activate(batch_id, intake.count, self._now(), news):
+        if not await self._lines.activate(batch_id, intake.count, news):
             raise came_too_slowly("batch")
         for each in news:
             self._signals.announce(each)
         return intake.count
+
+    async def _room(self, tenant: str) -> int:
+        """How many more tasks a tenant may have that are not at their end."""
+        return self._task_limits.max_open_per_tenant - await self._lines.open_count(tenant)
 
     async def _settled(self, found: Sequence[Batch]) -> Sequence[Batch]:
         """Batches with the counts of now, and those whose lines are at their end written down as such."""

@@ -22,7 +22,8 @@ class BatchLimits:
     max_batches_per_tenant: int = 10_000
     """Batches that one tenant keeps."""
     keep_batch_seconds: float = 30 * 86_400.0
-    """How long a batch is kept after its end; its tasks as long as any (`router.tasks.keep_seconds`)."""
+    """How long a batch is kept after its end; its tasks as long as any (`router.tasks.keep_seconds`), and until its
+    results are written."""
     max_window_seconds: float = 7 * 86_400.0
     """The longest window that a batch may have."""
     sweep_interval_seconds: float = 300.0

@@ -51,6 +51,11 @@ class LineIntake:
             return [ManyChanged()]
         return [LaneFilled(lane) for lane in self._lanes]
 
+    def require_room_for_all(self, room: int) -> None:
+        """Of what came meanwhile nobody knew at the beginning. Raises TOO_MANY_RESOURCES."""
+        if self._count > room:
+            raise self._too_many()
+
     async def chunks(self, lines: AsyncIterator[BatchLine]) -> AsyncGenerator[list[TaskRow]]:
         """The lines as tasks, some at a time.
 
@@ -105,11 +110,14 @@ class LineIntake:
         if self._count >= most:
             raise FieldError("lines", f"must be at most {most}", Reason.REQUEST_TOO_LARGE)
         if self._count >= self._room:
-            raise WeftError(
-                Reason.TOO_MANY_RESOURCES,
-                f"the tenant would have more than {self._task_limits.max_open_per_tenant} tasks that are not at their "
-                "end, as many as it may; send the batch when some are done, or in parts",
-            )
+            raise self._too_many()
+
+    def _too_many(self) -> WeftError:
+        return WeftError(
+            Reason.TOO_MANY_RESOURCES,
+            f"the tenant would have more than {self._task_limits.max_open_per_tenant} tasks that are not at their "
+            "end, as many as it may; send the batch when some are done, or in parts",
+        )
 
     def _check_custom_id(self, custom_id: str, field: str) -> None:
         # PostgreSQL keeps no NUL.

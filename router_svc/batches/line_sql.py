@@ -13,7 +13,7 @@ from router_svc.batches.batch_sql import GOING, TAKING_IN
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, task_attempts, task_pieces, task_specs, tasks
 from router_svc.tasks.postgres_news import tell
-from router_svc.tasks.rows import UNBORN, insert_rows, task_of
+from router_svc.tasks.rows import AT_ONCE, UNBORN, insert_rows, task_of
 from router_svc.tasks.signals import ManyChanged, News
 from router_svc.tasks.store_port import TaskRow
 from weft.dispatch.batches import BatchState, LineCounts
@@ -90,7 +90,7 @@ class LineTable:
             await insert_rows(connection, rows, state=UNBORN)
             return True
 
-    async def activate(self, batch_id: str, total: int, now: float, news: Sequence[News]) -> bool:
+    async def activate(self, batch_id: str, total: int, news: Sequence[News]) -> bool:
         """All lines are there: they wait from now on, and other routers hear the news. False: the batch is gone."""
         async with self._database.writing() as connection:
             done = await connection.execute(
@@ -103,7 +103,7 @@ class LineTable:
             await connection.execute(
                 update(tasks)
                 .where(tasks.c.batch_id == batch_id, tasks.c.state == UNBORN)
-                .values(state=TaskState.PENDING, ready_at=now)
+                .values(state=TaskState.PENDING, ready_at=AT_ONCE)
             )
             await self._tell(connection, news)
             return True

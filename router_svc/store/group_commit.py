@@ -17,6 +17,8 @@ from weft.kernel.reasons import Reason
 
 MAX_WAITING_WRITES = 4096
 """Writes that may wait for their transaction at once."""
+SHARED_PART = 0.75
+"""Of these for writes of a kind, which come from outside: however many they are, leases are still prolonged."""
 RETRY_AFTER_SECONDS = 1.0
 
 Item = TypeVar("Item")
@@ -59,7 +61,7 @@ class GroupCommit:
 
         Raises what `op` raises, SERVICE_UNAVAILABLE when the database fails or too many wait already.
         """
-        done: Done = await self._queued(_one_by_one, op)
+        done: Done = await self._queued(_one_by_one, op, self._max_waiting)
         return done
 
     async def share(
@@ -69,13 +71,13 @@ class GroupCommit:
 
         An error among that is raised for its item alone, and everything else is kept. Raises as `run`.
         """
-        done: Done = await self._queued(ops, item)
+        done: Done = await self._queued(ops, item, max(1, int(self._max_waiting * SHARED_PART)))
         return done
 
-    async def _queued(self, run: "_Ops", item: Any) -> Any:
+    async def _queued(self, run: "_Ops", item: Any, most_waiting: int) -> Any:
         if self._worker is None or self._is_stopping:
             raise _closed()
-        if len(self._waiting) >= self._max_waiting:
+        if len(self._waiting) >= most_waiting:
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,
                 "too much waits to be written to the router's database",

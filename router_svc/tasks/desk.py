@@ -35,6 +35,14 @@ class LaneBook:
     """Since the last claim."""
     words: str = ""
     """Why they were."""
+    is_probed: bool = False
+    """Whether all of them were refused, so that one alone is offered until it is granted a slot."""
+
+    def ready(self, now: float) -> int:
+        """How many may be offered now."""
+        if self.paused_until > now:
+            return 0
+        return min(len(self.fresh), max(0, 1 - len(self.offered))) if self.is_probed else len(self.fresh)
 
     @property
     def is_idle(self) -> bool:
@@ -111,14 +119,19 @@ class TaskDesk:
         again = sum(len(task.spec) for task in self._of(book))
         return self._limits.peeked_per_lane + book.known, max(1, left) + again
 
-    def put(self, book: LaneBook, tasks: Sequence[PendingTask], known_elsewhere: Container[str]) -> None:
-        """What was read of a lane; nothing of it is taken twice."""
+    def put(
+        self, book: LaneBook, tasks: Sequence[PendingTask], room: tuple[int, int], known_elsewhere: Container[str]
+    ) -> None:
+        """What was read of a lane with room for so much; nothing of it is taken twice."""
         have = {task.id for task in self._of(book)}
         unknown = [task for task in tasks if task.id not in have]
         new = [task for task in unknown if task.id not in known_elsewhere]
-        # Where a reading brought nothing new there is nothing more, until somebody says so. Who is just being given
-        # back, or was read in the place of somebody else, is read once more.
-        book.has_more = book.has_more or bool(unknown)
+        limit, most_bytes = room
+        size = sum(len(task.spec) for task in tasks)
+        is_all = len(tasks) < limit and size + self._limits.max_spec_bytes <= most_bytes
+        # Where a reading had room for more, or brought nothing new, there is nothing more until somebody says so. Who
+        # is known elsewhere may just be given back, and is read once more.
+        book.has_more = book.has_more or (bool(new) and not is_all) or len(new) < len(unknown)
         book.fresh.extend(new)
         self._bytes += sum(len(task.spec) for task in new)
 
@@ -128,10 +141,7 @@ class TaskDesk:
             if book.refused and book.refused_until <= now:
                 book.fresh.extendleft(reversed(book.refused))
                 book.refused.clear()
-        turns = [
-            LaneTurn(lane, len(book.fresh) if book.paused_until <= now else 0, len(book.offered))
-            for lane, book in self._books.items()
-        ]
+        turns = [LaneTurn(lane, book.ready(now), len(book.offered)) for lane, book in self._books.items()]
         lanes = next_turns(turns, after=self._last, per_lane=self._limits.offers_per_lane, free=free)
         taken = []
         for lane in lanes:
@@ -147,6 +157,7 @@ class TaskDesk:
         book = self._leave(task)
         if book is not None:
             book.refusals = 0
+            book.is_probed = False
             book.paused_until = 0.0
             book.words = ""
 
@@ -161,21 +172,23 @@ class TaskDesk:
         """Its offer came to nothing for no fault of anybody: it is the next again."""
         self._put_back(task)
 
-    def refused(self, task: PendingTask, error: WeftError, now: float) -> None:
-        """Its offer was refused."""
+    def refused(self, task: PendingTask, error: WeftError, now: float, *, is_unwritten: bool = False) -> None:
+        """Its offer was refused; `is_unwritten`: by the database, which says nothing of the mesh."""
         book = self._put_back(task)
         if book is None:
             return
         book.words = error.message
         is_another_round = max(book.paused_until, book.refused_until) <= now
         # Those who were offered together are refused together, which is one refusal.
-        book.refusals += is_another_round
+        book.refusals += is_another_round and not is_unwritten
+        refusals = 1 if is_unwritten else book.refusals
         verdict = after_refused_offer(
-            error.reason, error.message, refusals=book.refusals, retry_after_seconds=error.retry_after_seconds
+            error.reason, error.message, refusals=refusals, retry_after_seconds=error.retry_after_seconds
         )
         if not isinstance(verdict, OfferAgain):
             return
         if verdict.whole_lane:
+            book.is_probed = True
             book.paused_until = max(book.paused_until, now + verdict.pause_seconds)
             return
         book.fresh.popleft()

@@ -77,7 +77,6 @@ class TaskEngine:
         )
         self._news = asyncio.Event()
         self._is_announcing = False
-        self._is_stopping = False
         self._cursor: Lane | None = None
         self._looks_everywhere = True
         self._is_crowded = False
@@ -102,11 +101,13 @@ class TaskEngine:
 
     async def stop(self, grace_seconds: float) -> None:
         """Offer nothing any more, let what runs go on for at most the grace, and give the rest back at once."""
-        self._is_stopping = True
         # The first is the heart: as long as anything runs here its claims are kept alive.
         heart, others = self._loops[:1], self._loops[1:]
         self._loops = []
-        await stop_tasks(others)
+        for loop in others:
+            loop.cancel()
+        if others:
+            await asyncio.wait(others)
         for run in list(self._runs.values()):
             if not run.is_running:
                 run.stop(Stop.HALTED)
@@ -115,7 +116,8 @@ class TaskEngine:
             run.stop(Stop.HALTED)
         await self._wait_for_runs(LAST_WORDS_SECONDS)
         await stop_tasks(list(self._under_way.values()))
-        await stop_tasks(heart)
+        # What ended one of them before its time is raised when nothing is left to be done.
+        await stop_tasks([*heart, *others])
 
     async def _wait_for_runs(self, seconds: float) -> None:
         if self._under_way:
@@ -220,7 +222,9 @@ class TaskEngine:
         self._desk.tidy()
         try:
             lanes = await store.lanes(self._parts.wall.now(), self._cursor, limits.max_lanes)
-            self._withdraw_offers(self._desk.make_room(lanes))
+            if self._desk.is_full:
+                # Otherwise some get their places without anybody giving way, and the others with the next look.
+                self._withdraw_offers(self._desk.make_room(lanes))
             noted = [lane for lane in lanes if self._desk.note(lane)]
             # Where there are more lanes than places the next look begins behind the last that got one.
             is_all = len(noted) == len(lanes) < limits.max_lanes
@@ -234,7 +238,7 @@ class TaskEngine:
             self._note_ready(ready_at)
 
     async def _read(self, book: LaneBook) -> None:
-        limit, most_bytes = self._desk.room_in(book)
+        room = limit, most_bytes = self._desk.room_in(book)
         # Before it is read: what is told meanwhile may not be in it.
         book.has_more = False
         # Who ends meanwhile may still be read as waiting.
@@ -244,7 +248,7 @@ class TaskEngine:
         except WeftError:
             book.has_more = True
             raise
-        self._desk.put(book, tasks, before | self._runs.keys())
+        self._desk.put(book, tasks, room, before | self._runs.keys())
 
     def _withdraw_offers(self, tasks: Sequence[PendingTask]) -> None:
         for task in tasks:
@@ -281,7 +285,7 @@ class TaskEngine:
                 # It may wait again, and was not taken as long as it was known to run here.
                 self._desk.note(task.lane)
         elif run.refusal is not None:
-            self._desk.refused(task, run.refusal, self._clock.monotonic())
+            self._desk.refused(task, run.refusal, self._clock.monotonic(), is_unwritten=run.is_unwritten)
         elif run.is_turned_away:
             self._desk.returned(task)
         else:

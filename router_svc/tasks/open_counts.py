@@ -1,5 +1,7 @@
 """How many tasks each tenant has that are not at their end."""
 
+import asyncio
+
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.store_port import TaskStore
 from weft.kernel.clock import Clock
@@ -21,6 +23,7 @@ class OpenCounts:
         self._new: dict[str, int] = {}
         """Those that have come since the last count began."""
         self._counted_at = float("-inf")
+        self._counting = asyncio.Lock()
 
     def add(self, tenant: str) -> None:
         """One more."""
@@ -42,15 +45,13 @@ class OpenCounts:
 
     async def count(self) -> None:
         """Count anew. Raises SERVICE_UNAVAILABLE."""
-        self._counted_at = self._clock.monotonic()
-        self._new, before = {}, self._new
-        try:
+        async with self._counting:
+            self._counted_at = self._clock.monotonic()
+            # They count until it is known that they are counted: others ask meanwhile, and a count may fail.
+            before = dict(self._new)
             self._open = dict(await self._store.open_counts())
-        except BaseException:
-            # Whoever asked may give up meanwhile, too.
-            for tenant, count in before.items():
-                self._new[tenant] = self._new.get(tenant, 0) + count
-            raise
+            since = {tenant: count - before.get(tenant, 0) for tenant, count in self._new.items()}
+            self._new = {tenant: count for tenant, count in since.items() if count}
 
     def _has_room(self, tenant: str) -> bool:
         return self._open.get(tenant, 0) + self._new.get(tenant, 0) < self._limits.max_open_per_tenant

@@ -6,13 +6,17 @@ from datetime import UTC, datetime
 from sqlalchemy import Row, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from router_svc.store.tables import task_specs, tasks
+from router_svc.store.tables import MAX_CALLER_CHARS, task_specs, tasks
 from router_svc.tasks.store_port import TaskRow
 from weft.dispatch.tasks import Task, TaskFailure, TaskState, event_number
 from weft.kernel.reasons import Reason
 
 UNBORN = 0
 """State of a line whose batch is still being taken in: nobody sees it, and nobody begins it."""
+
+AT_ONCE = 0.0
+"""When a task is ready that need not pause, whatever time whoever looks has: clocks are set back, and two routers'
+never agree to the millisecond in which one tells the other."""
 
 
 async def insert_rows(connection: AsyncConnection, rows: Sequence[TaskRow], *, state: int = TaskState.PENDING) -> None:
@@ -35,7 +39,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "line": row.line,
         "custom_id": row.custom_id,
         "origin_kind": row.origin_kind,
-        "caller": row.caller,
+        "caller": row.caller[:MAX_CALLER_CHARS],
         "attempt": 0,
         "failures": 0,
         "max_attempts": row.max_attempts,
@@ -43,7 +47,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "lease_until": None,
         "pending_limit_seconds": row.pending_limit_seconds,
         "window_ends_at": row.window_ends_at,
-        "ready_at": row.created_at,
+        "ready_at": AT_ONCE,
         "expires_at": row.expires_at,
         "created_at": row.created_at,
         "started_at": None,

@@ -27,7 +27,6 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
 from weft.kernel.service import start_task
 
 log = structlog.get_logger("weft.tasks")
@@ -87,6 +86,8 @@ class TaskRun:
         """What the scheduler says of why it waits."""
         self.refusal: WeftError | None = None
         """Why the offer came to nothing; None: it did not, or the task is not to be had."""
+        self.is_unwritten = False
+        """Whether it came to nothing because the database did not take the claim."""
         self.ready_at: float | None = None
         """When it may be begun again, after an attempt that came to nothing."""
         self._was_taken = False
@@ -167,9 +168,8 @@ class TaskRun:
         self._help(self._write_on(), "task-writer")
         self._help(self._watch_time(), "task-timer")
         if self._call is not None:
-            # Somebody who has named a band waits for the answer, even if nobody reads it yet.
-            reads = self.task.lane.band is not Priority.DURABLE or tools.signals.is_watched(self.task.id)
-            self._call.read_whole(not reads)
+            # Anybody may begin to watch a task that runs; lines of batches are read when they are at their end.
+            self._call.read_whole(bool(self.task.batch) and not tools.signals.is_watched(self.task.id))
         log.info("task started", task=self.task.id, attempt=claim.attempt, owner=claim.owner)
 
     async def _claim(self) -> Claim | None:
@@ -179,7 +179,7 @@ class TaskRun:
             claim = await tools.store.claim(self.task.id, tools.owner, now, now + tools.limits.lease_seconds)
             self.claim = claim
         except WeftError as error:
-            self.refusal = error
+            self.refusal, self.is_unwritten = error, True
             raise ClaimMissedError from error
         finally:
             self.is_claiming = False

@@ -158,6 +158,9 @@ class TaskService:
         """See Service.stop. What is not done within the grace is given back, for whoever comes next."""
         if self._sweeping is not None:
             task, self._sweeping = self._sweeping, None
-            await stop_tasks([task])
-            await self._engine.stop(grace_seconds)
-            await self._store.stop()
+            task.cancel()
+            try:
+                await self._engine.stop(grace_seconds)
+                await stop_tasks([task])
+            finally:
+                await self._store.stop()

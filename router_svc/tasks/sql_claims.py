@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.store.tables import task_attempts, task_pieces, tasks
 from router_svc.tasks.lanes import Lane
+from router_svc.tasks.rows import AT_ONCE
 from router_svc.tasks.store_port import Claim, Ending, NewPiece
 from weft.dispatch.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
@@ -144,7 +145,7 @@ class FencedWrites:
             update(tasks)
             .where(self.fence(claim))
             .values(state=TaskState.PENDING.value, failures=tasks.c.failures + int(counts), **UNCLAIMED)
-            .values(ready_at=ready_at, expires_at=expiry_at(now), **NOTHING_SAID)
+            .values(ready_at=ready_at if ready_at > now else AT_ONCE, expires_at=expiry_at(now), **NOTHING_SAID)
             .returning(tasks.c.model, tasks.c.tenant, tasks.c.band)
         )
         row = (await connection.execute(again)).first()

@@ -142,7 +142,10 @@ async def pending(
     """See TaskStore.pending."""
     c = tasks.c
     waiting = (
-        select(c.id, c.caller, c.attempt, c.failures, c.max_attempts, func.length(task_specs.c.spec).label("size"))
+        select(
+            *(c.id, c.caller, c.attempt, c.failures, c.max_attempts, c.batch_id),
+            func.length(task_specs.c.spec).label("size"),
+        )
         .join_from(tasks, task_specs, task_specs.c.task_id == c.id)
         .where(IS_PENDING, c.model == lane.model, c.tenant == lane.tenant, c.ready_at <= now, c.expires_at > now)
         # A range of one band, so that there is only one index in whose order they are: from an equality PostgreSQL
@@ -239,6 +242,7 @@ def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:
         attempt=row.attempt,
         failures=row.failures,
         max_attempts=row.max_attempts,
+        batch=row.batch_id,
     )
 
 

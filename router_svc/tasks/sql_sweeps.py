@@ -8,7 +8,7 @@ from sqlalchemy import Row, bindparam, delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.store.tables import batches, tasks
-from router_svc.tasks.rows import UNBORN, task_of
+from router_svc.tasks.rows import AT_ONCE, UNBORN, task_of
 from router_svc.tasks.sql_claims import (
     IS_OVER,
     IS_PENDING,
@@ -72,7 +72,7 @@ async def revert_expired(connection: AsyncConnection, now: float, limit: int) ->
         return ()
     lost = [_lost(row) for row in rows]
     claims = [each.claim for each in lost]
-    again = [_again(row, now) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.PENDING]
+    again = [_again(row) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.PENDING]
     failed = [_failed(row, now) for row, each in zip(rows, lost, strict=True) if each.state is TaskState.FAILED]
     if again:
         await connection.execute(_END.values(expires_at=expiry_at(now)), again)
@@ -121,9 +121,9 @@ def _lost(row: Any) -> LostLease:
     )
 
 
-def _again(row: Any, now: float) -> dict[str, object]:
-    state = {"of_seq": row.seq, "state": TaskState.PENDING.value, "failures": row.failures + 1, "ready_at": now}
-    return {**state, **UNCLAIMED, **NOTHING_SAID}
+def _again(row: Any) -> dict[str, object]:
+    state = {"of_seq": row.seq, "state": TaskState.PENDING.value, "failures": row.failures + 1}
+    return {**state, "ready_at": AT_ONCE, **UNCLAIMED, **NOTHING_SAID}
 
 
 def _failed(row: Any, now: float) -> dict[str, object]:

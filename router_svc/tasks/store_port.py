@@ -74,6 +74,8 @@ class PendingTask:
     failures: int
     """How many of those attempts came to nothing."""
     max_attempts: int
+    batch: str = ""
+    """The batch that it is a line of; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ async def test_lines_that_ended_long_before_the_others_are_kept_until_the_result
     database_url: str,
 ) -> None:
     async with running(database_url) as world:
+
         async def forgotten() -> int:
             await world.clock.advance(100)
             async with world.database.writing() as connection:

@@ -21,7 +21,7 @@ from weft.cli.output import Column, print_document, print_table, safe_text, say
 from weft.cli.wait import parse_duration
 from weft.client.batches import Batches, Document, connect_batches
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
 
 POLL_SECONDS = 1.0
@@ -374,4 +374,5 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def _id(text: str) -> str:
-    return require_token(text, "ID", MAX_REQUEST_ID_CHARS)
+    # It becomes a part of a path.
+    return require_request_id(require_token(text, "ID", MAX_REQUEST_ID_CHARS), "ID")

@@ -4,13 +4,17 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.completion import complete_tasks
 from weft.cli.options import DEFAULT_HOME, HomeOption, reporting
 from weft.cli.tasks import cancel_tasks, is_about_tasks
 from weft.kernel.errors import invalid_field
 
 
 def cancel(
-    tasks: Annotated[list[str], typer.Argument(metavar="task ID...", help="task and ids; or task/ID...")],
+    tasks: Annotated[
+        list[str],
+        typer.Argument(metavar="task ID...", help="task and ids; or task/ID...", autocompletion=complete_tasks),
+    ],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """End tasks: one that waits is never begun, one that runs is ended with its backend.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_SECONDS = 0.25
 """Of each call; a completion makes at most three and must be there within a second even on a slow host."""
 MAX_OFFERED = 1000
-REMEMBERED = ("clients", "requests", "tasks")
+TASKS = "tasks"
+REMEMBERED = ("clients", "requests", TASKS)
 """What a router remembers, in the plural; their names are not offered, since they come and go."""
 AGENT_PREFIX = "agent/"
 ROUTE_PREFIX = "route/"
@@ -46,6 +47,19 @@ def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
     if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
         return []
     return [*complete_resource(ctx, incomplete), *([] if words else _offer(REMEMBERED, incomplete))]
+
+
+def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_resource`, and tasks."""
+    words = ctx.params.get("resources") or ()
+    if words and words[0].lower() in TASK_WORDS:
+        return []
+    return [*complete_resource(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
+
+
+def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The word for tasks, where none is given yet."""
+    return [] if ctx.params.get("tasks") else _offer([TASKS], incomplete)
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:

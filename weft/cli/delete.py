@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.completion import complete_resource
+from weft.cli.completion import complete_with_tasks
 from weft.cli.declare import read_files
 from weft.cli.options import DEFAULT_HOME, HomeOption, exit_code, note, reporting
 from weft.cli.output import say
@@ -22,8 +22,8 @@ def delete(
         list[str] | None,
         typer.Argument(
             metavar="[KIND NAME...]",
-            help="A kind and names; or KIND/NAME...",
-            autocompletion=complete_resource,
+            help="A kind and names; or KIND/NAME...; also task and ids",
+            autocompletion=complete_with_tasks,
         ),
     ] = None,
     files: Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.cli.columns import columns_of, label
-from weft.cli.completion import complete_resource, complete_shown
+from weft.cli.completion import complete_shown, complete_with_tasks
 from weft.cli.follow import follow_resources
 from weft.cli.options import (
     DEFAULT_HOME,
@@ -34,8 +34,8 @@ ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help="models, agents, runners, pools or routes, and names; or KIND/NAME...",
-        autocompletion=complete_resource,
+        help="models, agents, runners, pools or routes, and names; or KIND/NAME...; also task and an id",
+        autocompletion=complete_with_tasks,
     ),
 ]
 ShownArgument = Annotated[

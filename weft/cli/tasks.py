@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
+MAX_OUTAGE_SECONDS = 60.0
+"""How long whoever follows a task puts up with a mesh that is away."""
 _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
@@ -199,8 +201,8 @@ def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: f
     deadline = time.monotonic() + timeout_seconds
     with connect_tasks(home=home) as tasks:
         # However little time there is, it is looked at once.
-        task = tasks.get(task_id)
-    for task in chain([task], _states(task_id, deadline, home)):
+        first = task = tasks.get(task_id)
+    for task in chain([first], _states(task_id, deadline, home)):
         if task.is_over or task.state == wanted or time.monotonic() >= deadline:
             break
     if not (task.is_over or task.state == wanted):
@@ -247,13 +249,39 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
     came to another end than an answer.
     """
     task_id = one_task(words)
-    with connect_tasks(home=home) as tasks:
-        task = _print_pieces(tasks.watch(task_id), follow=follow)
+    if follow:
+        task = _print_pieces(_followed(task_id, home), follow=True)
+    else:
+        with connect_tasks(home=home) as tasks:
+            task = _print_pieces(tasks.watch(task_id), follow=False)
     if task.is_over and task.state != "completed":
         note(f"task {task_id} {task.state}" + (f": {_why(task)}" if task.error is not None else ""))
         raise typer.Exit(EXIT_FAILED)
     if not task.is_over:
         note(f"task {task_id} is {task.state}; `weft logs task/{task_id} -f` goes on with it")
+
+
+def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.TaskPiece]":
+    """All that is told of a task to its end; once it has been found, a mesh that is away for a while ends nothing."""
+    after, is_found, is_over = 0, False, False
+    away_since: float | None = None
+    while not is_over:
+        try:
+            with connect_tasks(home=home) as tasks:
+                for news in tasks.watch(task_id, after):
+                    is_found, away_since = True, None
+                    if isinstance(news, TaskDocument):
+                        is_over = news.is_over
+                    else:
+                        after = news.last_event
+                    yield news
+        except WeftError as error:
+            away_since = time.monotonic() if away_since is None else away_since
+            is_given_up = time.monotonic() - away_since > MAX_OUTAGE_SECONDS
+            if error.reason not in _AWAY or not is_found or is_given_up:
+                raise
+        if not is_over:
+            time.sleep(RETRY_PAUSE_SECONDS)
 
 
 def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, follow: bool) -> TaskDocument:

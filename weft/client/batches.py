@@ -8,6 +8,7 @@ async with connect_batches() as batches:
 
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,18 +16,19 @@ from typing import Any
 
 import aiohttp
 
-from weft.client._address import mesh_url
+from weft.client._address import URL_VARIABLE, mesh_url
 from weft.client._channel import KEY_VARIABLE
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 SILENCE_SECONDS = 900.0
-"""How long nothing may come: a batch is acknowledged when all its lines are on disk, and 50,000 of them take a while."""
+"""How long nothing may come: a batch is acknowledged when all its lines are on disk, and 50,000 take a while."""
 UPLOAD_TIMEOUT_SECONDS = 3600.0
 """How long a file may take on its way; as `gateway.batches.upload_timeout_seconds`."""
 MAX_ERROR_BYTES = 64 * 1024
 _PIECE_BYTES = 256 * 1024
+_BASE = re.compile(r"https?://[^/?#\s]+/?")
 _REASONS = {
     400: Reason.INVALID_ARGUMENT,
     401: Reason.UNAUTHENTICATED,
@@ -46,13 +48,16 @@ Document = dict[str, Any]
 async def connect_batches(url: str | None = None, *, home: Path | str | None = None) -> AsyncGenerator["Batches"]:
     """The batches of the gateway at a base URL, or of the mesh that runs on `home`. WEFT_API_KEY is sent along.
 
-    Raises SERVICE_UNAVAILABLE when none runs.
+    Raises SERVICE_UNAVAILABLE when none runs, INVALID_ARGUMENT for what is no such URL.
     """
     key = os.environ.get(KEY_VARIABLE, "").strip()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # Not of a call as a whole: results may be long, and so may the way to them.
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=SILENCE_SECONDS)
-    async with aiohttp.ClientSession(url or mesh_url(home), headers=headers, timeout=timeout) as session:
+    base = url or mesh_url(home)
+    if _BASE.fullmatch(base) is None:
+        raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no path: {base[:200]!r}")
+    async with aiohttp.ClientSession(base, headers=headers, timeout=timeout) as session:
         yield Batches(session)
 
 

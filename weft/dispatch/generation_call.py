@@ -1,5 +1,6 @@
 """A generation under way: frames of a runner, handed on untouched."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
@@ -12,7 +13,15 @@ from weft.dispatch.agents import require_chat, resolve
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.port import Grant
-from weft.dispatch.request_call import CallTools, RequestCall, runner_error, ticket_of, told_error, waiting_event
+from weft.dispatch.request_call import (
+    CallTools,
+    RequestCall,
+    require_cancelled,
+    runner_error,
+    ticket_of,
+    told_error,
+    waiting_event,
+)
 from weft.dispatch.steady import SteadyPlacement
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -107,6 +116,9 @@ class GenerationCall(RequestCall):
                 yield frame
         except grpc.aio.AioRpcError as error:
             raise runner_error(error) from error
+        except asyncio.CancelledError:
+            require_cancelled()
+            raise
         finally:
             call.cancel()
         raise WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")

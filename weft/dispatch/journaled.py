@@ -18,13 +18,15 @@ from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.journey import Journal, RequestContext, WhenLeft
 from weft.dispatch.tasks import NewTask, Submitted, Task, TaskNews, TaskPayload, TaskPiece, TaskPort, TaskState
 from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 TASK_ID = "task_id"
 """Where an error's metadata has the task that goes on, or went."""
 MIN_PENDING_SECONDS = 1.0
 _NANOSECONDS = 1e9
+_SPEC = "spec"
+"""What whoever keeps tasks calls a request."""
 _WATCH_AGAIN = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.SHUTTING_DOWN, Reason.WATCH_LAGGED})
 """With these a watch has ended, and the task has not."""
 
@@ -40,7 +42,8 @@ class JournalConfig:
     retry_interval_seconds: float = 0.1
     """First pause before watching again; doubles up to one second."""
     settle_seconds: float = 5.0
-    """How long the end of a task whose caller left may take; then it is left to itself."""
+    """How long the end of a task whose caller left may take, once it is durable; then it is left to itself. How long
+    leaving may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,18 @@ def journaled_spec(context: RequestContext, journal: Journal, payload: TaskPaylo
         seconds = max(MIN_PENDING_SECONDS, context.timeout_seconds)
         spec.pending_limit.FromNanoseconds(math.ceil(seconds * _NANOSECONDS))
     return spec
+
+
+def of_request(error: WeftError) -> WeftError:
+    """What is said of a task's spec, to a caller who sent none: in the names of its request."""
+    field = error.metadata.get("field", "")
+    if field.partition(".")[0] != _SPEC:
+        return error
+    words = error.message.removeprefix(f"{field}: ")
+    inner = field.removeprefix(_SPEC).removeprefix(".").removeprefix("payload.")
+    if inner in {"", "origin"}:
+        return WeftError(error.reason, f"the request {words}")
+    return FieldError(inner, words, error.reason)
 
 
 class JournaledTask:
@@ -164,7 +179,7 @@ class JournaledTask:
         except WeftError as error:
             self._is_over = True
             log.info("not journaled", request_id=context.request_id, reason=error.reason.name.lower())
-            raise
+            raise of_request(error) from None
 
     def _begun(self, submitted: Submitted) -> None:
         self.id = submitted.task.id
@@ -206,17 +221,19 @@ class JournaledTask:
         """The caller has left, or is told of a failure: end the task, unless it is to go on."""
         if self._submitting is None:
             return
-        if self._journal.when_left is WhenLeft.KEEP:
+        if self._journal.when_left is WhenLeft.KEEP and not self._journal.is_ended():
             self._submitting.add_done_callback(_noted)
             log.info("caller left, task goes on", request_id=self._context.request_id, task_id=self.id or None)
             return
-        # Whoever ends this very task a second time does not end that.
-        await asyncio.shield(asyncio.ensure_future(self._end(self._submitting)))
+        # Neither whoever ends this very task a second time nor the end of the wait ends that.
+        ending = asyncio.ensure_future(self._end(self._submitting))
+        await asyncio.wait((ending,), timeout=self._tools.config.settle_seconds)
 
     async def _end(self, submitting: "asyncio.Future[Submitted]") -> None:
         try:
+            # As long as the port takes: one that is durable only then is not to run for nobody.
+            task_id = (await submitting).task.id
             async with asyncio.timeout(self._tools.config.settle_seconds):
-                task_id = (await submitting).task.id
                 await self._tools.tasks.cancel(self._context.tenant, task_id)
         except (WeftError, TimeoutError) as error:
             reason = error.reason.name.lower() if isinstance(error, WeftError) else "timeout"
@@ -236,8 +253,12 @@ class JournaledGeneration:
         self, tools: JournalTools, context: RequestContext, journal: Journal, payload: GenerationPayload
     ) -> None:
         self._task = JournaledTask(tools, context, journal, payload)
+        self._is_whole = context.whole
         self._attempt = 0
+        self._held: Frame = []
+        """Of this attempt, for a caller who is told nothing before the end: the next attempt may begin anew."""
         self._has_content = False
+        """Whether content has been handed on."""
         self._end: event_pb2.InferenceEvent | None = None
         self._receipt: receipt_pb2.Receipt | None = None
 
@@ -249,8 +270,9 @@ class JournaledGeneration:
     async def frames(self) -> AsyncGenerator[Frame]:
         """Every frame that is kept; while it waits, why.
 
-        Raises the WeftError that the task failed with, CANCELLED where somebody ended it, and the reason of an attempt
-        that was lost after content of it was handed on.
+        Where nobody reads the answer before it is complete, it is one frame, of the attempt that completed. Raises the
+        WeftError that the task failed with, CANCELLED where somebody ended it, and the reason of an attempt that was
+        lost after content of it was handed on.
         """
         async with aclosing(self._task.news()) as news:
             async for item in news:
@@ -266,6 +288,9 @@ class JournaledGeneration:
         if frame and frame[-1].HasField("finished"):
             # Not before the task itself is at its end: until then this attempt may still be lost.
             self._end = frame.pop()
+        if self._is_whole:
+            self._held += frame
+            return []
         self._has_content = self._has_content or has_content(frame)
         return frame
 
@@ -277,11 +302,11 @@ class JournaledGeneration:
         if self._end is None:
             return []
         self._receipt = self._end.finished.receipt
-        return [self._end]
+        return [*self._held, self._end]
 
     def _reach(self, attempt: int) -> None:
         if attempt != self._attempt:
-            self._attempt, self._end = attempt, None
+            self._attempt, self._held, self._end = attempt, [], None
 
 
 class JournaledEmbedding:

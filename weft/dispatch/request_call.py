@@ -1,5 +1,6 @@
 """What every request under way has, whatever it asks for: its journey, its place in the mesh, its receipt."""
 
+import asyncio
 from dataclasses import dataclass, replace
 
 import grpc
@@ -165,6 +166,16 @@ def runner_error(error: grpc.aio.AioRpcError) -> WeftError:
     if found.reason is Reason.DEADLINE_EXCEEDED:
         found.message = "the answer was not complete before the deadline of the request or of its route"
     return found
+
+
+def require_cancelled() -> None:
+    """Where a call to a runner ends as if it had been cancelled: raises WORKER_LOST unless this task really was.
+
+    gRPC says so of a call whose channel was closed under it, too, and that is no wish of the caller's.
+    """
+    task = asyncio.current_task()
+    if task is None or not task.cancelling():
+        raise WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
 
 
 def told_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:

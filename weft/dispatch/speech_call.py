@@ -1,5 +1,6 @@
 """Speech under way: the bytes of a recording as the engine makes them."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from weft.api.runner.v1 import model_call_service_pb2, model_call_service_pb2_gr
 from weft.dispatch.agents import require_chat
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.port import Grant
-from weft.dispatch.request_call import CallTools, RequestCall, runner_error, ticket_of, told_error
+from weft.dispatch.request_call import CallTools, RequestCall, require_cancelled, runner_error, ticket_of, told_error
 from weft.dispatch.steady import SteadyPlacement
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -106,6 +107,9 @@ class SpeechCall(RequestCall):
                     return
         except grpc.aio.AioRpcError as error:
             raise runner_error(error) from error
+        except asyncio.CancelledError:
+            require_cancelled()
+            raise
         finally:
             call.cancel()
         raise WeftError(Reason.WORKER_LOST, "the runner ended the stream without a result")

@@ -3,6 +3,7 @@
 All alike but for their messages, which `UnaryMethod` names.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -20,7 +21,7 @@ from weft.dispatch.agents import require_chat
 from weft.dispatch.description import Payload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.port import Grant
-from weft.dispatch.request_call import CallTools, RequestCall, runner_error, ticket_of, told_error
+from weft.dispatch.request_call import CallTools, RequestCall, require_cancelled, runner_error, ticket_of, told_error
 from weft.dispatch.steady import SteadyPlacement
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -124,6 +125,9 @@ class UnaryCall(RequestCall, Generic[ResultT]):
             )
         except grpc.aio.AioRpcError as error:
             raise runner_error(error) from error
+        except asyncio.CancelledError:
+            require_cancelled()
+            raise
 
 
 EmbeddingCall = UnaryCall[list[embedding_pb2.Embedding]]

@@ -82,7 +82,8 @@ class BatchesSection(Section):
     max_batches_per_tenant: Count = 10_000
     """Batches that one tenant keeps."""
     keep_batch_seconds: Seconds = 30 * 86_400.0
-    """How long a batch is kept after its end; its tasks as long as any (`router.tasks.keep_seconds`)."""
+    """How long a batch is kept after its end; its tasks as long as any (`router.tasks.keep_seconds`), and until its
+    results are written."""
     max_window_seconds: Seconds = 7 * 86_400.0
     """The longest window that a batch may have."""
     sweep_interval_seconds: Seconds = 300.0

@@ -273,3 +273,16 @@ def test_the_file_of_a_batch_that_was_surely_refused_is_not_left_behind(
     script.states = [status]
     assert script.run("submit", script.file(LINE)).exit_code != 0
     assert script.deleted == deleted
+
+
+@pytest.mark.parametrize("batch_id", ["a/../../files", "..", "a?b", ""])
+def test_an_id_that_would_lead_elsewhere_is_wrong_usage(script: GatewayScript, batch_id: str) -> None:
+    assert script.run("get", batch_id).exit_code == 2
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://host", "http://127.0.0.1:8080/v1", "http://"])
+def test_a_url_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.delenv("WEFT_HOME", raising=False)
+    done = CliRunner().invoke(app, ["batch", "list"], env={"WEFT_URL": url})
+    assert done.exit_code == 2
+    assert "WEFT_URL: must be http:// or https://" in done.stderr

@@ -34,8 +34,13 @@ def _offered(home: Path, line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("weft get ", ["models", "agents", "runners", "pools", "routes", "clients", "requests"]),
-        ("weft wait ", ["models", "agents", "runners", "pools", "routes"]),
+        ("weft get ", ["models", "agents", "runners", "pools", "routes", "clients", "requests", "tasks"]),
+        ("weft wait ", ["models", "agents", "runners", "pools", "routes", "tasks"]),
+        ("weft describe ta", ["tasks"]),
+        ("weft delete task ", []),
+        ("weft cancel ", ["tasks"]),
+        ("weft cancel tasks ", []),
+        ("weft batch r", ["results"]),
         ("weft get req", ["requests"]),
         ("weft get requests ", []),
         ("weft get mo", ["models"]),

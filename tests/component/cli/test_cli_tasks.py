@@ -68,6 +68,9 @@ class TaskScript:
     listed: list[pb.ListTasksRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    restarts: list[int] = field(default_factory=list)
+    """After how many news a watch breaks off, watch by watch."""
+    watched_after: list[int] = field(default_factory=list)
 
     def run(self, *arguments: str) -> Result:
         """A `weft` command to its end."""
@@ -104,11 +107,16 @@ class _Service(task_service_pb2_grpc.TaskServiceServicer):
 
     def WatchTask(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         self._found(request.id, context)
-        for news in self._script.news:
+        self._script.watched_after.append(request.after_event)
+        told = self._script.restarts.pop(0) if self._script.restarts else None
+        for news in self._script.news[:told]:
             if isinstance(news, task_pb2.Task):
                 yield pb.WatchTaskResponse(task=news)
             else:
                 yield pb.WatchTaskResponse(piece=news)
+        if told is not None:
+            del self._script.news[:told]
+            refuse(context, Reason.SERVICE_UNAVAILABLE, "the router stops")
 
     def _found(self, task_id: str, context: Any) -> task_pb2.Task:
         found = [each for each in self._script.tasks if each.id == task_id]
@@ -301,3 +309,24 @@ def test_the_logs_of_an_attempt_that_is_lost_meanwhile_wait_for_no_further_one(s
     done = script.run("logs", f"task/{ID}")
     assert (done.exit_code, done.stdout) == (0, "Hel\n")
     assert "is pending" in done.stderr
+
+
+def test_following_goes_on_over_a_restart_of_the_mesh_where_it_was(
+    script: TaskScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.cli.tasks.RETRY_PAUSE_SECONDS", 0.01)
+    script.restarts = [2, 0]
+    script.news = [task(RUNNING, attempt=1), piece("Hel"), piece("lo", index=2), task(COMPLETED, attempt=1)]
+    script.news.insert(2, task(RUNNING, attempt=1))
+    done = script.run("logs", f"task/{ID}", "-f")
+    assert (done.exit_code, done.stdout) == (0, "Hello\n")
+    assert script.watched_after == [0, 1 << 32 | 1, 1 << 32 | 1]
+
+
+def test_following_a_mesh_that_stays_away_ends(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.cli.tasks.MAX_OUTAGE_SECONDS", 0.0)
+    script.restarts = [1] + 10 * [0]
+    script.news = [task(RUNNING, attempt=1)]
+    done = script.run("logs", f"task/{ID}", "-f")
+    assert done.exit_code == 1
+    assert "the router stops" in done.stderr

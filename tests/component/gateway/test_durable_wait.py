@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta, finished, hello, serving, started
+from response_script import MemoryResponses
 from task_script import ScriptedTasks, output
 
 from gateway import GatewayConfig
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL
-from weft.kernel.errors import WeftError
+from weft.dispatch.tasks import TaskNews, TaskPiece
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
 HI = [{"role": "user", "content": "hi"}]
@@ -198,6 +201,60 @@ async def test_a_submission_that_cannot_be_kept_is_unavailable_and_nothing_runs(
         assert (answer.status, answer.headers["retry-after"]) == (503, "3")
         assert "x-weft-task-id" not in answer.headers
         assert gateway.dispatcher.contexts == []
+
+
+@pytest.mark.parametrize("with_started", [True, False])
+async def test_a_caller_who_was_told_nothing_yet_is_answered_by_the_next_attempt(with_started: bool) -> None:
+    class Read(ScriptedTasks):
+        was_read = asyncio.Event()
+
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+            async for item in super().watch(tenant, task_id, after_event):
+                yield item
+                if isinstance(item, TaskPiece):
+                    self.was_read.set()
+
+    tasks = Read()
+    async with serving(tasks=tasks) as gateway:
+        asking = asyncio.create_task(ask(gateway, durable="wait"))
+        await tasks.was_watched.wait()
+        tasks.begin()
+        tasks.say(HELLO)
+        await tasks.was_read.wait()
+        tasks.lose(Reason.WORKER_LOST, "the runner is gone")
+        tasks.begin()
+        first = [[started("other")]] if with_started else []
+        tasks.say(output(*first, [delta("Good evening")], [delta(finish="STOP"), finished()]))
+        tasks.complete()
+        answer = await asking
+        assert (answer.status, tasks.cancelled) == (200, [])
+        assert json.loads(answer.body)["choices"][0]["message"]["content"] == "Good evening"
+
+
+@pytest.mark.parametrize(
+    ("field", "param", "message"),
+    [
+        ("spec", None, "the request must be smaller"),
+        ("spec.origin", None, "the request must be smaller"),
+        ("spec.payload.messages", "messages", "messages: must be smaller"),
+        ("spec.model", "model", "model: must be smaller"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "durable": "wait"}),
+        ("/v1/responses", {"input": "hi", "background": True}),
+    ],
+)
+async def test_what_is_wrong_with_its_task_is_told_in_the_names_of_the_request(
+    path: str, fields: dict[str, Any], field: str, param: str | None, message: str
+) -> None:
+    tasks = ScriptedTasks(failure=FieldError(field, "must be smaller", Reason.REQUEST_TOO_LARGE))
+    async with serving(tasks=tasks, responses=MemoryResponses()) as gateway:
+        answer = await ask(gateway, path, {"model": "tiny", **fields})
+        error = json.loads(answer.body)["error"]
+        assert (answer.status, error["param"], error["message"]) == (413, param, message)
 
 
 async def test_an_answer_that_broke_off_ends_with_an_error_and_no_other_words() -> None:

@@ -10,11 +10,11 @@ from task_script import ScriptedTasks
 from test_inference_tasks import PATH, error_of, submit
 
 from weft.dispatch.stored_responses import StoredResponse
-from weft.dispatch.tasks import TaskNews, TaskPiece
+from weft.dispatch.tasks import TaskNews, TaskPiece, task_not_found
 
 
 class Forgotten(ScriptedTasks):
-    """Whose tasks are forgotten after the first piece of their answer was read: what is left of a watch is their end."""
+    """Whose tasks are forgotten once the first piece of their answer was read: of a watch only the end is left."""
 
     is_on = True
 
@@ -47,6 +47,22 @@ async def test_a_response_that_is_forgotten_while_it_is_read_has_not_failed_and_
         answer = await gateway.request("GET", f"/v1/responses/{made['id']}")
         assert (answer.status, store.kept) == (503, {})
         assert (await gateway.request("GET", f"/v1/responses/{made['id']}")).status == 404
+
+
+async def test_a_response_that_is_known_to_be_forgotten_while_it_is_read_is_not_found() -> None:
+    class Told(Forgotten):
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+            async for item in super().watch(tenant, task_id, after_event):
+                if task_id not in self.kept:
+                    raise task_not_found(task_id)
+                yield item
+
+    tasks, store = Told(at_once=hello_pieces()), MemoryResponses()
+    async with stage(tasks, store) as gateway:
+        made = await asked(gateway)
+        answer = await gateway.request("GET", f"/v1/responses/{made['id']}")
+    assert error_of(answer)[:2] == (404, "not_found")
+    assert made["id"] in json.loads(answer.body)["error"]["message"]
 
 
 async def test_a_stream_whose_response_is_forgotten_tells_no_end_that_was_none() -> None:

@@ -151,6 +151,19 @@ async def test_a_caller_who_leaves_before_the_task_is_durable_ends_it_as_soon_as
     assert tasks.cancelled == list(tasks.kept) != []
 
 
+async def test_a_task_that_is_durable_only_long_after_its_caller_left_is_ended_all_the_same() -> None:
+    tasks = ScriptedTasks(submit_gate=asyncio.Event())
+    reading = asyncio.create_task(all_of(generation(tasks).frames()))
+    await tasks.was_submitted.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert tasks.submit_gate is not None
+    tasks.submit_gate.set()
+    await tasks.was_cancelled.wait()
+    assert tasks.cancelled == list(tasks.kept) != []
+
+
 async def test_leaving_takes_no_longer_than_it_may_though_nobody_ends_the_task() -> None:
     class Silent(ScriptedTasks):
         async def cancel(self, tenant: str, task_id: str) -> Task:

@@ -232,6 +232,7 @@ class MemoryTaskStore:
                     attempt=kept.attempt,
                     failures=kept.failures,
                     max_attempts=row.max_attempts,
+                    batch=row.batch,
                 )
             )
         return found

@@ -9,13 +9,16 @@ from memory_task_store import MemoryTaskStore
 
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.failpoints import Failpoint
+from router_svc.tasks.lanes import Lane
 from router_svc.tasks.placement_gate import Gate
 from router_svc.tasks.service import OpenableTaskStore, TaskService
-from router_svc.tasks.store_port import PendingTask
+from router_svc.tasks.signals import LaneFilled
+from router_svc.tasks.store_port import PendingTask, TaskRow
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.tasks import NewTask, Task, TaskNews, TaskState
 from weft.kernel.errors import WeftError
+from weft.kernel.request import Priority
 from weft.testing.fake_clock import FakeClock, let_all_run
 
 NOTICE_SECONDS = 10.0
@@ -45,7 +48,7 @@ class ScriptedCall:
 
     task: PendingTask
     gate: Gate
-    words: asyncio.Queue[task_pb2.TaskOutput | WeftError | None] = field(default_factory=asyncio.Queue)
+    words: asyncio.Queue[task_pb2.TaskOutput | BaseException | None] = field(default_factory=asyncio.Queue)
     """What the runner says; None: nothing comes any more."""
     granted: asyncio.Event = field(default_factory=asyncio.Event)
     claimed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,7 +72,7 @@ class ScriptedCall:
             self.claimed.set()
             while True:
                 word = await self.words.get()
-                if isinstance(word, WeftError):
+                if isinstance(word, BaseException):
                     raise word
                 if word is None:
                     return
@@ -82,7 +85,7 @@ class ScriptedCall:
     def say(self, *events: event_pb2.InferenceEvent) -> None:
         self.words.put_nowait(task_pb2.TaskOutput(events=events))
 
-    def fail(self, error: WeftError) -> None:
+    def fail(self, error: BaseException) -> None:
         self.words.put_nowait(error)
 
     def finish(self) -> None:
@@ -149,6 +152,22 @@ class TaskBench:
     async def submit(self, spec: task_pb2.TaskSpec | None = None, *, tenant: str = TENANT, key: str = "") -> Task:
         new = NewTask(tenant=tenant, spec=spec or chat_spec(), idempotency_key=key)
         return (await self.service.tasks.submit(new)).task
+
+    async def submit_line(self, task_id: str) -> None:
+        """A line of a batch, as whoever keeps batches hands it in."""
+        lane, now = Lane("qwen", TENANT, Priority.DURABLE), self.clock.utc_now().timestamp()
+        row = TaskRow(
+            id=task_id,
+            lane=lane,
+            digest=b"",
+            spec=chat_spec().SerializeToString(),
+            batch="batch-1",
+            max_attempts=5,
+            pending_limit_seconds=60.0,
+            created_at=now,
+        )
+        await self.store.submit(row)
+        self.service.signals.announce(LaneFilled(lane))
 
     async def begun(self, spec: task_pb2.TaskSpec | None = None) -> tuple[Task, ScriptedCall]:
         """A task that runs."""

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.store.database import RouterDatabase
-from router_svc.store.group_commit import GroupCommit
+from router_svc.store.group_commit import SHARED_PART, GroupCommit
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -246,3 +246,20 @@ async def test_a_stop_ends_what_waits_and_refuses_the_rest(
     assert len(await asyncio.gather(first, *waiting)) == MAX_BATCH + 2
     assert len(kept(file)) == MAX_BATCH + 2
     await commits.stop()
+
+
+async def test_however_much_comes_from_outside_leases_are_still_prolonged(
+    commits: GroupCommit, database: CountingDatabase, file: Path
+) -> None:
+    async def note_all(connection: AsyncConnection, words: Sequence[str]) -> Sequence[str]:
+        return [await noting(word)(connection) for word in words]
+
+    first = await under_way(commits, database, noting("first"))
+    flood = await queued(*(commits.share(note_all, f"out{number}") for number in range(2 * MAX_WAITING)))
+    (renewal,) = await queued(commits.run(noting("renewal")))
+    database.gate.set()
+    outcomes = await asyncio.gather(first, *flood, return_exceptions=True)
+    assert await renewal == "renewal"
+    refusals = [each.message for each in outcomes if isinstance(each, WeftError)]
+    assert len(refusals) == 2 * MAX_WAITING - SHARED_PART * MAX_WAITING
+    assert "renewal" in kept(file)

@@ -338,18 +338,20 @@ async def test_a_runner_that_pauses_keeps_nothing_back() -> None:
         assert [piece.event_count for piece in bench.store.only().pieces] == [1]
 
 
-async def test_only_work_that_nobody_reads_is_asked_for_whole() -> None:
+async def test_only_lines_of_batches_that_nobody_watches_are_asked_for_whole() -> None:
+    """Anybody else's words were held back from whoever began to watch when the task ran already."""
     async with task_bench() as bench:
-        _, unwatched = await bench.begun()
-        named = chat_spec()
-        named.options.priority = 2  # type: ignore[assignment]  # normal
-        _, waited_for = await bench.begun(named)
-        task = await bench.submit()
-        watched = await bench.calls.next()
-        watch = bench.watch(task.id)
+        _, alone = await bench.begun()
+        lines = []
+        for number in (1, 2):
+            await bench.submit_line(f"task-{number}")
+            lines.append(await bench.calls.next())
+        unwatched, watched = lines
+        watch = bench.watch(watched.task.id)
         await watch.next()
+        await unwatched.grant()
         await watched.grant()
-        assert (unwatched.is_whole, waited_for.is_whole, watched.is_whole) == (True, False, False)
+        assert (alone.is_whole, unwatched.is_whole, watched.is_whole) == (False, True, False)
         await watch.close()
 
 

@@ -75,17 +75,21 @@ async def test_refusals_are_no_attempts_and_pauses_between_offers_double_up_to_h
         assert (waiting.state, waiting.attempt) == (TaskState.PENDING, 0)
 
 
-async def test_those_who_are_refused_together_pause_as_one() -> None:
+async def test_those_who_are_refused_together_pause_as_one_and_then_one_tries_for_all() -> None:
     async with task_bench(limits=TaskLimits(offers_per_lane=4)) as bench:
         for _ in range(6):
             await bench.submit()
         await bench.settle()
-        for pause in (1.0, 2.0):
-            for _ in range(4):
+        for pause, offered in ((1.0, 4), (2.0, 1)):
+            assert bench.calls.unseen == offered
+            for _ in range(offered):
                 await refuse(bench, NO_MODEL)
             await bench.advance(pause - 0.1)
             assert bench.calls.unseen == 0
             await bench.advance(0.2)
+        assert bench.calls.unseen == 1
+        await (await bench.calls.next()).grant()
+        await bench.settle()
         assert bench.calls.unseen == 4
 
 

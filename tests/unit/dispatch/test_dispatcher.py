@@ -20,7 +20,7 @@ from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
 
-Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode
+Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode | asyncio.Event
 
 
 def _text(text: str) -> event_pb2.InferenceEvent:
@@ -106,7 +106,9 @@ class ScriptedRunner(generation_service_pb2_grpc.GenerationServiceServicer):
             for step in self._scripts.pop(0):
                 if isinstance(step, Exception):
                     raise step
-                if isinstance(step, event_pb2.InferenceEvent):
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, event_pb2.InferenceEvent):
                     yield generation_service_pb2.GenerateResponse(events=[step])
                 else:
                     await context.abort(step, "from the runner")
@@ -129,6 +131,12 @@ async def _listening(folder: Path, runner: ScriptedRunner) -> AsyncGenerator[str
         yield address
     finally:
         await server.stop(grace=0.5)
+
+
+def _about() -> RequestContext:
+    return RequestContext(
+        request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent()
+    )
 
 
 async def _generate(
@@ -215,6 +223,44 @@ async def test_a_call_that_the_runner_cancels_is_a_lost_worker_and_not_the_calle
     assert receipt.outcome == receipt_pb2.OUTCOME_FAILED
 
 
+async def test_a_connection_that_is_closed_under_a_call_is_a_lost_worker_and_not_the_callers_doing(
+    tmp_path: Path,
+) -> None:
+    """A pool that has to make room for another runner's channel closes the one that was used longest ago."""
+    async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
+        channels = ChannelPool()
+        call = Dispatcher(ScriptedScheduler(address), channels).generate(_about(), chat_pb2.ChatPayload())
+        frames = call.frames()
+        while not (await anext(frames))[0].HasField("delta"):
+            pass
+        await channels.close()
+        with pytest.raises(WeftError) as caught:
+            await anext(frames)
+    assert caught.value.reason is Reason.WORKER_LOST
+    assert call.receipt is not None
+    assert call.receipt.outcome == receipt_pb2.OUTCOME_FAILED
+
+
+async def test_a_caller_that_is_cancelled_while_a_runner_works_is_cancelled_and_nothing_else(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
+        channels, said = ChannelPool(), asyncio.Event()
+        call = Dispatcher(ScriptedScheduler(address), channels).generate(_about(), chat_pb2.ChatPayload())
+
+        async def read() -> None:
+            async for frame in call.frames():
+                if frame[0].HasField("delta"):
+                    said.set()
+
+        reading = asyncio.create_task(read())
+        await said.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await channels.close()
+    assert call.receipt is not None
+    assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
+
+
 async def test_nobody_at_the_address_is_a_lost_worker_and_no_content(tmp_path: Path) -> None:
     scheduler = ScriptedScheduler(f"unix:{tmp_path}/nobody.sock")
     _, failure, _ = await _generate(_giving_up(scheduler))
@@ -259,10 +305,7 @@ async def test_a_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellatio
 async def test_a_caller_that_leaves_is_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         channels = ChannelPool()
-        context = RequestContext(
-            request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent()
-        )
-        call = Dispatcher(ScriptedScheduler(address), channels).generate(context, chat_pb2.ChatPayload())
+        call = Dispatcher(ScriptedScheduler(address), channels).generate(_about(), chat_pb2.ChatPayload())
         frames = call.frames()
         await anext(frames)
         await frames.aclose()

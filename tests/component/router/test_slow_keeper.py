@@ -1,0 +1,51 @@
+"""Whoever keeps files on a slow disk is given the time that it takes, as long as it goes on."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from test_batch_service import NEW_FILE, SILENCE_SECONDS, Silent, serving
+
+from weft.dispatch.files import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.dispatch.remote_files import RemoteFiles
+
+PIECES = 16
+
+
+class Slow(Silent):
+    """Takes in the first piece when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = asyncio.Event()
+
+    async def save(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:  # type: ignore[override]
+        self.called.set()
+        await self.go_on.wait()
+        size = sum([len(data) async for data in content])
+        now = datetime.now(UTC)
+        return StoredFile(
+            id="file-1",
+            tenant=new.tenant,
+            name=new.name,
+            purpose=new.purpose,
+            size=size,
+            created_at=now,
+            expires_at=now,
+        )
+
+
+async def test_a_keeper_that_writes_for_longer_than_an_answer_may_take_is_waited_for(tmp_path: Path) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        for _ in range(PIECES):
+            yield bytes(MAX_PIECE_BYTES)
+
+    slow = Slow()
+    async with serving(slow, tmp_path) as (_, channel):
+        saving = asyncio.create_task(RemoteFiles(channel, timeout_seconds=SILENCE_SECONDS).save(NEW_FILE, content()))
+        await slow.called.wait()
+        over, _ = await asyncio.wait({saving}, timeout=4 * SILENCE_SECONDS)
+        assert not over
+        slow.go_on.set()
+        assert (await saving).size == PIECES * MAX_PIECE_BYTES

@@ -1,0 +1,240 @@
+"""No task waits for the next look while a slot could be had; and nothing is said of one that is not so."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from memory_task_store import MemoryTaskStore
+from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench, text
+
+from router_svc.tasks.calls import DispatchedCalls
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.failpoints import NoFailpoints
+from router_svc.tasks.lanes import Lane
+from router_svc.tasks.open_counts import OpenCounts
+from router_svc.tasks.service import TaskService
+from router_svc.tasks.store_port import Claim, PendingTask
+from weft.dispatch.tasks import TaskPiece, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
+from weft.testing.fake_clock import FakeClock, let_all_run
+
+NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
+
+
+class SlowReads(MemoryTaskStore):
+    """Whose readings and counts are answered when the test says so, and are of the moment they were asked in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.forgets_pieces = False
+        self.is_open = False
+        self.takes_claims = True
+        self.lanes_fault: Exception | None = None
+
+    async def start(self) -> None:
+        self.is_open = True
+
+    async def stop(self) -> None:
+        self.is_open = False
+
+    async def pending(self, lane: Lane, now: float, limit: int, max_bytes: int) -> Sequence[PendingTask]:
+        found = await super().pending(lane, now, limit, max_bytes)
+        await self.answers.wait()
+        return found
+
+    async def lanes(self, now: float, after: Lane | None, limit: int) -> Sequence[Lane]:
+        if self.lanes_fault is not None:
+            raise self.lanes_fault
+        return await super().lanes(now, after, limit)
+
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+        if not self.takes_claims:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router's database failed", retry_after_seconds=1)
+        return await super().claim(task_id, owner, now, lease_until)
+
+    async def open_counts(self) -> Mapping[str, int]:
+        found = await super().open_counts()
+        await self.answers.wait()
+        return found
+
+    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
+        if self.forgets_pieces:
+            await self.delete(TENANT, task_id)
+        return await super().pieces(task_id, attempt, after_index, max_bytes)
+
+
+async def test_a_call_that_was_broken_off_under_it_is_no_whole_answer() -> None:
+    # gRPC tells whoever reads a call whose channel is closed that it is cancelled, as if by itself.
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(text("half"))
+        await bench.settle()
+        call.fail(asyncio.CancelledError())
+        await bench.until(task.id, TaskState.PENDING)
+        assert await bench.attempts(task.id) == [Reason.WORKER_LOST.name]
+
+
+async def test_a_task_that_did_not_fit_beside_others_is_offered_as_soon_as_they_are_claimed() -> None:
+    async with task_bench(limits=TaskLimits(max_peeked_bytes=25_000)) as bench:
+        await bench.submit(chat_spec(words="x" * 10_000))
+        first = await bench.calls.next()
+        second = await bench.submit(chat_spec(words="x" * 16_000))
+        await bench.settle()
+        await first.grant()
+        assert (await bench.calls.next()).task.id == second.id
+
+
+async def test_a_task_that_ended_while_its_lane_was_read_is_not_offered_again() -> None:
+    store = SlowReads()
+    async with task_bench(store=store, limits=TaskLimits(offers_per_lane=1)) as bench:
+        first = await bench.submit()
+        call = await bench.calls.next()
+        store.answers.clear()
+        second = await bench.submit()
+        await bench.settle()
+        await call.grant()
+        call.finish()
+        await bench.until(first.id, TaskState.COMPLETED)
+        store.answers.set()
+        assert (await bench.calls.next()).task.id == second.id
+        await bench.settle()
+        assert [each.task.id for each in bench.calls.made] == [first.id, second.id]
+
+
+async def test_lanes_beyond_those_that_have_places_follow_as_soon_as_others_are_done() -> None:
+    async with task_bench(limits=TaskLimits(max_lanes=2, poll_interval_seconds=3600.0)) as bench:
+        tasks = [await bench.submit(chat_spec(f"m{number}")) for number in range(7)]
+        for _ in tasks:
+            while bench.calls.unseen:
+                call = await bench.calls.next()
+                await call.grant()
+                call.finish()
+            await bench.advance(0.2)
+        assert [(await bench.get(task.id)).state for task in tasks] == [TaskState.COMPLETED] * 7
+
+
+async def test_who_comes_in_a_lanes_pause_is_offered_at_its_end_though_the_refused_one_is_gone() -> None:
+    async with task_bench(limits=TaskLimits(poll_interval_seconds=3600.0)) as bench:
+        first = await bench.submit()
+        (await bench.calls.next()).refuse(NO_MODEL)
+        await bench.settle()
+        await bench.service.tasks.cancel(TENANT, first.id)
+        second = await bench.submit()
+        await bench.advance(1.1)
+        assert (await bench.calls.next()).task.id == second.id
+
+
+async def test_a_last_word_is_not_shown_before_the_end_is_on_disk() -> None:
+    async with task_bench() as bench:
+        task, call = await bench.begun()
+        call.say(text("all"))
+        call.say(FINISHED)
+        await bench.advance(1)
+        assert bench.store.only().pieces == []
+        call.words.put_nowait(None)
+        await bench.until(task.id, TaskState.COMPLETED)
+        assert bench.store.only().last_index == 2
+
+
+async def test_a_watcher_is_not_told_that_a_part_is_the_whole_when_the_task_is_deleted_meanwhile() -> None:
+    store = SlowReads()
+    async with task_bench(store=store) as bench:
+        task, call = await bench.begun()
+        call.say(text("all"))
+        call.finish()
+        await bench.until(task.id, TaskState.COMPLETED)
+        store.forgets_pieces = True
+        with pytest.raises(WeftError) as found:
+            await bench.watch(task.id).rest()
+        assert found.value.reason is Reason.NOT_FOUND
+
+
+async def test_who_sends_a_key_again_gets_the_task_though_the_tenant_has_as_many_as_it_may() -> None:
+    async with task_bench(limits=TaskLimits(max_open_per_tenant=1)) as bench:
+        task = await bench.submit(key="k")
+        again = await bench.submit(key="k")
+        assert again.id == task.id
+        with pytest.raises(WeftError) as found:
+            await bench.submit(key="another")
+        assert found.value.reason is Reason.TOO_MANY_RESOURCES
+        with pytest.raises(WeftError) as found:
+            await bench.submit(chat_spec(words="something else"), key="k")
+        assert found.value.reason is Reason.IDEMPOTENCY_CONFLICT
+
+
+async def test_tasks_that_are_being_counted_count_and_a_count_that_is_given_up_forgets_none() -> None:
+    store = SlowReads()
+    counts = OpenCounts(store, TaskLimits(max_open_per_tenant=1), FakeClock())
+    counts.add(TENANT)
+    store.answers.clear()
+    counting = asyncio.create_task(counts.count())
+    await let_all_run()
+    with pytest.raises(WeftError):
+        await counts.require(TENANT)
+    counting.cancel()
+    await asyncio.wait([counting])
+    with pytest.raises(WeftError):
+        await counts.require(TENANT)
+
+
+async def test_an_offerer_that_died_keeps_nothing_from_being_handed_back_at_the_stop() -> None:
+    store = SlowReads()
+
+    async def life() -> None:
+        async with task_bench(store=store) as bench:
+            await bench.begun()
+            store.lanes_fault = ValueError("a band of a newer release")
+            await bench.advance(6)
+
+    with pytest.raises(ValueError, match="of a newer release"):
+        await life()
+    assert (store.only().state, store.only().failures, store.is_open) == (TaskState.PENDING, 0, False)
+
+
+async def test_a_database_that_was_away_for_long_is_tried_again_every_second() -> None:
+    store = SlowReads()
+    async with task_bench(store=store, limits=TaskLimits(poll_interval_seconds=3600.0)) as bench:
+        await bench.submit()
+        await bench.settle()
+        store.takes_claims = False
+        for _ in range(20):
+            while bench.calls.unseen:
+                (await bench.calls.next()).granted.set()
+            await bench.advance(1.1)
+        assert len(bench.calls.made) == 21
+        store.takes_claims = True
+        await (await bench.calls.next()).grant()
+
+
+async def test_a_start_that_fails_leaves_no_store_open() -> None:
+    store = SlowReads()
+    store.is_failing = True
+    service = TaskService(store, TaskLimits(), ScriptedCalls(), FakeClock(), NoFailpoints())
+    with pytest.raises(WeftError):
+        await service.start()
+    assert not store.is_open
+
+
+def test_a_task_of_which_nothing_readable_is_kept_is_malformed_and_not_the_routers_fault() -> None:
+    nobody: Any = None
+    calls = DispatchedCalls(placement=nobody, fleet=nobody, channels=nobody, clock=FakeClock())
+    broken = PendingTask(
+        id="t",
+        lane=Lane("qwen", TENANT, Priority.DURABLE),
+        spec=b"\xff\xff",
+        caller="local",
+        attempt=0,
+        failures=0,
+        max_attempts=1,
+    )
+
+    async def gate() -> None: ...
+
+    with pytest.raises(WeftError) as found:
+        calls.make(broken, gate)
+    assert found.value.reason is Reason.MALFORMED_REQUEST

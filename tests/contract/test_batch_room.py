@@ -1,0 +1,33 @@
+"""Batches that come in at once have no more room together than one after the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from sqlalchemy import func
+from stored_batches import line, many, refused, running
+
+from router_svc.store.tables import batches, tasks
+from weft.dispatch.batches import BatchLine
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures",)
+
+
+async def test_a_batch_that_filled_up_the_room_meanwhile_leaves_none_for_the_other(database_url: str) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[BatchLine]:
+        yield line("a")
+        begun.set()
+        await go_on.wait()
+        yield line("b")
+
+    async with running(database_url, max_open_per_tenant=3) as world:
+        first = asyncio.create_task(world.batches.create(world.new_batch(), slow()))
+        await begun.wait()
+        await world.batches.create(world.new_batch(), many(2))
+        go_on.set()
+        words = await refused(Reason.TOO_MANY_RESOURCES, first)
+        assert "more than 3 tasks" in words
+        assert await world.count(tasks) == 2
+        assert await world.rows(func.count(batches.c.id)) == [(1,)]

@@ -1,0 +1,34 @@
+"""Idempotency keys that are asked for without submitting, and clocks that do not agree, on every database."""
+
+from stored_tasks import LEASE, NOW, a_row, begun, claimed, refused, reverted, waiting
+
+from router_svc.tasks.sql import SqlTaskStore
+from weft.kernel.reasons import Reason
+
+pytest_plugins = ("database_fixtures", "task_store_fixtures")
+
+
+async def test_a_key_leads_to_its_task_and_nothing_is_kept_for_having_asked(kept: SqlTaskStore) -> None:
+    await kept.submit(a_row("t1", idempotency_key="k"))
+    found = await kept.submitted(a_row("t2", idempotency_key="k"))
+    assert found is not None
+    assert (found.task.id, found.existed) == ("t1", True)
+    assert await kept.submitted(a_row("t2", idempotency_key="other")) is None
+    assert await kept.submitted(a_row("t2")) is None
+    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submitted(a_row("t2", idempotency_key="k", prompt="another")))
+    assert [task.id for task in await waiting(kept)] == ["t1"]
+
+
+async def test_a_new_task_may_be_begun_by_whoever_has_an_earlier_time(kept: SqlTaskStore) -> None:
+    await kept.submit(a_row("t1", created_at=NOW + 3_600))
+    assert [task.id for task in await waiting(kept)] == ["t1"]
+    assert len(await kept.lanes(NOW, None, 10)) == 1
+    assert await kept.next_ready_at(NOW) is None
+    await claimed(kept, "t1")
+
+
+async def test_a_task_that_came_back_may_be_begun_by_whoever_has_an_earlier_time(kept: SqlTaskStore) -> None:
+    await reverted(kept, await begun(kept, "t1"), now=NOW + 5)
+    await begun(kept, "t2")
+    await kept.revert_expired(NOW + LEASE, 10)
+    assert [task.id for task in await waiting(kept)] == ["t1", "t2"]
