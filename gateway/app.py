@@ -82,13 +82,7 @@ def create_app(
     add_kept_responses(app, parts, responses)
     for add_routes in (add_resources, add_declarations, add_settings, add_events, add_health):
         add_routes(app, parts)
-    if ports.admin is not None:
-        add_admin_models(app, parts, ports.admin)
-        add_admin_operations(app, parts, ports.admin)
-    if ports.keys is not None and ports.api_keys is not None:
-        add_keys(app, parts, ports.api_keys)
-    if ports.requests is not None:
-        add_requests(app, ports.requests)
+    _add_what_there_is(app, parts, ports)
     if tasks is not None:
         add_tasks(app, parts, tasks, surfaces_of(parts))
     _add_files_and_batches(app, parts, ports, finishing or FinishingJobs(config.batches.max_finishing))
@@ -114,6 +108,16 @@ def add_openai(app: FastAPI, parts: InferenceParts) -> None:
     """Add the routes of OpenAI's API."""
     for add_routes in (add_chat, add_completions, add_embeddings, add_model_calls, add_models):
         add_routes(app, parts)
+
+
+def _add_what_there_is(app: FastAPI, parts: GatewayParts, ports: GatewayPorts) -> None:
+    if ports.admin is not None:
+        add_admin_models(app, parts, ports.admin)
+        add_admin_operations(app, parts, ports.admin)
+    if ports.keys is not None and ports.api_keys is not None:
+        add_keys(app, parts, ports.api_keys)
+    if ports.requests is not None:
+        add_requests(app, ports.requests)
 
 
 def _add_files_and_batches(app: FastAPI, parts: GatewayParts, ports: GatewayPorts, finishing: FinishingJobs) -> None:
