@@ -11,7 +11,7 @@ MAX_OFFER_PAUSE_SECONDS = 30.0
 
 
 MAX_FRUITLESS_ATTEMPTS = 100
-"""So often a task may be begun without any runner taking it; after that such attempts count like all others."""
+"""So often a task may be begun in vain through no fault of its own; after that such attempts count like all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,9 @@ _FINAL = _HOPELESS | {
     Reason.TEMPLATE_FAILED,
 }
 """After these an attempt is not made again."""
-_NOT_TAKEN = frozenset(
+_NOT_ITS_FAULT = frozenset(
     {
+        Reason.WORKER_RESTARTED,
         Reason.NO_SLOT_AVAILABLE,
         Reason.BACKEND_NOT_READY,
         Reason.SHUTTING_DOWN,
@@ -90,7 +91,7 @@ _NOT_TAKEN = frozenset(
         Reason.TICKET_INVALID,
     }
 )
-"""With these a runner says that it has not taken a request."""
+"""With these a runner says that it has not taken a request, or that somebody has stopped its engine on purpose."""
 _LOST = frozenset({Reason.WORKER_LOST, Reason.CONNECT_FAILED})
 """With these nobody knows, unless the runner has spoken before."""
 _OF_THE_TASK = frozenset(
@@ -111,13 +112,13 @@ def after_failed_attempt(
 ) -> TryAgain | GivesUp:
     """What follows an attempt that came to nothing.
 
-    A runner that is full, or dead and not yet known to be, costs no attempt: until the mesh has noticed, a task may
-    be granted to it again and again.
+    A runner that is full, stopped on purpose, or dead and not yet known to be, costs no attempt: until the mesh has
+    noticed, a task may be granted to it again and again.
     """
     if reason in _FINAL:
         return GivesUp(reason, message)
-    nobody_took_it = reason in _NOT_TAKEN or (reason in _LOST and not history.was_taken)
-    if nobody_took_it and history.attempt <= MAX_FRUITLESS_ATTEMPTS:
+    is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not history.was_taken)
+    if is_free and history.attempt <= MAX_FRUITLESS_ATTEMPTS:
         fruitless = max(1, history.attempt - history.failures)
         return TryAgain(doubled(first_pause_seconds, fruitless, max_seconds), counts=False)
     failures = history.failures + 1

@@ -193,9 +193,17 @@ class TaskEngine:
                 await self._round()
             except WeftError as error:
                 log.warning("tasks could not be read", why=error.message)
-                await self._clock.sleep(STORE_PAUSE_SECONDS)
-                self._news.set()
+                await self._after_a_fault()
+            except Exception:
+                # Without the next look no task would ever be begun again, and nobody would see why.
+                log.exception("tasks could not be looked at")
+                await self._after_a_fault()
             await wait_for_news(self._news, self._clock, self._next_round_at() - self._clock.monotonic())
+
+    async def _after_a_fault(self) -> None:
+        await self._clock.sleep(STORE_PAUSE_SECONDS)
+        self._looks_everywhere = True
+        self._news.set()
 
     async def _round(self) -> None:
         now = self._clock.monotonic()

@@ -69,6 +69,10 @@ class Heart:
             except WeftError as error:
                 log.warning("task leases were not renewed", why=error.message)
                 pause = min(MAX_RETRY_SECONDS, interval / 3)
+            except Exception:
+                # A heart that stands still loses everything that runs here.
+                log.exception("task leases could not be looked at")
+                pause = min(MAX_RETRY_SECONDS, interval / 3)
             if await wait_for_news(self._hurry, self._wall.clock, pause):
                 await self._wall.clock.sleep(HURRY_SECONDS)
 

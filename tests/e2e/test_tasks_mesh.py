@@ -73,6 +73,22 @@ async def test_a_cancelled_task_leaves_its_engine(tmp_path: Path) -> None:
     assert code == 1
 
 
+async def test_a_mesh_that_is_stopped_hands_its_running_task_back_and_that_costs_no_attempt(tmp_path: Path) -> None:
+    home, path = tmp_path / "home", "/api/v1/inference-tasks"
+    body = {"model": POOL, "max_attempts": 1, "body": {"messages": [{"role": "user", "content": "Count"}]}}
+    endless = fake_runner("a", tokens_per_second=SLOW, answer_tokens=0)
+    with running_mesh(home, "--config", str(write_config(tmp_path, endless, drain_seconds=0.5))) as mesh:
+        async with aiohttp.ClientSession(mesh.url) as session, session.post(path, json=body) as answer:
+            task_id = (await answer.json())["id"]
+        code, _, err = await run_weft("wait", "task", task_id, "--for", "status=running", home=home)
+        assert code == 0, err
+    with running_mesh(home, "--config", str(write_config(tmp_path, fake_runner("a")))) as mesh:
+        code, out, err = await run_weft("wait", "task", task_id, "--timeout", "30s", home=home)
+        assert (code, out) == (0, f"task/{task_id}: completed\n"), err
+        _, shown, _ = await run_weft("describe", "task", task_id, "-o", "json", home=home)
+    assert [each.get("error", {}).get("reason") for each in json.loads(shown)["attempts"]] == ["shutting_down", None]
+
+
 async def test_a_batch_of_the_openai_client_comes_back_whole_and_in_order(tmp_path: Path) -> None:
     config = str(write_config(tmp_path, fake_runner("a", echo=True)))
     with running_mesh(tmp_path / "home", "--config", config) as mesh:

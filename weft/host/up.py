@@ -39,6 +39,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.service import Service
 
 MODEL_CHECK_SECONDS = 0.05
 
@@ -48,6 +49,8 @@ class RouterSide:
     """What a gateway in the same process is built over."""
 
     router: RouterService
+    engine: Service
+    """What runs tasks."""
     responses: ResponseStore
     tasks: TaskPort
     files: FilePort
@@ -131,6 +134,7 @@ class UpHost:
         self.relay = doors[0].endpoint if doors else None
         return RouterSide(
             router=router,
+            engine=durable.tasks,
             responses=responses.store,
             tasks=durable.tasks.tasks,
             files=durable.batches.files,
@@ -166,7 +170,7 @@ class UpHost:
         )
         edge = build_gateway(self._config, mesh)
         self._stack.push_async_callback(self._stop_runners)
-        self._stack.push_async_callback(edge.stop, self._config.drain_seconds)
+        self._stack.push_async_callback(self._stop_work, edge, side.engine)
         await edge.start()
         self.url = edge.url
         return fleet
@@ -182,6 +186,14 @@ class UpHost:
             child = RunnerChild(runner.name, arguments, self._home.logs / f"runner-{runner.name}.out", self._clock)
             self._children.append(child)
             await child.start()
+
+    async def _stop_work(self, edge: Service, engine: Service) -> None:
+        """Callers and tasks have the same time to end, and both before the runners do.
+
+        A task that is handed back while its runner still works has lost nothing but time.
+        """
+        drain = self._config.drain_seconds
+        await asyncio.gather(edge.stop(drain), engine.stop(drain))
 
     async def _stop_runners(self) -> None:
         await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))

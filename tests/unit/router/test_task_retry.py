@@ -73,8 +73,12 @@ def test_when_no_attempt_is_left_the_last_reason_is_told_with_their_number() -> 
     assert failed(Reason.WORKER_LOST, 1, 1) == GivesUp(Reason.WORKER_LOST, "after 1 attempt: why")
 
 
-@pytest.mark.parametrize("reason", [Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.NO_SLOT_AVAILABLE])
-def test_a_runner_that_never_took_it_costs_no_attempt_and_ever_longer_pauses(reason: Reason) -> None:
+@pytest.mark.parametrize(
+    "reason", [Reason.WORKER_LOST, Reason.CONNECT_FAILED, Reason.NO_SLOT_AVAILABLE, Reason.WORKER_RESTARTED]
+)
+def test_a_runner_that_never_took_it_or_was_stopped_on_purpose_costs_no_attempt_and_ever_longer_pauses(
+    reason: Reason,
+) -> None:
     found = [not_taken(reason, attempt) for attempt in (1, 2, 5, 50)]
     assert found == [TryAgain(seconds, counts=False) for seconds in (1.0, 2.0, 16.0, 60.0)]
     assert not_taken(reason, 3, failures=1) == TryAgain(2.0, counts=False)
