@@ -124,14 +124,15 @@ _STREAMED: dict[str, Any] = {
     "description": "The answer, or with `stream` its events",
     "content": {
         "application/json": {"schema": {"type": "object"}},
-        "text/event-stream": {"schema": {"type": "string"}},
+        # No schema: it would be taken for that of each event.
+        "text/event-stream": {},
     },
 }
 
 
 EVENTS: dict[str, Any] = {
     "description": "Server-sent events",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {"text/event-stream": {}},
 }
 """The answer of a route that streams."""
 

@@ -48,4 +48,6 @@ async def test_without_the_fence_the_checker_finds_doubles(folder: Folder) -> No
     outcome = await torture(replace(STALE, is_fenced=False), folder)
     assert not outcome.shortfalls, _told(outcome)
     assert rules_broken(outcome.violations)["double"], _told(outcome)
-    assert any("had been given up" in violation.detail for violation in outcome.violations), _told(outcome)
+    # Not only cancels that came twice: an end was written by somebody whose claim was over.
+    late = ("had been given up", "had lost its lease")
+    assert any(word in violation.detail for violation in outcome.violations for word in late), _told(outcome)

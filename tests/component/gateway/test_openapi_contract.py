@@ -89,6 +89,23 @@ def test_the_gateway_keeps_to_its_document(endpoint: Endpoint, document: Any) ->
 
 
 @pytest.mark.parametrize(
+    ("path", "asks"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+        ("/v1/responses", {"input": "hi"}),
+    ],
+)
+def test_an_answer_in_events_is_what_the_document_says(path: str, asks: dict[str, Any], document: Any) -> None:
+    """Chance alone hardly ever asks for a stream: and the document once called each event a string."""
+    body = {"model": "tiny", "stream": True, **asks}
+    case = document[path]["POST"].Case(body=body, media_type="application/json")
+    answer = case.call_and_validate(headers=SENT, checks=CHECKS)
+    assert answer.headers["content-type"][0].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize(
     "answer", [Response(status_code=500), Response(b"{}", 418), Response(b"x", media_type="text/csv")]
 )
 def test_a_route_that_does_not_keep_to_its_document_is_found_out(answer: Response) -> None:
