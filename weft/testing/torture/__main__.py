@@ -13,10 +13,11 @@ from weft.testing.torture.plan import STALE_ROUTERS, USUAL_WEIGHTS, Plan
 from weft.testing.torture.run import torture
 
 MAX_SEED = 2**32
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: every promise was kept; 1: one was broken, or too little was tried."""
+    """0: every promise was kept; 1: one was broken, or too little was tried; 130: Ctrl-C."""
     given = _parser().parse_args(arguments)
     seed = secrets.randbelow(MAX_SEED) if given.seed is None else given.seed
     plan = Plan(
@@ -35,9 +36,18 @@ def main(arguments: Sequence[str]) -> int:
     say = sys.stdout.write
     say(f"seed {plan.seed}, under {folder.root}\n")
     sys.stdout.flush()
-    outcome = asyncio.run(torture(plan, folder))
+    try:
+        outcome = asyncio.run(torture(plan, folder, _tell))
+    except KeyboardInterrupt:
+        _tell(f"stopped; what there is lies under {folder.root}")
+        return INTERRUPTED
     say("\n".join(outcome.lines()) + "\n")
     return 0 if outcome.is_good else 1
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weft.kernel.rpc import open_channel
+from weft.kernel.service import start_task, stop_tasks
 from weft.testing.torture.checker import Violation, check, rules_broken
 from weft.testing.torture.database import read_database
 from weft.testing.torture.events import Event, Kind, occurrences, read_events
@@ -26,6 +27,7 @@ SETTLE_SECONDS = 300.0
 """How long tasks may take to reach their ends once nothing is killed any more."""
 READ_SECONDS = 600.0
 POLL_SECONDS = 0.2
+PROGRESS_SECONDS = 10.0
 MAX_SHOWN = 20
 """Violations that are printed one by one."""
 
@@ -85,19 +87,30 @@ def _counted(counter: Counter[Target] | Counter[Kind] | Counter[int] | Counter[s
     return "".join(f"{',' if place else ':'} {count} {name}" for place, (name, count) in enumerate(counter.items()))
 
 
-async def torture(plan: Plan, folder: Folder) -> Outcome:
-    """Do it; nothing of it runs any more when it returns. Raises OSError where the folder cannot be used."""
+def _nobody_listens(_: str) -> None:
+    """Nothing to do."""
+
+
+async def torture(plan: Plan, folder: Folder, tell: Callable[[str], None] = _nobody_listens) -> Outcome:
+    """Do it; nothing of it runs any more when it returns. Raises OSError where the folder cannot be used.
+
+    `tell`: told how far it is, every PROGRESS_SECONDS.
+    """
     mesh = Mesh(plan, folder)
     killer = Killer(plan, mesh, lambda: _acknowledgements(folder), lambda: _at_work(folder))
+    telling: asyncio.Task[None] | None = None
     try:
         await mesh.start()
         killer.keep_all()
         async with open_channel(folder.address) as channel:
             stub = task_stub(channel)
+            telling = start_task(_tell_on(plan, folder, killer, tell), name="torture-progress")
             trouble = await _through_it_all(plan, folder, killer, stub)
             async with asyncio.timeout(READ_SECONDS):
                 served = await read_service(stub, _acked(folder))
     finally:
+        if telling is not None:
+            await stop_tasks([telling])
         await killer.stop()
         await mesh.kill_all()
     stored, damage = await read_database(database_url(plan, folder))
@@ -133,6 +146,12 @@ async def _through_it_all(plan: Plan, folder: Folder, killer: Killer, stub: "Tas
     except TimeoutError:
         return stage
     return ""
+
+
+async def _tell_on(plan: Plan, folder: Folder, killer: Killer, tell: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_SECONDS)
+        tell(f"{killer.done.total()}/{plan.kills} kills, {_acknowledgements(folder)}/{plan.tasks} acknowledgements")
 
 
 def _submitted(folder: Folder) -> list[Event]:
