@@ -27,6 +27,8 @@ TOKENS_PER_SECOND = 20.0
 COLD_WAIT_SECONDS = 4.0
 SLOW_MACHINE_SECONDS = 12.0
 """What a drain and a load may take on a machine that is busy with other tests."""
+BOOK_SECONDS = 0.5
+"""How often a router reads the book in its first half minute."""
 
 
 def models_for_one_place(tmp_path: Path, *names: str, **router: Any) -> Path:
@@ -172,6 +174,8 @@ async def test_a_load_whose_memory_a_program_took_keeps_neither_its_requests_nor
     ]
     config = write_config(tmp_path, runner, accelerators=BUDGET)
     with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        # So that there is a book that can be old: right after a start the router has not read any of this host.
+        await asyncio.sleep(2 * BOOK_SECONDS)
         async with training_program(mesh) as program, aiohttp.ClientSession() as http:
             words: list[str] = []
             waits = asyncio.create_task(words_of_waiting(mesh, "large", 3, words))
