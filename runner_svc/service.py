@@ -79,7 +79,7 @@ class RunnerService:
             self._report, self._instances, permits=self._permits, cache=self._caches, clock=self._mesh_clock
         )
         self._registry: grpc.aio.Channel | None = None
-        self._digests: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     @property
     def service_names(self) -> tuple[str, ...]:
@@ -128,15 +128,15 @@ class RunnerService:
         # After the instances, which load meanwhile: a tool server that is down takes its time to say so.
         await self._tools.start()
         await self._session.start()
-        self._digests = start_task(self._compute_digests(), name="model-digests")
+        self._reading = start_task(self._read_models(), name="model-files")
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop: refuse new work, let running work finish, say good-bye, end the backends."""
         self._control.end_tails()
         await self._drain(grace_seconds)
-        if self._digests is not None:
-            await stop_tasks([self._digests])
-            self._digests = None
+        if self._reading is not None:
+            await stop_tasks([self._reading])
+            self._reading = None
         await self._caches.close()
         ends = await asyncio.gather(*(instance.stop() for instance in self._instances.values()), return_exceptions=True)
         for instance, end in zip(self._instances.values(), ends, strict=True):
@@ -224,10 +224,13 @@ class RunnerService:
         while self._clock.monotonic() < deadline and any(i.slots.holders for i in self._instances.values()):
             await self._clock.sleep(DRAIN_CHECK_SECONDS)
 
-    async def _compute_digests(self) -> None:
+    async def _read_models(self) -> None:
+        # First what is read in no time: until routers know what a load takes they cannot tell where there is room.
+        for instance in self._instances.values():
+            await self._foresee(instance)
+        self._note_change()
         memory = self._config.session_file.with_name("digests.json")
         for model in self._config.models:
-            await self._foresee(self._instances[model.name])
             if model.model_path is not None:
                 try:
                     self._instances[model.name].digest = await model_digest(model.model_path, memory)

@@ -152,13 +152,18 @@ class LoadDesk:
         asked = demands_of(self._wanting, lambda outlook: self._worth_asking(outlook, now), now)
         hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
         residents = {host: self._residents_of(host) for host in sorted(hosts)}
-        plan = self._planner.review(asked.demands, residents, self.board.hosts, self.wakes.under_way, now)
+        plan = self._planner.review(asked.demands, residents, self.board.hosts, self._waking(), now)
         lifted = self._held - plan.hold
         if plan.hold != self._held:
             self._held = plan.hold
             self.index.hold(plan.hold, plan.instead)
         self._gates, self._label_of, self._decided = plan.gates, asked.label_of, plan.decided
         return plan, lifted
+
+    def _waking(self) -> dict[str, Candidate]:
+        """What is being woken, as the mesh shows it; as it slept where that has lost it."""
+        found = ((before, self.index.candidate(before.model)) for before in self.wakes.under_way)
+        return {before.model: before if now is None else now for before, now in found}
 
     def band_for(self, candidate: Candidate) -> Priority:
         """The highest band of those for whom it is to be woken."""

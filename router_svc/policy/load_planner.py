@@ -21,7 +21,7 @@ not. What is decided is kept to, as long as there is demand for it and it can be
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from router_svc.policy import gate_words
 from router_svc.policy.arrival import ROUTE_PREFIX
@@ -57,14 +57,14 @@ class LoadPlanner:
         demands: Sequence[Demand],
         residents: Mapping[str, Sequence[Resident]],
         hosts: Mapping[str, HostMemory],
-        waking: Collection[str],
+        waking: Mapping[str, Candidate],
         now: float,
     ) -> LoadPlan:
         """What to do now.
 
-        `residents` by host, at least of the hosts that `demands` concern. `waking`: models whose wake is under way,
-        those that were begun before included. Costs time in proportion to the demands, their sleeping models, and what
-        is loaded on their hosts.
+        `residents` by host, at least of the hosts that `demands` concern. `waking`: models whose wake is under way, as
+        they are now, those that were begun before included. Costs time in proportion to the demands, their sleeping
+        models, and what is loaded on their hosts.
         """
         doubted = {model for model, until in self._doubted_until.items() if until > now}
         review = Review(residents, hosts, waking, now, doubted=doubted)
@@ -116,6 +116,7 @@ class LoadPlanner:
                 del self._swaps[model]
                 continue
             review.swaps.setdefault(swap.line, []).append(swap)
+            review.look_again(swap)
             if swap.begun and swap.candidate.host in review.residents:
                 here = frozenset(victim.candidate.key for victim in review.present(swap))
                 # Whoever is loaded again later is not held for this load a second time.

@@ -1,6 +1,6 @@
 """What one review of the load planner works with: loads that are decided, ways to load, and all that it was told."""
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from router_svc.policy.candidates import Candidate
@@ -85,7 +85,7 @@ class Review:
 
     residents: Mapping[str, Sequence[Resident]]
     hosts: Mapping[str, HostMemory]
-    waking: Collection[str]
+    waking: Mapping[str, Candidate]
     now: float
     spaces: dict[str, HostSpace] = field(default_factory=dict)
     waiting: dict[AskedOf, int] = field(default_factory=dict)
@@ -114,6 +114,12 @@ class Review:
         if candidate.host not in self.spaces:
             self.spaces[candidate.host] = HostSpace(memory, self.residents.get(candidate.host, ()), self.doubted)
         return self.spaces[candidate.host]
+
+    def look_again(self, swap: Swap) -> None:
+        """A runner may say only after its load was begun what a model takes; what was known once stays known."""
+        now = self.waking.get(swap.candidate.model)
+        if swap.begun and now is not None and now.memory_bytes > 0:
+            swap.candidate = now
 
     def keys_on(self, host: str) -> frozenset[CandidateKey]:
         """What takes requests there."""

@@ -67,9 +67,9 @@ class WakeBook:
         return model in self._under_way
 
     @property
-    def under_way(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(self._under_way)
+    def under_way(self) -> tuple[Candidate, ...]:
+        """All of them, as they were when their wakes were begun."""
+        return tuple(wake.candidate for wake in self._under_way.values())
 
     def failed_last(self, model: str) -> bool:
         """Whether the model's last wake failed: another one is preferred."""

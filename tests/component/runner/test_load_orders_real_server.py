@@ -38,7 +38,9 @@ def _backend(**settings: Any) -> LlamaServerBackend:
 
 async def _answer_tokens(backend: LlamaServerBackend) -> int:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Count to three.")])
-    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling_pb2.SamplingParams(max_tokens=4))
+    # Greedy: drawn by chance, its first sentence was once three tokens long.
+    sampling = sampling_pb2.SamplingParams(max_tokens=4, temperature=0.0)
+    payload = chat_pb2.ChatPayload(messages=[message], sampling=sampling)
     call = CallInfo(request_id="r1", traceparent="")
     async with asyncio.timeout(LOAD_SECONDS):
         events = [event async for frame in backend.generate(payload, call) for event in frame]

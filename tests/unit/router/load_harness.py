@@ -214,8 +214,9 @@ class LoadWorld:
             )
         return found
 
-    def _waking(self) -> set[str]:
-        return {state.spec.name for state in self.models.values() if state.loading_until is not None}
+    def _waking(self) -> dict[str, Candidate]:
+        loading = (state.spec for state in self.models.values() if state.loading_until is not None)
+        return {spec.name: self.candidate_of(spec) for spec in loading}
 
     def _memory_of(self, host: str) -> HostMemory:
         here = [state.spec for state in self.models.values() if state.spec.host == host and state.holds_memory]

@@ -52,6 +52,7 @@ class Desk:
     def __init__(self) -> None:
         self.estimates = Estimates()
         self.planner = LoadPlanner(LIMITS, self.estimates)
+        self._shown: dict[str, Candidate] = {}
 
     def review(
         self,
@@ -63,7 +64,9 @@ class Desk:
         now: float = 100.0,
     ) -> LoadPlan:
         hosts = {} if memory is None else {"host-a": memory}
-        return self.planner.review(demands, {"host-a": residents or []}, hosts, waking, now)
+        self._shown |= {each.model: each for asked in demands for each in asked.asleep}
+        under_way = {name: self._shown[name] for name in waking}
+        return self.planner.review(demands, {"host-a": residents or []}, hosts, under_way, now)
 
 
 def begun(plan: LoadPlan) -> list[str]:
@@ -140,9 +143,9 @@ def test_one_who_gives_way_finishes_first_and_then_the_load_begins_with_the_high
 def test_who_gave_way_is_held_until_the_wake_is_over_also_when_nobody_waits_any_more() -> None:
     desk = Desk()
     desk.review([demand("b", candidate("b"))], [resident("a")], book(("a", 4.0)))
-    gone = desk.planner.review([], {}, {}, ("b",), 100.1)
+    gone = desk.planner.review([], {}, {}, {"b": candidate("b")}, 100.1)
     assert held(gone) == {"a"}, "nobody said that it takes no requests any more"
-    assert held(desk.planner.review([], {}, {}, (), 103.0)) == set()
+    assert held(desk.planner.review([], {}, {}, {}, 103.0)) == set()
 
 
 def test_a_model_that_is_loaded_again_is_not_held_for_the_load_that_it_gave_way_to() -> None:

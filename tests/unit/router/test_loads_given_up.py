@@ -16,6 +16,7 @@ GIB = 1 << 30
 LIMITS = SchedulerLimits()
 TAKEN_AT = 0.5
 STUCK_AT = TAKEN_AT + LIMITS.min_turn_seconds
+SMALL = asleep("run-small", "small", host="gpu", memory_bytes=GIB)
 
 
 def book(*holders: MemoryHolder) -> dict[str, HostMemory]:
@@ -31,10 +32,7 @@ def program(gib: int, **other: bool) -> MemoryHolder:
 def mesh_of_two() -> Mesh:
     """A large and a small model, both asleep, and nobody who holds memory."""
     mesh = scheduler(queue_timeout_seconds=30.0)
-    models = [
-        asleep(f"run-{name}", name, host="gpu", memory_bytes=gib * GIB) for name, gib in (("large", 5), ("small", 1))
-    ]
-    mesh.show(models, 0.0, hosts=book())
+    mesh.show([asleep("run-large", "large", host="gpu", memory_bytes=5 * GIB), SMALL], 0.0, hosts=book())
     return mesh
 
 
@@ -61,6 +59,27 @@ def test_a_load_whose_memory_a_program_took_meanwhile_is_given_up_once_and_waits
     told = {each.reason for each in later if isinstance(each, Waits)}
     assert told == {"VRAM: needs 5 GiB on gpu, held by train.py (a program)"}
     assert woken(shown(mesh, book(), 16.0)) == ["large"]
+
+
+def test_a_load_that_was_begun_before_its_size_was_known_is_given_up_as_any_other() -> None:
+    """It was begun moments after its runner came, and then kept waiting whoever came after it."""
+    mesh = scheduler(queue_timeout_seconds=30.0)
+    mesh.show([asleep("run-large", "large", host="gpu"), SMALL], 0.0, hosts=book(program(4)))
+    assert woken(mesh.submit(arrival(1, "large"), 0.0)) == ["large"], "the ledger decides"
+    large = asleep("run-large", "large", host="gpu", memory_bytes=5 * GIB, readiness=Readiness.LOADING)
+    mesh.show([large, SMALL], TAKEN_AT)
+    assert woken(mesh.submit(arrival(2, "small"), 1.0)) == [], "at the ledger it would wait behind the large one"
+    assert [given_up(mesh.tick(quarter / 4)) for quarter in range(5, 11)] == [[]] * 5 + [["large"]]
+    no_memory = failed("others hold it", Reason.INSUFFICIENT_MEMORY)
+    assert woken(mesh.wake_finished("large", no_memory, STUCK_AT + 0.25)) == ["small"]
+
+
+def test_a_host_that_is_lost_sight_of_while_its_load_waits_changes_nothing_about_that() -> None:
+    mesh = mesh_of_two()
+    mesh.submit(arrival(1, "large"), 0.0)
+    shown(mesh, book(program(4)), TAKEN_AT)
+    mesh.show([asleep("run-large", "large", readiness=Readiness.DOWN), SMALL], TAKEN_AT)
+    assert given_up(mesh.tick(STUCK_AT)) == ["large"]
 
 
 def test_one_that_waited_in_vain_for_memory_is_told_who_held_it_to_the_end() -> None:

@@ -1,0 +1,66 @@
+"""What a load would take is told before anybody loads, and does not wait for what takes long to read."""
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+from runner_harness import running_runner
+
+from runner_svc import service
+from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.config import ServedModel
+from runner_svc.hibernation import HibernationSettings
+from runner_svc.memory.memory_port import ExpectedMemory, MemoryForecast
+from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.phase import Phase
+from weft.testing.fake_backend.process import fake_backend_command
+
+SIZE_BYTES = 5 << 30
+REPORT_INTERVAL_SECONDS = 5.0
+"""What the harness's registry asks for: what is told at once is told sooner."""
+
+
+class _LateForecast:
+    """Knows what a load takes once `known` is set."""
+
+    def __init__(self, known: asyncio.Event) -> None:
+        self._known = known
+
+    async def expect(self, _plan: LoadPlan) -> ExpectedMemory | None:
+        await self._known.wait()
+        return ExpectedMemory(bytes=SIZE_BYTES, source="declared")
+
+
+def _asleep(name: str, known: asyncio.Event) -> ServedModel:
+    config = LlamaServerConfig(command=tuple(fake_backend_command()), model_path=Path(__file__), alias=name)
+    return ServedModel(
+        name=name,
+        make_backend=lambda: LlamaServerBackend(config),
+        hibernation=HibernationSettings(start_asleep=True),
+        model_path=Path(__file__),
+        forecast=cast("MemoryForecast", _LateForecast(known)),
+    )
+
+
+async def test_sizes_are_told_as_soon_as_they_are_known_also_while_files_are_still_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that knew no size began loads without asking whether there was room, for seconds after each start."""
+
+    async def never_ends(_path: Path, _memory: Path) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(service, "model_digest", never_ends)
+    known = asyncio.Event()
+    async with running_runner(tmp_path, [_asleep("first", known), _asleep("second", known)]) as runner:
+        before = await runner.until(Phase.HIBERNATING, "second")
+        assert before.memory.estimated_bytes == 0
+        beats_before = len(runner.registry.beats)
+        known.set()
+        for name in ("first", "second"):
+            state = await runner.until_state(lambda state: state.memory.estimated_bytes > 0, name)
+            assert state.memory.estimated_bytes == SIZE_BYTES
+        told_after = runner.registry.beat_times[-1] - runner.registry.beat_times[beats_before - 1]
+        assert told_after < REPORT_INTERVAL_SECONDS, "the next report would have said it anyhow"
