@@ -12,6 +12,17 @@ _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
+    _create_batches()
+    _create_files()
+    _create_tasks()
+    _create_task_indexes()
+    _create_file_pieces()
+    _create_task_attempts()
+    _create_task_requests()
+    _create_task_pieces()
+
+
+def _create_batches() -> None:
     op.create_table(
         "batches",
         sa.Column("seq", _NUMBER, autoincrement=True, nullable=False),
@@ -40,6 +51,9 @@ def upgrade() -> None:
     )
     op.create_index("ix_batches_ended_at", "batches", ["ended_at"])
     op.create_index("ix_batches_tenant_seq", "batches", ["tenant", "seq"])
+
+
+def _create_files() -> None:
     op.create_table(
         "files",
         sa.Column("seq", _NUMBER, autoincrement=True, nullable=False),
@@ -57,6 +71,9 @@ def upgrade() -> None:
     )
     op.create_index("ix_files_expires_at", "files", ["expires_at"])
     op.create_index("ix_files_tenant_seq", "files", ["tenant", "seq"])
+
+
+def _create_tasks() -> None:
     op.create_table(
         "tasks",
         sa.Column("seq", _NUMBER, autoincrement=True, nullable=False),
@@ -92,44 +109,20 @@ def upgrade() -> None:
         sa.UniqueConstraint("id", name="uq_tasks_id"),
         sqlite_autoincrement=True,
     )
+
+
+def _create_task_indexes() -> None:
     op.create_index("ix_tasks_batch", "tasks", ["batch_id", "line"])
-    op.create_index(
-        "ix_tasks_ended",
-        "tasks",
-        ["ended_at"],
-        sqlite_where=sa.text("state > 2"),
-        postgresql_where=sa.text("state > 2"),
-    )
-    op.create_index(
-        "ix_tasks_expiry",
-        "tasks",
-        ["expires_at"],
-        sqlite_where=sa.text("state = 1"),
-        postgresql_where=sa.text("state = 1"),
-    )
+    _create_partial_index("ix_tasks_ended", ["ended_at"], "state > 2")
+    _create_partial_index("ix_tasks_expiry", ["expires_at"], "state = 1")
     op.create_index("ix_tasks_key", "tasks", ["tenant", "idempotency_key"], unique=True)
-    op.create_index(
-        "ix_tasks_lane",
-        "tasks",
-        ["model", "tenant", "band", "seq"],
-        sqlite_where=sa.text("state = 1"),
-        postgresql_where=sa.text("state = 1"),
-    )
-    op.create_index(
-        "ix_tasks_lease",
-        "tasks",
-        ["lease_until"],
-        sqlite_where=sa.text("state = 2"),
-        postgresql_where=sa.text("state = 2"),
-    )
-    op.create_index(
-        "ix_tasks_ready",
-        "tasks",
-        ["ready_at"],
-        sqlite_where=sa.text("state = 1"),
-        postgresql_where=sa.text("state = 1"),
-    )
+    _create_partial_index("ix_tasks_lane", ["model", "tenant", "band", "seq"], "state = 1")
+    _create_partial_index("ix_tasks_lease", ["lease_until"], "state = 2")
+    _create_partial_index("ix_tasks_ready", ["ready_at"], "state = 1")
     op.create_index("ix_tasks_tenant_seq", "tasks", ["tenant", "seq"])
+
+
+def _create_file_pieces() -> None:
     op.create_table(
         "file_pieces",
         sa.Column("file_id", sa.String(128), nullable=False),
@@ -138,6 +131,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["file_id"], ["files.id"], name="fk_file_pieces_file_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("file_id", "place", name="pk_file_pieces"),
     )
+
+
+def _create_task_attempts() -> None:
     op.create_table(
         "task_attempts",
         sa.Column("task_id", sa.String(128), nullable=False),
@@ -151,6 +147,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name="fk_task_attempts_task_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task_id", "attempt", name="pk_task_attempts"),
     )
+
+
+def _create_task_requests() -> None:
     op.create_table(
         "task_specs",
         sa.Column("task_id", sa.String(128), nullable=False),
@@ -158,6 +157,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name="fk_task_specs_task_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task_id", name="pk_task_specs"),
     )
+
+
+def _create_task_pieces() -> None:
     op.create_table(
         "task_pieces",
         sa.Column("task_id", sa.String(128), nullable=False),
@@ -168,3 +170,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name="fk_task_pieces_task_id", ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task_id", "attempt", "first_index", name="pk_task_pieces"),
     )
+
+
+def _create_partial_index(name: str, columns: list[str], where: str) -> None:
+    condition = sa.text(where)
+    op.create_index(name, "tasks", columns, sqlite_where=condition, postgresql_where=condition)
