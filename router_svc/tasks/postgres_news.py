@@ -48,12 +48,11 @@ class PostgresNews:
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
     async def listen(self, heard: Callable[[News], None]) -> None:
-        """Hand on news until cancelled; ManyChanged first wherever some may have been missed."""
-        is_first = True
+        """Hand on news until cancelled; ManyChanged whenever it begins to hear: what was told before was missed."""
         while True:
             try:
                 async with self._database.apart() as connection:
-                    await self._hear(connection, heard, is_first=is_first)
+                    await self._hear(connection, heard)
                 log.warning("news of other routers are lost, listening again")
             except (WeftError, OSError) as error:
                 log.warning("no news of other routers, trying again", kind=type(error).__name__)
@@ -62,19 +61,17 @@ class PostgresNews:
                 if not type(error).__module__.startswith("asyncpg"):
                     raise
                 log.warning("no news of other routers, trying again", kind=type(error).__name__)
-            is_first = False
             await self._clock.sleep(self._pause_seconds)
             self._pause_seconds = min(2 * self._pause_seconds, MAX_PAUSE_SECONDS)
 
-    async def _hear(self, connection: AsyncConnection, heard: Callable[[News], None], *, is_first: bool) -> None:
+    async def _hear(self, connection: AsyncConnection, heard: Callable[[News], None]) -> None:
         """Returns when the connection is gone."""
         driver: Any = (await connection.get_raw_connection()).driver_connection
         gone = asyncio.Event()
         driver.add_termination_listener(lambda _: gone.set())
         await driver.add_listener(CHANNEL, lambda *notice: self._pass_on(notice[-1], heard))
         self._pause_seconds = FIRST_PAUSE_SECONDS
-        if not is_first:
-            heard(ManyChanged())
+        heard(ManyChanged())
         while not await self._is_gone(gone):
             await driver.execute("SELECT 1", timeout=PROBE_TIMEOUT_SECONDS)
 

@@ -212,7 +212,7 @@ class TaskStore(Protocol):
     async def listen(self, heard: Callable[[News], None]) -> None:
         """Hand on what other routers on this database tell, until cancelled. Without others it only waits.
 
-        After a lost connection it says ManyChanged once it listens again.
+        It says ManyChanged whenever it begins to listen: what was told before that was missed.
         """
         ...
 

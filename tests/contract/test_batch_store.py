@@ -418,6 +418,7 @@ async def test_another_router_on_one_postgres_hears_of_lines_that_wait_and_of_ca
         listener = asyncio.create_task(news.listen(heard.put_nowait))
         while not listener.done() and not await first.count(text(listening)):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
+        assert await heard.get() == ManyChanged()
         made = await first.batches.create(first.new_batch(), many(2))
         assert await heard.get() == LaneFilled(Lane("qwen", "ann", Priority.DURABLE))
         await first.batches.cancel("ann", made.id)

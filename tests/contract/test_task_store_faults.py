@@ -226,6 +226,7 @@ async def test_a_postgres_that_is_restarted_is_found_again_with_its_news() -> No
         listening = asyncio.create_task(store.listen(heard.put_nowait))
         submitters = Submitters(store)
         await submitters.go_on()
+        assert await heard.get() == ManyChanged()
         crash(server, name)
         await submitters.go_on()
         await submitters.check()

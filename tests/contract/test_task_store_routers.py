@@ -12,7 +12,7 @@ from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, all_of, begun, 
 
 from router_svc.tasks.lanes import Lane
 from router_svc.tasks.postgres_news import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD
-from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged
+from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged, TaskSignals
 from router_svc.tasks.sql import SqlTaskStore
 from weft.dispatch.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
@@ -35,19 +35,14 @@ async def routers(postgres_url: str) -> AsyncIterator[list[SqlTaskStore]]:
 
 
 @asynccontextmanager
-async def listening(store: SqlTaskStore, server: PostgresServer) -> AsyncIterator[Heard]:
+async def listening(store: SqlTaskStore) -> AsyncIterator[Heard]:
     """From here on it hears everything."""
     heard: Heard = asyncio.Queue()
     task = asyncio.create_task(store.listen(heard.put_nowait))
-    await asyncio.to_thread(_until_it_listens, server)
+    assert await heard.get() == ManyChanged(), "what was told before, it has missed"
     yield heard
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def _until_it_listens(server: PostgresServer) -> None:
-    while server.sql(f"SELECT count(*) FROM pg_stat_activity WHERE {LISTENS}") == "0":
-        pass
 
 
 async def test_of_two_routers_one_keeps_a_key(routers: list[SqlTaskStore]) -> None:
@@ -91,11 +86,9 @@ async def test_a_lost_lease_is_reverted_by_one_router(routers: list[SqlTaskStore
     assert await routers[1].append(again, [a_piece(1, "good")])
 
 
-async def test_each_router_hears_what_others_do_and_not_itself(
-    routers: list[SqlTaskStore], postgres: PostgresServer
-) -> None:
+async def test_each_router_hears_what_others_do_and_not_itself(routers: list[SqlTaskStore]) -> None:
     teller, hearer = routers
-    async with listening(hearer, postgres) as heard:
+    async with listening(hearer) as heard:
         await hearer.submit(a_row("task-0"))
         claim = await begun(teller, "task-1")
         assert [await heard.get(), await heard.get()] == [LaneFilled(LANE), TaskChanged("task-1")]
@@ -110,9 +103,9 @@ async def test_each_router_hears_what_others_do_and_not_itself(
         assert heard.empty()
 
 
-async def test_what_is_heard_is_on_disk(routers: list[SqlTaskStore], postgres: PostgresServer) -> None:
+async def test_what_is_heard_is_on_disk(routers: list[SqlTaskStore]) -> None:
     teller, hearer = routers
-    async with listening(hearer, postgres) as heard:
+    async with listening(hearer) as heard:
         for number in range(20):
             telling = asyncio.create_task(teller.submit(a_row(f"task-{number}")))
             assert await heard.get() == LaneFilled(LANE)
@@ -144,16 +137,29 @@ async def test_much_news_is_told_in_a_few_words(
 async def test_news_in_words_of_another_release_mean_that_something_changed(
     routers: list[SqlTaskStore], postgres: PostgresServer, postgres_database: str
 ) -> None:
-    async with listening(routers[0], postgres) as heard:
+    async with listening(routers[0]) as heard:
         for payload in ("", "7", '["x", {"new": 1}]', '["x", ["m", "t", 99]]'):
             postgres.sql(f"SELECT pg_notify('{CHANNEL}', '{payload}')", postgres_database)
             assert await heard.get() == ManyChanged()
 
 
+async def test_a_watcher_whose_router_does_not_hear_yet_is_woken_once_it_does(routers: list[SqlTaskStore]) -> None:
+    """What another router told in the moment of the start was missed, and the watcher waited for its next look."""
+    teller, hearer = routers
+    claim = await begun(teller, "task-1")
+    signals = TaskSignals()
+    with signals.watching("task-1") as news:
+        assert await teller.end(claim, DONE, NOW)
+        hearing = asyncio.create_task(hearer.listen(signals.announce))
+        await news.wait()
+    hearing.cancel()
+    await asyncio.gather(hearing, return_exceptions=True)
+
+
 async def test_a_listener_that_was_cut_off_says_that_it_missed_something(
     routers: list[SqlTaskStore], postgres: PostgresServer
 ) -> None:
-    async with listening(routers[1], postgres) as heard:
+    async with listening(routers[1]) as heard:
         postgres.sql(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {LISTENS}")
         assert await heard.get() == ManyChanged()
         await routers[0].submit(a_row("task-1"))
