@@ -1,31 +1,19 @@
-"""Brings a database to the schema this code expects."""
+"""The schema that the registry's database is brought to."""
 
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
-from sqlalchemy import Connection
+from registry_svc.store import key_tables, lease_tables, operation_tables
+from registry_svc.store.tables import metadata
+from weft.sql.schema import Schema
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+# Tables are known to `metadata` once their modules have been read.
+assert lease_tables.leases.metadata is operation_tables.operations.metadata is metadata
+assert key_tables.api_keys.metadata is metadata
 
-_SCRIPTS = Path(__file__).parent / "migrations"
-
-
-def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Run every migration up to `revision` that `connection`'s database has not seen, inside its transaction.
-
-    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know.
-    """
-    config = Config(attributes={"connection": connection})
-    # Config interpolates '%', which may well be part of an installation path.
-    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    try:
-        command.upgrade(config, revision)
-    except CommandError as error:
-        raise WeftError(
-            Reason.SERVICE_UNAVAILABLE,
-            "the registry's database has a schema this release does not know; run the release that wrote it, or newer",
-        ) from error
+SCHEMA = Schema(
+    owner="registry",
+    metadata=metadata,
+    scripts=Path(__file__).parent / "migrations",
+    newest="0007",
+    version_table="alembic_version",
+)

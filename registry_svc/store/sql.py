@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from registry_svc.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
 from registry_svc.store.database import Database, database_of
-from registry_svc.store.migrate import upgrade
 from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
 from registry_svc.store.rows import (
     SETTINGS_ID,
@@ -36,6 +35,7 @@ from registry_svc.store.rows import (
     settings_row,
     stored_session_of,
 )
+from registry_svc.store.schema import SCHEMA
 from registry_svc.store.tables import (
     agents,
     declared_agents,
@@ -49,6 +49,7 @@ from registry_svc.store.tables import (
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.sql.schema import bring_up_to_date
 
 log = structlog.get_logger("weft.registry.store")
 
@@ -85,7 +86,7 @@ class SqlStore:
             with self._explained():
                 self._engine = self._database.take()
             async with self.transaction() as connection:
-                await connection.run_sync(upgrade)
+                await connection.run_sync(bring_up_to_date, SCHEMA)
                 await self._database.mark(connection)
         except BaseException:
             await self.close()

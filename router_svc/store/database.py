@@ -4,20 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import structlog
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
-from sqlalchemy import URL, Connection, make_url, text
+from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from router_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.sql.schema import bring_up_to_date
 from weft.sql.sqlite import WRITES, file_of, make_private, tame
 
 log = structlog.get_logger("weft.router.store")
@@ -30,7 +28,6 @@ IDLE_TRANSACTION_TIMEOUT_SECONDS = 30.0
 """After which PostgreSQL ends a transaction whose router has stopped in the middle: others may wait for its rows."""
 # Drawn from a name nobody else has: migrations of two routers that start together take turns.
 MIGRATION_LOCK = 0x7765_6674_726F_7574
-_SCRIPTS = Path(__file__).parent / "migrations"
 _POSTGRES_OPTIONS: Mapping[str, Any] = {
     "connect_args": {
         "timeout": CONNECT_TIMEOUT_SECONDS,
@@ -132,7 +129,7 @@ class RouterDatabase:
         async with self._turn, self._opened().begin() as connection:
             if not self._is_sqlite:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            await connection.run_sync(_upgrade)
+            await connection.run_sync(bring_up_to_date, SCHEMA)
 
     def _opened(self) -> AsyncEngine:
         if self._engine is None:
@@ -189,17 +186,3 @@ def _parsed(database_url: str) -> URL:
     if url.drivername not in (_SQLITE, _POSTGRES):
         raise invalid_field("database_url", f"must begin with {_SQLITE}:// or {_POSTGRES}://")
     return url
-
-
-def _upgrade(connection: Connection) -> None:
-    config = Config(attributes={"connection": connection})
-    # Config interpolates '%', which may well be part of an installation path.
-    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    try:
-        command.upgrade(config, "head")
-    except CommandError as error:
-        raise WeftError(
-            Reason.SERVICE_UNAVAILABLE,
-            "the router's database has a schema this release does not know; run the release that wrote it, or newer",
-        ) from error

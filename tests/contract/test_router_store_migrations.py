@@ -5,26 +5,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_tasks import a_row, seen, store_on
 
 import router_svc.responses.service
-import router_svc.store
 from router_svc.responses.config import ResponseLimits
 from router_svc.store.database import RouterDatabase
+from router_svc.store.schema import SCHEMA
 from router_svc.store.tables import metadata, responses
 from weft.dispatch.stored_responses import StoredResponse
 from weft.dispatch.tasks import TaskState
+from weft.sql.migrations import migrate
 
 pytest_plugins = ("database_fixtures",)
 
 PREVIOUS, VERSIONS = "0001", "router_alembic_version"
-SCRIPTS = Path(router_svc.store.__file__).parent / "migrations"
 MADE = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KEPT = StoredResponse(id="resp_1", tenant="ann", previous_id="", created_at=MADE, body=b"\x00\xff", items=b"[]")
 
@@ -43,13 +41,6 @@ def _folder_of(engine: AsyncEngine) -> Path:
     return Path(str(engine.url.database)).parent
 
 
-def _upgrade_to_previous(connection: Connection) -> None:
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    command.upgrade(config, PREVIOUS)
-
-
 def _tables(connection: Connection) -> set[str]:
     return set(inspect(connection).get_table_names())
 
@@ -61,7 +52,7 @@ def _differences(connection: Connection) -> Sequence[object]:
 
 async def _make_previous(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
-        await connection.run_sync(_upgrade_to_previous)
+        await connection.run_sync(migrate, SCHEMA, PREVIOUS)
         assert await connection.run_sync(_tables) == {VERSIONS, "responses"}
         values = {"id": KEPT.id, "tenant": KEPT.tenant, "previous_id": "", "created_at": MADE, "size": 4}
         await connection.execute(responses.insert(), {**values, "body": KEPT.body, "items": KEPT.items})

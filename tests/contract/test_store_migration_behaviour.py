@@ -9,10 +9,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import BEHAVIOUR, declared_agent, stored
 
 from registry_svc.behaviour import NO_BEHAVIOUR
-from registry_svc.store.migrate import upgrade
+from registry_svc.store.schema import SCHEMA
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.sql.migrations import migrate
 
 pytest_plugins = ("database_fixtures",)
 
@@ -45,7 +46,7 @@ async def previous(database_url: str) -> AsyncIterator[AsyncEngine]:
     if dialect == "sqlite":
         _make_folder(str(engine.url.database))
     async with engine.begin() as connection:
-        await connection.run_sync(upgrade, PREVIOUS)
+        await connection.run_sync(migrate, SCHEMA, PREVIOUS)
         for row in ROWS:
             text = row.format(seen=SEEN[dialect], yes=YES[dialect], key=KEY[dialect])
             await connection.exec_driver_sql(text)

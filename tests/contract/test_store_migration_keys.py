@@ -12,10 +12,11 @@ from stored_values import mesh_settings
 from registry_svc.keys.domain import ApiKey
 from registry_svc.store.key_port import StoredKeys
 from registry_svc.store.key_sql import SqlKeyStore
-from registry_svc.store.migrate import upgrade
+from registry_svc.store.schema import SCHEMA
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.sql.migrations import migrate
 
 pytest_plugins = ("database_fixtures",)
 
@@ -32,7 +33,7 @@ async def previous(database_url: str) -> AsyncIterator[AsyncEngine]:
     if engine.dialect.name == "sqlite":
         _make_folder(str(engine.url.database))
     async with engine.begin() as connection:
-        await connection.run_sync(upgrade, PREVIOUS)
+        await connection.run_sync(migrate, SCHEMA, PREVIOUS)
         settings = mesh_settings()
         allowed = YES[engine.dialect.name] if settings.allow_cloud_fallback else f"NOT {YES[engine.dialect.name]}"
         await connection.exec_driver_sql(

@@ -12,13 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import agent, stored
 
 from registry_svc.domain import Manifest, Publication, RunnerProfile, Session, Standing
-from registry_svc.store.migrate import upgrade
 from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
+from registry_svc.store.schema import SCHEMA
 from registry_svc.store.sql import SqlStore
 from registry_svc.store.tables import metadata
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
+from weft.sql.migrations import migrate
 
 pytest_plugins = ("database_fixtures",)
 
@@ -76,7 +77,7 @@ def _make_folder(database: str) -> None:
 async def previous(engine: AsyncEngine) -> AsyncEngine:
     """A database of the previous release, with rows in it."""
     async with engine.begin() as connection:
-        await connection.run_sync(upgrade, PREVIOUS)
+        await connection.run_sync(migrate, SCHEMA, PREVIOUS)
         assert await connection.run_sync(_tables) == {"alembic_version", "sessions", "runners", "models"}
         for row in ROWS:
             await connection.exec_driver_sql(row.format(**LITERALS[engine.dialect.name]))
@@ -180,7 +181,7 @@ async def test_the_migrations_make_exactly_the_tables_the_code_expects(
 ) -> None:
     if begin_with == "the previous release":
         async with engine.begin() as connection:
-            await connection.run_sync(upgrade, PREVIOUS)
+            await connection.run_sync(migrate, SCHEMA, PREVIOUS)
             assert await connection.run_sync(_differences) != []
     store = SqlStore(database_url)
     await store.open()

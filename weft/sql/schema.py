@@ -1,0 +1,55 @@
+"""Brings a database to the tables that this release expects: made at once where there are none, else migrated."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, inspect, select
+
+REVISION_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The tables of one service, which may share a database with those of others."""
+
+    owner: str
+    """The service, as people call it."""
+    metadata: MetaData
+    scripts: Path
+    """The folder of its migrations."""
+    newest: str
+    """The revision at which its tables are as in `metadata`."""
+    version_table: str
+    """Where its database says at which revision it is. Every service has its own."""
+
+
+def bring_up_to_date(connection: Connection, schema: Schema) -> None:
+    """Within `connection`'s transaction; where there is nothing to do it only reads.
+
+    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know.
+    """
+    versions = _version_table(schema)
+    present = inspect(connection)
+    known = present.has_table(versions.name)
+    revision = connection.execute(select(versions.c.version_num)).scalar() if known else None
+    if revision == schema.newest:
+        return
+    if revision is None and not any(present.has_table(name) for name in schema.metadata.tables):
+        schema.metadata.create_all(connection, checkfirst=False)
+        versions.create(connection, checkfirst=known)
+        connection.execute(versions.insert().values(version_num=schema.newest))
+        return
+    # Alembic takes 11 MB for as long as the process lives, and is needed once per release.
+    from weft.sql.migrations import migrate  # noqa: PLC0415
+
+    migrate(connection, schema)
+
+
+def _version_table(schema: Schema) -> Table:
+    """As alembic makes it."""
+    return Table(
+        schema.version_table,
+        MetaData(),
+        Column("version_num", String(REVISION_CHARS), nullable=False),
+        PrimaryKeyConstraint("version_num", name=f"{schema.version_table}_pkc"),
+    )
