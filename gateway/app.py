@@ -1,6 +1,7 @@
 """The ASGI application: FastAPI with our own layer around it."""
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -48,6 +49,12 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
+
+NO_TELEMETRY: "TelemetryConfig" = {"auto_configure": False, "tracing": False, "metrics": False, "logs": False}
+"""Of the framework's own: it would send URLs of callers wherever a variable of the environment says."""
+
 
 def create_app(
     config: GatewayConfig,
@@ -94,7 +101,14 @@ def create_app(
 def bare_app(title: str, parts: InferenceParts) -> FastAPI:
     """An application without routes, with our own layer around it."""
     # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
-    app = FastAPI(title=title, version=version("weft"), docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title=title,
+        version=version("weft"),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=NO_TELEMETRY,
+    )
     # The one added last is the outer one.
     app.state.static_routes = {}
     app.add_middleware(StaticRoutes, table=app.state.static_routes)

@@ -53,6 +53,23 @@ class EdgeServerConfig(uvicorn.Config):
 class EdgeProtocol(HttpToolsProtocol):
     """One connection."""
 
+    # With these beside the attributes of uvicorn's there would be more than instances can share the names of, and each
+    # connection would have a table of its own of 1.5 KB.
+    __slots__ = (
+        "_body_bytes",
+        "_body_pieces",
+        "_head_bytes",
+        "_head_timer",
+        "_is_reading_head",
+        "_is_refused",
+        "_limits",
+        "_linger_timer",
+        "_overhead_bytes",
+        "_refusal",
+        "_running",
+        "_server_config",
+    )
+
     def __init__(
         self,
         config: EdgeServerConfig,

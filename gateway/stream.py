@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ClientGoneError, internal_error, shutting_down
 from gateway.facts import RequestFacts, facts_of
-from gateway.interrupt import deadline_passed, interrupt_on_disconnect
+from gateway.interrupt import deadline_passed, listen_for_hang_up
 from gateway.parts import InferenceParts
 from gateway.ports import Generation
 from gateway.sse_writer import SlowReaderError, SseWriter
@@ -18,6 +18,9 @@ from gateway.translate.pieces import unfinished_answer
 from gateway.translate.sse import StreamEncoder
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ABORT_KEY = "abort_connection"
 _ABORT_WAIT_SECONDS = 1.0
@@ -41,7 +44,8 @@ class StreamedAnswer(Response):
         self._generation = generation
         self._encoder = encoder
         self._cut_off_seconds = cut_off_seconds
-        self._guards: list[asyncio.Task[None]] = []
+        self._guards: list[Callable[[], object]] = []
+        """What ends the watch over the caller and over the silences."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the end, whichever it is."""
@@ -49,7 +53,7 @@ class StreamedAnswer(Response):
         writer = SseWriter(send, self._parts.config, self._parts.clock, keepalive=self._encoder.keepalive)
         self._parts.metrics.stream_began()
         try:
-            await self._run(receive, writer, facts)
+            await self._run(scope, receive, writer, facts)
         except SlowReaderError:
             await abort_connection(scope, receive)
             raise
@@ -57,12 +61,12 @@ class StreamedAnswer(Response):
             self._parts.metrics.stream_ended()
             self._parts.metrics.tokens_used(facts, self._encoder.usage)
 
-    async def _run(self, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
+    async def _run(self, scope: Scope, receive: Receive, writer: SseWriter, facts: RequestFacts) -> None:
         try:
             with Interruptible() as block:
                 cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, deadline_passed, block)
-                self._guards.append(asyncio.create_task(interrupt_on_disconnect(receive, block)))
-                self._guards.append(asyncio.create_task(writer.keep_up(block)))
+                self._guards.append(listen_for_hang_up(scope, receive, block))
+                self._guards.append(asyncio.create_task(writer.keep_up(block)).cancel)
                 try:
                     await self._pump(writer, facts)
                 finally:
@@ -112,8 +116,8 @@ class StreamedAnswer(Response):
         await writer.finish(self._encoder.failure(error, facts.request_id))
 
     def _dismiss_guards(self) -> None:
-        for guard in self._guards:
-            guard.cancel()
+        for dismiss in self._guards:
+            dismiss()
         self._guards.clear()
 
 

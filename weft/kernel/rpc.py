@@ -45,6 +45,12 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),
 )
+POOLED_OPTIONS: tuple[tuple[str, int], ...] = (
+    *CHANNEL_OPTIONS,
+    # Whoever places requests tries again elsewhere and counts it; what gRPC repeats by itself nobody hears of.
+    # Without it a call takes 6 KB less for as long as it lasts (measured, grpcio 1.85).
+    ("grpc.enable_retries", 0),
+)
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
     # Both ends must agree, or the server ends the connection with too_many_pings.
@@ -90,7 +96,7 @@ class ChannelPool:
         target = target_of(address)
         channel = self._channels.get(target)
         if channel is None:
-            channel = self._channels[target] = self._opener.open(target, CHANNEL_OPTIONS)
+            channel = self._channels[target] = self._opener.open(target, POOLED_OPTIONS)
             if len(self._channels) > self._max_channels:
                 _, oldest = self._channels.popitem(last=False)
                 await oldest.close(grace=None)
