@@ -1,17 +1,20 @@
 """What a router remembers of requests: bounded, in memory, cheap to write.
 
-Every arrival, decision and end is noted as the value it came as; messages are made only when somebody reads
-(`router_svc.request_records`). Nothing of it is kept over a restart.
+Every arrival and decision is noted as the value it came as; with the end of a request all of that becomes bytes.
+Messages are made when somebody reads (`router_svc.request_records`). Nothing of it is kept over a restart.
 """
 
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from router_svc.decision_records import add_decisions
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsWaking, Waits, Wakes
+from router_svc.request_entry import EndedRequest, LoadStart, Noted, RequestEntry, Retry
 from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.port import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
@@ -35,58 +38,6 @@ class RequestLogLimits:
     """A larger receipt is kept without its signals and warnings; if that is too much still, its outcome is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """An attempt failed, and the request is placed again."""
-
-    attempt: int
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class LoadStart:
-    """A model is loaded, and the request is among those who waited for one then."""
-
-    wakes: Wakes
-    at: float
-    """When it was begun."""
-
-
-Noted = Waits | Loads | Placed | Rejects | Retry | LoadStart
-
-
-class RequestEntry:
-    """One request. Times are seconds on the router's monotonic clock."""
-
-    __slots__ = (
-        "arrived_at", "arrived_wall", "client_id", "decisions", "ended_at", "key", "message", "priority", "reason",
-        "receipt", "request_id", "target", "tenant", "word",
-    )  # fmt: skip
-
-    def __init__(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
-        self.key = key
-        self.request_id = request.request_id
-        self.tenant = request.tenant
-        self.client_id = request.client_id
-        self.target = request.model
-        self.priority = request.priority
-        self.arrived_at = now - request.age_seconds
-        """When it first arrived anywhere."""
-        self.arrived_wall = wall - timedelta(seconds=request.age_seconds) if request.age_seconds else wall
-        self.decisions: list[tuple[float, Noted]] = []
-        """What was decided, each with when; words about waiting that differ only in figures are one."""
-        self.word: Waits | Loads | Placed | Retry | None = None
-        """Its state: the last of these."""
-        self.ended_at: float | None = None
-        self.reason = Reason.UNSPECIFIED
-        self.message = ""
-        self.receipt: receipt_pb2.Receipt | None = None
-
-    def knows(self, noted: Noted) -> bool:
-        """Whether this very thing was noted before."""
-        return any(known is noted for _, known in self.decisions)
-
-
 class RequestLog:
     """Called from the router's event loop alone. A key that it does not know is not noted; it never raises."""
 
@@ -95,11 +46,11 @@ class RequestLog:
         self._under_way: dict[int, RequestEntry] = {}
         self._wakes: OrderedDict[str, LoadStart] = OrderedDict()
         """The last one of each model, the newest last."""
-        self._ended: OrderedDict[int, RequestEntry] = OrderedDict()
+        self._ended: OrderedDict[int, EndedRequest] = OrderedDict()
         """In the order of their ends."""
-        self._newest: dict[str, RequestEntry] = {}
-        """By id; of several with one id the one that arrived last."""
-        self._newest_of_tenant: dict[tuple[str, str], RequestEntry] = {}
+        self._newest: dict[str, int] = {}
+        """Keys by id; of several with one id the one that arrived last."""
+        self._newest_of_tenant: dict[tuple[str, str], int] = {}
         """The same by tenant and id: nobody hides another tenant's request by using its id again."""
 
     @property
@@ -115,9 +66,8 @@ class RequestLog:
     def note_arrival(self, key: int, request: PlacementRequest, now: float, wall: datetime) -> None:
         """A request arrived; `wall` is the time that `now` stands for."""
         if len(self._under_way) < self._limits.max_under_way:
-            entry = RequestEntry(key, request, now, wall)
-            self._under_way[key] = self._newest[request.request_id] = entry
-            self._newest_of_tenant[request.tenant, request.request_id] = entry
+            self._under_way[key] = RequestEntry(key, request, now, wall)
+            self._newest[request.request_id] = self._newest_of_tenant[request.tenant, request.request_id] = key
 
     def note_decisions(self, decisions: Iterable[Decision], now: float) -> None:
         """What a scheduler decided in one step.
@@ -160,16 +110,16 @@ class RequestLog:
         entry = self._under_way.get(key)
         if entry is not None:
             self._end(entry, Reason.CANCELLED if reason is None else reason, "", now)
-        else:
-            entry = self._ended.get(key)
-        if entry is not None and receipt is not None and entry.receipt is None:
-            entry.receipt = self._bounded(receipt)
-            entry.reason = entry.reason or reason_of(receipt.reason)
+        ended = self._ended.get(key)
+        if ended is not None and receipt is not None and ended.receipt is None:
+            ended.receipt = self._bounded(receipt).SerializeToString()
+            ended.reason = ended.reason or reason_of(receipt.reason)
 
-    def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | None:
+    def find(self, request_id: str, now: float, tenant: str = "") -> RequestEntry | EndedRequest | None:
         """The newest request of this id that is the tenant's; empty: whoever's it is."""
         self._forget_old(now)
-        return self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
+        key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
+        return None if key is None else self._under_way.get(key) or self._ended.get(key)
 
     def under_way(self, limit: int, tenant: str = "") -> tuple[list[RequestEntry], int]:
         """Those that go on, the oldest first, and how many there are; of one tenant, or of all for an empty one."""
@@ -212,9 +162,23 @@ class RequestLog:
             del entry.decisions[0]
 
     def _end(self, entry: RequestEntry, reason: Reason, message: str, now: float) -> None:
-        entry.ended_at, entry.reason, entry.message = now, reason, message
+        decisions = pb.RequestRecord()
+        add_decisions(decisions, entry.decisions, entry.arrived_at)
         del self._under_way[entry.key]
-        self._ended[entry.key] = entry
+        self._ended[entry.key] = EndedRequest(
+            key=entry.key,
+            request_id=entry.request_id,
+            tenant=entry.tenant,
+            client_id=entry.client_id,
+            target=entry.target,
+            priority=entry.priority,
+            arrived_at=entry.arrived_at,
+            arrived_wall=entry.arrived_wall,
+            ended_at=now,
+            reason=reason,
+            message=message,
+            decisions=decisions.SerializeToString(),
+        )
         if len(self._ended) > self._limits.max_ended:
             self._forget_oldest()
         self._forget_old(now)
@@ -222,16 +186,16 @@ class RequestLog:
     def _forget_old(self, now: float) -> None:
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            if oldest.ended_at is None or now - oldest.ended_at <= self._limits.keep_seconds:
+            if now - oldest.ended_at <= self._limits.keep_seconds:
                 return
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        _, entry = self._ended.popitem(last=False)
-        if self._newest.get(entry.request_id) is entry:
-            del self._newest[entry.request_id]
-        if self._newest_of_tenant.get((entry.tenant, entry.request_id)) is entry:
-            del self._newest_of_tenant[entry.tenant, entry.request_id]
+        key, ended = self._ended.popitem(last=False)
+        if self._newest.get(ended.request_id) == key:
+            del self._newest[ended.request_id]
+        if self._newest_of_tenant.get((ended.tenant, ended.request_id)) == key:
+            del self._newest_of_tenant[ended.tenant, ended.request_id]
 
     def _bounded(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         if receipt.ByteSize() <= self._limits.max_receipt_bytes:

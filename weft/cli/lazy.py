@@ -8,6 +8,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
+from weft.host.garbage import collect_rarely
+
 COMMANDS: Mapping[str, str] = {
     "up": "weft.cli.up:up",
     "demo": "weft.cli.demo:demo",
@@ -60,6 +62,7 @@ class LazyGroup(TyperGroup):
 def load(name: str, place: str) -> Any:
     """The command at `place`, "module:attribute"."""
     module, _, attribute = place.partition(":")
+    collect_rarely()
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         group = get_group(found)

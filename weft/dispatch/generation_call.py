@@ -99,8 +99,9 @@ class GenerationCall(RequestCall):
         started = False
         call = await self._call_runner(grant)
         try:
-            async for response in call:
-                frame = list(response.events)
+            # Not `async for`: a call that was iterated is a cycle, which only the garbage collector ends.
+            while (response := await call.read()) is not grpc.aio.EOF:
+                frame = list(cast("generation_service_pb2.GenerateResponse", response).events)
                 if not started and has_content(frame):
                     started = True
                     self._journey.note_first_content(self._tools.clock.monotonic())

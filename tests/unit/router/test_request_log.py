@@ -1,5 +1,6 @@
 """What a router remembers of requests, and how it forgets."""
 
+import gc
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -43,6 +44,21 @@ def record_of(log: RequestLog, request_id: str = "r-1", now: float = 0.0) -> pb.
 
 def kinds(record: pb.RequestRecord) -> list[str]:
     return [pb.DecisionRecord.Kind.Name(one.kind).removeprefix("KIND_").lower() for one in record.decisions]
+
+
+def test_what_is_remembered_of_ended_requests_is_nothing_that_a_garbage_collector_looks_at() -> None:
+    log, count = RequestLog(), 500
+    choice = Choice(candidate=CANDIDATE, policy="least_loaded", score=FREE.score, others=(BUSY,), count=2)
+    gc.collect()
+    before = len(gc.get_objects())
+    for key in range(count):
+        log.note_arrival(key, asked(f"r-{key}"), 0.0, WALL)
+        log.note_decisions([Placed(key=key, candidate=CANDIDATE, attempt=1, choice=choice)], 0.0)
+        log.note_end(key, 1.0, Reason.UNSPECIFIED, receipt_pb2.Receipt(request_id=f"r-{key}"))
+    gc.collect()
+    assert log.ended_count == count
+    assert len(gc.get_objects()) - before < count / 10
+    assert kinds(record_of(log, "r-7", 1.0)) == ["placed"]
 
 
 def test_a_request_is_explained_from_its_arrival_to_its_receipt() -> None:
