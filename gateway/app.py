@@ -1,5 +1,6 @@
 """The ASGI application: FastAPI with our own layer around it."""
 
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ from gateway.routes.responses import add_responses, responses_parts
 from gateway.routes.responses_kept import add_kept_responses
 from gateway.routes.settings import add_settings
 from gateway.routes.tasks import add_tasks
-from gateway.static_routes import StaticRoutes, publish_static_routes
+from gateway.static_routes import ShortcutApp, publish_static_routes
 from gateway.tasks.bounded_port import BoundedTasks
 from gateway.tasks.dispatcher import JournalingDispatcher
 from gateway.tasks.surfaces import surfaces_of
@@ -64,7 +65,7 @@ def create_app(
     finishing: FinishingJobs | None = None,
     metrics: GatewayMetrics | None = None,
     clock: Clock | None = None,
-) -> FastAPI:
+) -> ShortcutApp:
     """The application of one gateway. It holds no state but its metrics."""
     ticking = clock or SystemClock()
     tasks = None if ports.tasks is None else BoundedTasks(ports.tasks, timeout_seconds=config.task_timeout_seconds)
@@ -93,15 +94,17 @@ def create_app(
     if tasks is not None:
         add_tasks(app, parts, tasks, surfaces_of(parts))
     _add_files_and_batches(app, parts, ports, finishing or FinishingJobs(config.batches.max_finishing))
-    publish_static_routes(app, app.state.static_routes)
+    publish_static_routes(app)
     publish_schemas(app)
     return app
 
 
-def bare_app(title: str, parts: InferenceParts) -> FastAPI:
+def bare_app(title: str, parts: InferenceParts) -> ShortcutApp:
     """An application without routes, with our own layer around it."""
+    layer = partial(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock, gate=parts.gate)
     # Interactive documentation would load its code from elsewhere; a redirect would be an answer without an envelope.
-    app = FastAPI(
+    app = ShortcutApp(
+        layer,
         title=title,
         version=version("weft"),
         docs_url=None,
@@ -109,10 +112,7 @@ def bare_app(title: str, parts: InferenceParts) -> FastAPI:
         redirect_slashes=False,
         telemetry=NO_TELEMETRY,
     )
-    # The one added last is the outer one.
-    app.state.static_routes = {}
-    app.add_middleware(StaticRoutes, table=app.state.static_routes)
-    app.add_middleware(EdgeMiddleware, config=parts.config, metrics=parts.metrics, clock=parts.clock, gate=parts.gate)
+    app.add_middleware(layer)
     app.add_exception_handler(HTTPException, _raise_as_weft_error)
     app.add_exception_handler(RequestValidationError, _raise_as_weft_error)
     return app

@@ -74,7 +74,7 @@ def create_app(parts: RunnerApiParts) -> FastAPI:
     add_openai(app, parts.inference)
     add_operations(app, parts)
     add_state(app, parts)
-    publish_static_routes(app, app.state.static_routes)
+    publish_static_routes(app)
     publish_schemas(app, _SCHEMAS)
     return app
 

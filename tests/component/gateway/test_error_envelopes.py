@@ -21,6 +21,7 @@ from task_script import ScriptedTasks
 from gateway import GatewayConfig
 from gateway.app import create_app
 from gateway.ports import GatewayPorts
+from gateway.static_routes import ShortcutApp
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing
 from weft.kernel.reasons import Reason
@@ -72,7 +73,7 @@ class NoKeys:
     is_ready: bool = True
 
 
-def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedFleet | None = None) -> FastAPI:
+def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedFleet | None = None) -> ShortcutApp:
     ports = GatewayPorts(
         dispatcher=ScriptedDispatcher(),
         fleet=fleet or FixedFleet.of(model("tiny")),
@@ -195,7 +196,7 @@ async def test_whatever_a_route_raises_is_answered_in_the_words_of_its_clients(
 
     app = make_app(GatewayConfig())
     asked = list(routes(app))
-    app.state.static_routes.update(dict.fromkeys(app.state.static_routes, fail_at_once))
+    app.static_routes.update(dict.fromkeys(app.static_routes, fail_at_once))
     for route in app.routes:
         assert isinstance(route, Route)
         route.app = fail
