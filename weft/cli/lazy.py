@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
-from weft.host.garbage import collect_rarely
+from weft.kernel.garbage import collect_rarely
 
 COMMANDS: Mapping[str, str] = {
     "up": "weft.cli.up:up",

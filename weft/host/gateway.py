@@ -33,13 +33,13 @@ from weft.dispatch.stored_responses import ResponseStore
 from weft.dispatch.tasks import TaskPort
 from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.config import RateLimitsSection, WeftConfig
-from weft.host.garbage import settle_garbage_collector
 from weft.host.gateway_sections import LimitsSection
 from weft.host.home import WeftHome
 from weft.host.serving import Announce, registry_address, router_address
 from weft.host.signals import stop_requested
 from weft.host.tls import channel_security, edge_files
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.garbage import settle_garbage_collector
 from weft.kernel.rates import parse_rate
 from weft.kernel.rpc import ChannelPool, open_channel
 

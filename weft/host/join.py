@@ -15,7 +15,6 @@ import runner_svc.service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkNews
 from weft.host.config import CONFIG_NAME, WeftConfig, load_config
 from weft.host.demo import configured_runners
-from weft.host.garbage import settle_garbage_collector
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft.host.join_address import JoinAddress, Trust, open_join_channel
@@ -23,6 +22,7 @@ from weft.host.runner import pick_runner, runner_config
 from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.host.signals import stop_requested
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.garbage import settle_garbage_collector
 from weft.kernel.reasons import Reason
 
 SOCKET_NAME = "runner.sock"

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from weft.host.config import WeftConfig
-from weft.host.garbage import settle_garbage_collector
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
 from weft.host.signals import stop_requested
+from weft.kernel.garbage import settle_garbage_collector
 from weft.kernel.service import Service
 
 Announce = Callable[[str], None]

@@ -22,7 +22,6 @@ from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
-from weft.host.garbage import settle_garbage_collector
 from weft.host.gateway import MeshClients, build_gateway
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
@@ -37,6 +36,7 @@ from weft.host.tasks import durable_services
 from weft.host.tls import channel_security
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.garbage import settle_garbage_collector
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
