@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,18 @@ USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
 STALE = Plan(seed=SEED, kills=2, tasks=90, weights=STALE_ROUTERS, lease_seconds=1.0, max_minutes=2.0)
 
 
+TRIES = 3
+"""Whether a router is stopped in the very moment of an end is chance: one run of twenty shows nothing."""
+
+
 @pytest.fixture
 def folder() -> Iterator[Folder]:
+    with _new_folder() as made:
+        yield made
+
+
+@contextmanager
+def _new_folder() -> Iterator[Folder]:
     """Directly under /tmp: the path of a socket is short."""
     with tempfile.TemporaryDirectory(prefix="weft-torture-", dir="/tmp") as root:
         yield Folder(Path(root))
@@ -44,10 +55,16 @@ async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_anot
 
 
 @pytest.mark.timeout(180)
-async def test_without_the_fence_the_checker_finds_doubles(folder: Folder) -> None:
-    outcome = await torture(replace(STALE, is_fenced=False), folder)
-    assert not outcome.shortfalls, _told(outcome)
-    assert rules_broken(outcome.violations)["double"], _told(outcome)
-    # Not only cancels that came twice: an end was written by somebody whose claim was over.
-    late = ("had been given up", "had lost its lease")
-    assert any(word in violation.detail for violation in outcome.violations for word in late), _told(outcome)
+async def test_without_the_fence_the_checker_finds_doubles() -> None:
+    outcomes = []
+    for attempt in range(TRIES):
+        with _new_folder() as folder:
+            outcome = await torture(replace(STALE, seed=SEED + attempt, is_fenced=False), folder)
+        assert not outcome.shortfalls, _told(outcome)
+        outcomes.append(outcome)
+        # Not only cancels that came twice: an end was written by somebody whose claim was over.
+        late = ("had been given up", "had lost its lease")
+        is_late = any(word in violation.detail for violation in outcome.violations for word in late)
+        if is_late and rules_broken(outcome.violations)["double"]:
+            return
+    pytest.fail("\n\n".join(map(_told, outcomes)))
