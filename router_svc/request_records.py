@@ -1,4 +1,4 @@
-"""What the request log holds, as messages. Made only when somebody reads."""
+"""What the request log holds, as messages, made when somebody reads; decisions already are (`decision_records`)."""
 
 from datetime import timedelta
 

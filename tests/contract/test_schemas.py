@@ -104,7 +104,7 @@ def test_the_newest_revision_is_the_one_that_the_code_names(schema: Schema) -> N
 
 
 def test_a_start_on_a_new_or_a_current_database_needs_no_migration_tool(tmp_path: Path) -> None:
-    """It takes 11 MB, for as long as the process lives."""
+    """It takes 7 MB of a host, for as long as that lives."""
     program = (
         "import asyncio, sys\n"
         "from router_svc.store.database import RouterDatabase\n"

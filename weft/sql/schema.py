@@ -39,7 +39,7 @@ def bring_up_to_date(connection: Connection, schema: Schema) -> None:
         versions.create(connection, checkfirst=known)
         connection.execute(versions.insert().values(version_num=schema.newest))
         return
-    # Alembic takes 11 MB for as long as the process lives, and is needed once per release.
+    # Alembic takes 7 MB of a host for as long as that lives, and is needed once per release.
     from weft.sql.migrations import migrate  # noqa: PLC0415
 
     migrate(connection, schema)

@@ -168,8 +168,10 @@ def _cancels(history: History) -> Iterator[Violation]:
 
 
 def _answers(history: History) -> Iterator[Violation]:
-    """A completed task's answer is whole, and of one attempt: the last."""
+    """A completed task's answer is whole, and of one attempt: the last. What is kept of any task can be told."""
     for kept in history.served.values():
+        if not kept.is_told_whole:
+            yield Violation("answer", kept.id, "its watch was refused, and the task is there")
         if kept.state != COMPLETED or kept.text is None:
             continue
         if kept.tokens is not None and kept.text != expected_text(kept.tokens):

@@ -39,6 +39,8 @@ class KeptTask:
     """The attempts that its pieces are of."""
     finishes: int = 0
     """How many good ends the answer has."""
+    is_told_whole: bool = True
+    """Whether its watch came to an end; else it was refused in the middle, as that of a task that is gone."""
     attempts: Sequence[AttemptRow] = ()
 
 

@@ -58,7 +58,8 @@ async def _read(stub: "TaskServiceAsyncStub", task: str) -> KeptTask | None:
         if error.code() is StatusCode.NOT_FOUND:
             return None
         raise
-    pieces = await until_known(lambda: _pieces(stub, task)) if details.task.state in TERMINAL else []
+    is_over = details.task.state in TERMINAL
+    pieces, is_told_whole = await until_known(lambda: _pieces(stub, task)) if is_over else ([], True)
     events = [event for piece in pieces for event in piece.output.events]
     return KeptTask(
         id=task,
@@ -68,15 +69,13 @@ async def _read(stub: "TaskServiceAsyncStub", task: str) -> KeptTask | None:
         text="".join(event.delta.text for event in events if event.HasField("delta")),
         answer_attempts=frozenset(piece.attempt for piece in pieces),
         finishes=sum(event.HasField("finished") for event in events),
+        is_told_whole=is_told_whole,
         attempts=[_row(attempt) for attempt in details.attempts],
     )
 
 
-async def _pieces(stub: "TaskServiceAsyncStub", task: str) -> list[task_pb2.TaskPiece]:
-    """What is told of its answer. A task whose answer is not whole ends its watch as one that is gone.
-
-    That the checker has to find: without a fence two workers write the pieces of one task.
-    """
+async def _pieces(stub: "TaskServiceAsyncStub", task: str) -> tuple[list[task_pb2.TaskPiece], bool]:
+    """What is told of its answer, and whether to the end: without a fence, two workers write one task's pieces."""
     request = task_service_pb2.WatchTaskRequest(id=task)
     pieces: list[task_pb2.TaskPiece] = []
     try:
@@ -86,7 +85,8 @@ async def _pieces(stub: "TaskServiceAsyncStub", task: str) -> list[task_pb2.Task
     except AioRpcError as error:
         if error.code() is not StatusCode.NOT_FOUND:
             raise
-    return pieces
+        return pieces, False
+    return pieces, True
 
 
 def _row(attempt: task_pb2.TaskAttempt) -> AttemptRow:
