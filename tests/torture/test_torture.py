@@ -20,7 +20,7 @@ STALE = Plan(seed=SEED, kills=2, tasks=90, weights=STALE_ROUTERS, lease_seconds=
 
 
 TRIES = 3
-"""Whether a router is stopped in the very moment of an end is chance: one run of twenty shows nothing."""
+"""Whether a router is stopped while it works, and in the moment of an end, is chance: one run of ten shows nothing."""
 
 
 @pytest.fixture
@@ -48,10 +48,14 @@ async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everyth
 
 
 @pytest.mark.timeout(180)
-async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_another_one_has(folder: Folder) -> None:
-    outcome = await torture(STALE, folder)
-    assert outcome.is_good, _told(outcome)
-    assert outcome.events[Kind.LEASE_LOST], "nobody has ever lost a lease"
+async def test_a_router_that_slept_longer_than_its_leases_ends_nothing_that_another_one_has() -> None:
+    for attempt in range(TRIES):
+        with _new_folder() as folder:
+            outcome = await torture(replace(STALE, seed=SEED + attempt), folder)
+        assert outcome.is_good, _told(outcome)
+        if outcome.events[Kind.LEASE_LOST]:
+            return
+    pytest.fail("nobody has ever lost a lease")
 
 
 @pytest.mark.timeout(180)
