@@ -3,10 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from runner_svc.backends.port import ExitReport, ProcessSigns
+from runner_svc.backends.port import CallInfo, ExitReport, ProcessSigns
 from runner_svc.gpu_time import GpuTime
+from runner_svc.policy import foreign_build
 from runner_svc.policy.load_stall import LoadSigns, LoadWatch
 from runner_svc.policy.out_of_memory import LAST_LINES, explanation
 from runner_svc.supervise.leftovers import Leftovers
@@ -42,6 +44,8 @@ class EngineProcess:
         self._gpu = gpu or GpuTime()
         self._words: deque[str] = deque(maxlen=LAST_LINES)
         """The last lines of this life; the log goes on across lives."""
+        self._command: tuple[str, ...] = ()
+        self._has_answered = False
 
     @property
     def pid(self) -> int | None:
@@ -58,6 +62,7 @@ class EngineProcess:
     ) -> None:
         """Start the program, without the keys of the mesh. Raises CONNECT_FAILED. `on_line` hears every output line."""
         self._words.clear()
+        self._command, self._has_answered = tuple(argv), False
 
         def hear(line: str) -> None:
             self._words.append(line)
@@ -66,6 +71,19 @@ class EngineProcess:
 
         given = {name: value for name, value in environment.items() if name not in KEY_VARIABLES}
         await self._process.start(argv, env=given, on_line=hear)
+
+    def noting(self, call: CallInfo) -> CallInfo:
+        """The call, whose tokens are noted as answers of this process."""
+
+        def on_token() -> None:
+            self._has_answered = True
+            call.on_token()
+
+        return replace(call, on_token=on_token)
+
+    def note_answer(self) -> None:
+        """The process brought a result: its program runs on this processor."""
+        self._has_answered = True
 
     async def stop(self) -> None:
         """See Backend.stop."""
@@ -137,7 +155,8 @@ class EngineProcess:
         why = explanation(how, list(self._words), killed_for_memory=killed_for_memory)
         if why is not None:
             return ExitReport(reason=Reason.OUT_OF_MEMORY, how=why)
-        return ExitReport(reason=Reason.SERVER_DIED, how=how)
+        foreign = foreign_build.explanation(how, self._command, has_answered=self._has_answered)
+        return ExitReport(reason=Reason.SERVER_DIED, how=foreign or how)
 
     def _death(self, how: str, when: str) -> WeftError:
         report = self._report(how)

@@ -185,7 +185,7 @@ class LlamaCppPythonBackend:
 
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
-        channel = self._running()
+        channel, call = self._running(), self._process.noting(call)
         prepared = await prepare(payload, self._templates, self._config.parameters, self._sandbox.render)
         if prepared.warnings:
             yield prepared.warnings
@@ -226,6 +226,7 @@ class LlamaCppPythonBackend:
                 async with aclosing(channel.ask(request)) as arrivals:
                     async for answers in arrivals:
                         call.on_prefill()
+                        self._process.note_answer()
                         for answer in answers:
                             if isinstance(answer, Vector):
                                 vectors.append(embedding_pb2.Embedding(index=answer.index, values=answer.values))

@@ -227,13 +227,15 @@ class LlamaServerBackend:
 
     def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
         """See Backend.generate."""
-        return self._running().generate(payload, call)
+        return self._running().generate(payload, self._process.noting(call))
 
     async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
         """See Backend.embed."""
         if not self._config.embeddings:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for embeddings")
-        return await self._running().embed(payload, call)
+        result = await self._running().embed(payload, call)
+        self._process.note_answer()
+        return result
 
     async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
         """See Tokenizes.tokenize."""
@@ -243,7 +245,9 @@ class LlamaServerBackend:
         """See Reranks.rerank."""
         if not self._config.reranks:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._config.alias} is not configured for reranking")
-        return await rerank(self._running(), payload, call)
+        result = await rerank(self._running(), payload, call)
+        self._process.note_answer()
+        return result
 
     async def _stop_process(self) -> None:
         await self._process.stop()

@@ -1,5 +1,6 @@
 """What the tests of heavy runtimes run on, built from source on first use into `.venv-runtimes`."""
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,26 +11,44 @@ ROOT = Path(__file__).parents[2]
 BUILD_SECONDS = 3600.0
 LLAMA_CPP = ROOT / ".venv-runtimes" / "llama.cpp"
 LIBRARY_ENVIRONMENT = ROOT / ".venv-runtimes" / "llama-cpp-python"
+_SERVER_SCRIPT = Path(__file__).with_name("build_llama_server.sh")
+_LIBRARY_SCRIPT = Path(__file__).with_name("build_llama_cpp_python.sh")
+RECIPE = "recipe"
+"""File in a build: the digest of the scripts that made it. A build of other flags or versions is not used."""
 
 
 def built_llama_server() -> Path:
     """The native llama-server, with its libraries beside it (10 minutes on two cores)."""
-    binary = LLAMA_CPP / "bin" / "llama-server"
-    if not binary.exists():
-        _build("build_llama_server.sh", LLAMA_CPP)
-    return binary
+    _ensure_built(LLAMA_CPP, (_SERVER_SCRIPT,), LLAMA_CPP)
+    return LLAMA_CPP / "bin" / "llama-server"
 
 
 def built_llama_cpp_python() -> Path:
     """The interpreter of an environment that has llama-cpp-python, over the same libraries (seconds more)."""
     built_llama_server()
-    if not (LIBRARY_ENVIRONMENT / "complete").exists():
-        _build("build_llama_cpp_python.sh", LLAMA_CPP, LIBRARY_ENVIRONMENT)
+    _ensure_built(LIBRARY_ENVIRONMENT, (_SERVER_SCRIPT, _LIBRARY_SCRIPT), LLAMA_CPP, LIBRARY_ENVIRONMENT)
     return LIBRARY_ENVIRONMENT / "bin" / "python"
 
 
-def _build(script: str, *arguments: Path) -> None:
+def is_built_by(folder: Path, *scripts: Path) -> bool:
+    """Whether the build in `folder` is complete and comes from these scripts as they are now, flags and versions."""
+    try:
+        return (folder / RECIPE).read_text() == recipe_of(*scripts)
+    except FileNotFoundError:
+        return False
+
+
+def recipe_of(*scripts: Path) -> str:
+    """The digest of these scripts."""
+    return hashlib.sha256(b"\0".join(script.read_bytes() for script in scripts)).hexdigest()
+
+
+def _ensure_built(folder: Path, scripts: tuple[Path, ...], *arguments: Path) -> None:
+    """Runs the last of the scripts with these arguments, unless `folder` has what all of them make."""
+    if is_built_by(folder, *scripts):
+        return
     if shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler on this machine; llama.cpp cannot be built")
-    command = ["bash", str(Path(__file__).with_name(script)), *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=BUILD_SECONDS)
+    (folder / RECIPE).unlink(missing_ok=True)  # a build that is broken off is none
+    subprocess.run(["bash", str(scripts[-1]), *map(str, arguments)], check=True, timeout=BUILD_SECONDS)
+    (folder / RECIPE).write_text(recipe_of(*scripts))

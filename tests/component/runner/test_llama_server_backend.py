@@ -117,6 +117,34 @@ async def test_a_model_that_does_not_fit_is_not_just_a_death() -> None:
     assert "smaller context_tokens" in failed.value.message
 
 
+@pytest.mark.parametrize("number", ["SIGSEGV", "SIGILL"])
+async def test_an_engine_for_another_processor_says_so_to_the_caller_of_its_first_request(number: str) -> None:
+    async with _running(crash_after_tokens=0, crash_signal=number) as backend:
+        told = (await _failure(backend)).message
+        report = await asyncio.wait_for(backend.wait_exit(), 5.0)
+    assert f"signal {number} before its first answer: weft.testing.fake_backend was probably built for" in told
+    assert "-DGGML_NATIVE=OFF" in told
+    assert report.reason is Reason.SERVER_DIED
+    assert report.how in told
+
+
+async def test_an_engine_for_another_processor_says_so_when_it_loads() -> None:
+    backend = LlamaServerBackend(_config(crash_at_start=True, crash_signal="SIGILL"))
+    with pytest.raises(WeftError) as failed:
+        await backend.start()
+    assert failed.value.reason is Reason.SERVER_DIED
+    assert "died while it loaded (signal SIGILL before its first answer" in failed.value.message
+
+
+async def test_an_engine_that_has_answered_before_is_not_for_another_processor() -> None:
+    async with _running(crash_signal="SIGSEGV") as backend:
+        assert await _frames(backend)
+        assert backend.process_id is not None
+        os.kill(backend.process_id, signal.SIGSEGV)
+        report = await asyncio.wait_for(backend.wait_exit(), 5.0)
+    assert report.how == "signal SIGSEGV"
+
+
 async def test_words_of_an_earlier_start_do_not_explain_a_later_death() -> None:
     backend = LlamaServerBackend(_config(out_of_memory_after_tokens=0))
     await backend.start()

@@ -32,6 +32,8 @@ from weft.testing.conformance.backend_port import (
 )
 from weft.testing.conformance.backend_steps import (
     POLL_SECONDS,
+    begun,
+    beside,
     chat,
     collect,
     completion,
@@ -78,8 +80,7 @@ class BackendConformance(LoadOrderChecks):
 
     async def test_a_cancelled_start_leaves_no_process(self) -> None:
         backend = self.make_backend(Engine.NEVER_READY)
-        async with no_process_left(self.notice_seconds) as new_processes:
-            starting = asyncio.create_task(backend.start())
+        async with no_process_left(self.notice_seconds) as new_processes, beside(backend.start()) as starting:
             await until(lambda: bool(new_processes()), self.notice_seconds, "the engine was never started")
             starting.cancel()
             await asyncio.wait({starting}, timeout=self.stop_seconds)
@@ -154,12 +155,12 @@ class BackendConformance(LoadOrderChecks):
     async def test_a_cancelled_reader_frees_the_engine(self) -> None:
         async with self._running(Engine.SLOW) as (backend, _):
             started = asyncio.Event()
-            reader = asyncio.create_task(read_on(backend.generate(chat(max_tokens=2000), Call()), started))
-            async with asyncio.timeout(self.notice_seconds):
-                await started.wait()
-            reader.cancel()
-            await asyncio.wait({reader}, timeout=self.notice_seconds)
-            assert reader.cancelled()
+            async with beside(read_on(backend.generate(chat(max_tokens=2000), Call()), started)) as reader:
+                async with asyncio.timeout(self.notice_seconds):
+                    await begun(reader, started)
+                reader.cancel()
+                await asyncio.wait({reader}, timeout=self.notice_seconds)
+                assert reader.cancelled()
             async with (
                 asyncio.timeout(self.notice_seconds),
                 contextlib.aclosing(backend.generate(chat(), Call())) as s,
@@ -197,8 +198,7 @@ class BackendConformance(LoadOrderChecks):
         assert b"".join(text.pieces) == b"One two."
 
     async def test_a_killed_engine_is_reported_by_wait_exit_and_to_the_running_stream(self) -> None:
-        async with self._running(Engine.SLOW) as (backend, _):
-            watch = asyncio.create_task(backend.wait_exit())
+        async with self._running(Engine.SLOW) as (backend, _), beside(backend.wait_exit()) as watch:
             stream = backend.generate(chat(max_tokens=2000), Call())
             await read_first_content(stream)
             assert not watch.done()
@@ -270,12 +270,12 @@ class BackendConformance(LoadOrderChecks):
     async def test_the_progress_of_a_load_is_a_share_or_unknown(self) -> None:
         backend = self.make_backend(Engine.NORMAL)
         assert backend.load_progress() is None
-        starting = asyncio.create_task(self._start(backend))
         seen: list[float | None] = []
-        while not starting.done():
-            seen.append(backend.load_progress())
-            await asyncio.sleep(POLL_SECONDS)
-        await starting
+        async with beside(self._start(backend)) as starting:
+            while not starting.done():
+                seen.append(backend.load_progress())
+                await asyncio.sleep(POLL_SECONDS)
+            await starting
         assert backend.load_progress() is None, "it has loaded"
         await self._stop(backend)
         shares = [share for share in seen if share is not None]
@@ -292,12 +292,10 @@ class BackendConformance(LoadOrderChecks):
             await self._stop(backend)
 
     async def test_wait_exit_is_silent_about_a_stop(self) -> None:
-        async with self._running(Engine.NORMAL) as (backend, _):
-            watch = asyncio.create_task(backend.wait_exit())
+        async with self._running(Engine.NORMAL) as (backend, _), beside(backend.wait_exit()) as watch:
             await asyncio.sleep(0)
             await self._stop(backend)
             done, _ = await asyncio.wait({watch}, timeout=10 * POLL_SECONDS)
-            watch.cancel()
             assert not done, "wait_exit returned for a stop"
 
     async def test_a_stopped_backend_starts_again(self) -> None:

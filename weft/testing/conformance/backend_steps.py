@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import psutil
 
@@ -15,6 +16,7 @@ from weft.kernel.reasons import Reason
 from weft.testing.conformance.backend_port import ANSWER_TOKENS, Backend, Call, Frame, Payload
 
 POLL_SECONDS = 0.01
+Result = TypeVar("Result")
 
 
 def chat(*, text: str = "Count.", max_tokens: int = ANSWER_TOKENS, choice_count: int = 1) -> chat_pb2.ChatPayload:
@@ -61,12 +63,35 @@ async def read_first_content(stream: AsyncGenerator[Frame]) -> None:
     raise AssertionError("the stream ended without content")
 
 
+@asynccontextmanager
+async def beside(work: Coroutine[object, object, Result]) -> AsyncGenerator[asyncio.Task[Result]]:
+    """Runs `work` as a task for the length of the block, then cancels it and takes its outcome.
+
+    A task that failed and was never asked makes the event loop log an error when the garbage collector finds it. Before
+    CPython 3.11.8 such a log record, formatted while pytest parses the source of a failed test, ends all of pytest.
+    """
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def read_on(stream: AsyncGenerator[Frame], started: asyncio.Event) -> None:
     """Read a stream to its end, telling when it has begun."""
     async with contextlib.aclosing(stream):
         await read_first_content(stream)
         started.set()
         await collect(stream)
+
+
+async def begun(reader: asyncio.Task[None], started: asyncio.Event) -> None:
+    """Returns once `started` is set. Raises what ended `reader` before that."""
+    async with beside(started.wait()) as waiting:
+        await asyncio.wait({waiting, reader}, return_when=asyncio.FIRST_COMPLETED)
+    if not started.is_set():
+        reader.result()
 
 
 async def failure(work: Awaitable[object]) -> Reason:

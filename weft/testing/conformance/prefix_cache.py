@@ -21,6 +21,7 @@ from typing import Any
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2, sampling_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.request import CacheMode, Handling
+from weft.testing.conformance.backend_steps import beside
 
 MODEL = "m"
 MIN_HIT_TOKENS = 20
@@ -212,10 +213,8 @@ class PrefixCacheConformance:
             for number in range(self.slots):
                 await ask.cached(f"early-{number}", SEA)
             for _ in range(self.slots):
-                hasty = asyncio.create_task(ask.cached("b", SEA))
-                await asyncio.sleep(0)
-                hasty.cancel()
-                await asyncio.gather(hasty, return_exceptions=True)
+                async with beside(ask.cached("b", SEA)):
+                    await asyncio.sleep(0)
             assert await ask.cached("b", SEA) == 0
 
     async def test_a_flush_makes_one_tenant_cold_and_leaves_the_others_warm(self) -> None:
@@ -258,10 +257,10 @@ class PrefixCacheConformance:
 
     async def test_what_is_under_way_during_a_flush_leaves_nothing(self) -> None:
         async with self.tenants() as ask:
-            running = asyncio.create_task(ask.cached("a", completion(SEA, tokens=40)))
-            await asyncio.sleep(0.1)
-            await ask.flush("tenant", tenant="a")
-            await running
+            async with beside(ask.cached("a", completion(SEA, tokens=40))) as running:
+                await asyncio.sleep(0.1)
+                await ask.flush("tenant", tenant="a")
+                await running
             assert await ask.cached("a", SEA) == 0
 
     async def test_whatever_happens_nobody_finds_what_he_did_not_ask_himself(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from aiohttp import web
 from weft.testing.fake_backend.arguments import ServerSettings, parse_command_line
 from weft.testing.fake_backend.behaviour import Behaviour, Control
 from weft.testing.fake_backend.device_memory import take_device_memory
-from weft.testing.fake_backend.process_faults import ProcessFaults, die_with_parent, fail_to_fit
+from weft.testing.fake_backend.process_faults import ProcessFaults, crash, die_with_parent, fail_to_fit
 from weft.testing.fake_backend.server import FakeServer
 
 
@@ -39,6 +40,8 @@ async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
     faults.apply(behaviour)
     if behaviour.out_of_memory_at_start:
         fail_to_fit()
+    if behaviour.crash_at_start:
+        crash(signal.Signals[behaviour.crash_signal])
     if settings.take_device_memory:
         take_device_memory(settings.take_device_memory, settings.tensor_split, os.environ)
     if behaviour.exit_at_start is not None and not behaviour.load_seconds:

@@ -1,6 +1,6 @@
 """What the fake does to a request, and every way it can be told to fail."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,6 +11,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 EventBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_EVENT_BYTES)]
+CrashSignal = Literal["SIGKILL", "SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE", "SIGABRT"]
 HttpStatus = Annotated[int, msgspec.Meta(ge=400, le=599)]
 
 
@@ -57,6 +58,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Exit with this code: before listening, or, when `load_seconds` is set, that long after the start."""
     out_of_memory_at_start: bool = False
     """Say what llama.cpp says when a model does not fit, and exit with code 1 before listening."""
+    crash_at_start: bool = False
+    """The process ends by `crash_signal` before listening."""
     ignore_sigterm: bool = False
     """SIGTERM has no effect."""
     second_sigterm: bool = False
@@ -85,7 +88,9 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stall_after_tokens: Count | None = None
     """Go silent, idle, for ever after so many tokens; 0: before the headers."""
     crash_after_tokens: Count | None = None
-    """The process kills itself with SIGKILL after so many tokens; 0: before the headers."""
+    """The process ends by `crash_signal` after so many tokens; 0: before the headers."""
+    crash_signal: CrashSignal = "SIGKILL"
+    """The signal that ends the process in a crash: SIGILL and SIGSEGV as of a program for another processor."""
     out_of_memory_after_tokens: Count | None = None
     """Say what llama.cpp says when memory runs out, and abort, after so many tokens; 0: before the headers."""
     close_after_tokens: Count | None = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 import time
 from typing import Never
 
@@ -202,7 +203,7 @@ class Generation:
         """Crash, close the socket or stall; ends only by cancellation, when the connection is gone."""
         if place == self._behaviour.crash_after_tokens:
             await self._wait_until_sent()
-            crash()
+            crash(signal.Signals[self._behaviour.crash_signal])
         if place == self._behaviour.out_of_memory_after_tokens:
             await self._wait_until_sent()
             run_out_of_memory()

@@ -27,15 +27,16 @@ ggml-cuda.cu:99: CUDA error"""
 _FLOOD_LINE = b"flood " * 21 + b"\n"
 
 
-def crash() -> None:
-    """End this process as the kernel's out-of-memory killer would."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def crash(number: signal.Signals) -> None:
+    """End this process by this signal: SIGKILL as the kernel's out-of-memory killer would, others as a fault would."""
+    _keep_no_core()
+    os.kill(os.getpid(), number)
 
 
 def run_out_of_memory() -> None:
     """End this process as llama.cpp does when a GPU's memory runs out while it works."""
     _say(_OUT_OF_MEMORY_AT_WORK)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # nobody wants the core of a fake
+    _keep_no_core()
     os.abort()
 
 
@@ -43,6 +44,10 @@ def fail_to_fit() -> None:
     """End this process as llama.cpp does when the model is larger than the GPU's memory."""
     _say(_OUT_OF_MEMORY_AT_START)
     os._exit(1)
+
+
+def _keep_no_core() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _say(words: str) -> None:

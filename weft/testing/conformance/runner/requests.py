@@ -115,4 +115,4 @@ class Generation:
     async def leave(self) -> None:
         """Go away, as a caller that hangs up."""
         self.task.cancel()
-        await asyncio.wait({self.task})
+        await asyncio.gather(self.task, return_exceptions=True)  # an outcome that is never taken is logged
