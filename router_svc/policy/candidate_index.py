@@ -276,6 +276,31 @@ class CandidateIndex:
         self._settle(seat)
         self._note_change(seat)
 
+    def note_shared_failure(self, candidate: Candidate, now: float) -> None:
+        """An attempt failed with an error of the engine's own, as earlier ones of the same request did elsewhere.
+
+        The request is what they have in common, so the candidate gets further requests at once, and none of it counts
+        towards an ejection; but see `max_shared_failures`.
+        """
+        seat = self._seats.get(candidate.key)
+        if seat is None:
+            return
+        if seat.health.excuses_shared_failure():
+            seat.pool.breaks_in_a_row += 1
+        else:
+            self.note_failure(candidate, FailureKind.BROKE, now)
+
+    def take_back_break(self, candidate: Candidate, now: float) -> None:
+        """The last failure that was counted there is one that another candidate shared; see `note_shared_failure`."""
+        self.advance(now)
+        seat = self._seats.get(candidate.key)
+        if seat is None or not seat.health.excuses_shared_failure():
+            return
+        seat.health.take_back_break(now)
+        self._ends.await_end(seat)
+        self._settle(seat)
+        self._note_change(seat)
+
     def is_clean(self, candidate: Candidate, now: float) -> bool:
         """Whether a retry there is no repetition of what just went wrong.
 

@@ -48,6 +48,14 @@ _BREAKS = frozenset(
 )
 
 
+def may_be_the_requests(reason: Reason) -> bool:
+    """Whether the engine lives and answered with an error of its own, which what was asked may have caused.
+
+    Engines have many words for a request that they cannot take, and not all of them are known.
+    """
+    return reason is Reason.BACKEND_ERROR
+
+
 def classify(reason: Reason) -> FailureKind:
     """What a failure with this reason means. A refusal of the request itself is final: siblings would refuse it too."""
     if reason is Reason.NO_SLOT_AVAILABLE:

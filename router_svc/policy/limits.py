@@ -28,6 +28,9 @@ class SchedulerLimits:
     eject_after_failures: int = 5
     """Breaks in a row after which a candidate is ejected: it gets nothing until its time is over, then one request to
     try. The last usable candidate of a line never is."""
+    max_shared_failures: int = 3
+    """Failures in a row that are not counted against a candidate because another one answered the same request with an
+    error, too: the request is what they have in common. Further ones count until a request succeeds there."""
     outlier_window_seconds: float = 60.0
     """Time over which the share of broken requests is looked at."""
     outlier_min_requests: int = 20

@@ -19,6 +19,7 @@ from router_svc.policy.limits import SchedulerLimits
 MAX_DOUBLINGS = 16
 """More change nothing and would only overflow in the end."""
 NEVER = float("-inf")
+_BROKE = "broke"
 
 
 class Standing(Enum):
@@ -57,6 +58,12 @@ class _Window:
         else:
             self._good_before = max(0, self._good_before - 1)
 
+    def take_back_broken(self) -> None:
+        if self._broken:
+            self._broken -= 1
+        else:
+            self._broken_before = max(0, self._broken_before - 1)
+
     @property
     def broken(self) -> int:
         return self._broken + self._broken_before
@@ -82,6 +89,7 @@ class Health:
         "_limits",
         "_paused_for",
         "_paused_until",
+        "_shared_in_a_row",
         "_window",
         "_worked_since",
         "paused",
@@ -96,6 +104,7 @@ class Health:
         self._paused_for = self._cause = ""
         self._busy_in_a_row = self._breaks_in_a_row = self._ejections_in_a_row = 0
         self._breaks_before_success = 0
+        self._shared_in_a_row = 0
         self._last_ejection_seconds = 0.0
         self._worked_since = NEVER
         self._has_succeeded = False
@@ -104,7 +113,7 @@ class Health:
     def note_success(self, now: float) -> None:
         """A request there went well. One that is ejected stays so: it was given that request before."""
         self._breaks_before_success = self._breaks_in_a_row
-        self._busy_in_a_row = self._breaks_in_a_row = 0
+        self._busy_in_a_row = self._breaks_in_a_row = self._shared_in_a_row = 0
         self._has_succeeded = True
         self._note(good=True, now=now)
         if self.standing is Standing.ON_TRIAL:
@@ -129,7 +138,7 @@ class Health:
                 self._pause(now, limits.bounce_pause_seconds, "did not take a request")
             case FailureKind.BROKE:
                 if pauses:
-                    self._pause(now, limits.break_pause_seconds, "broke")
+                    self._pause(now, limits.break_pause_seconds, _BROKE)
                 self._broke_at = now
                 self._breaks_in_a_row += 1
                 self._note(good=False, now=now)
@@ -137,6 +146,18 @@ class Health:
             case FailureKind.LACKS | FailureKind.FINAL:
                 pass
         return False
+
+    def excuses_shared_failure(self) -> bool:
+        """Whether one more failure that another candidate shared says nothing about this one; it is counted as such."""
+        self._shared_in_a_row += 1
+        return self._shared_in_a_row <= self._limits.max_shared_failures
+
+    def take_back_break(self, now: float) -> None:
+        """Forget the last break, and the pause that followed it; an ejection stays."""
+        self._window.take_back_broken()
+        self._breaks_in_a_row = max(0, self._breaks_in_a_row - 1)
+        if self.paused and self._paused_for == _BROKE:
+            self.paused, self._paused_until = False, now
 
     def eject(self, now: float) -> None:
         """Leave it alone, for longer each time in a row.

@@ -5,7 +5,7 @@ from router_svc.policy.candidates import Candidate
 from router_svc.policy.choice import Choice
 from router_svc.policy.decisions import Placed, Served
 from router_svc.policy.estimates import Estimates
-from router_svc.policy.failover import FailureKind, classify
+from router_svc.policy.failover import FailureKind, classify, may_be_the_requests
 from router_svc.policy.fair_share import FairShare
 from router_svc.policy.load_desk import LoadDesk
 from router_svc.policy.retry_budget import RetryBudget
@@ -83,6 +83,21 @@ class Placements:
     def take_back(self, request: LiveRequest, now: float) -> tuple[Candidate, bool]:
         """Its attempt failed and cost its tenant nothing. Returns where it ran, and what `_release` does."""
         return self._release(request, 0.0, now)
+
+    def note_failed(self, request: LiveRequest, candidate: Candidate, reason: Reason, now: float) -> None:
+        """What an attempt that failed before any content says about its candidate."""
+        if not may_be_the_requests(reason):
+            self._index.note_failure(candidate, classify(reason), now)
+            return
+        request.erred_on = (*request.erred_on, candidate)
+        match request.erred_on:
+            case (_,):
+                self._index.note_failure(candidate, classify(reason), now)
+            case (first, _):
+                self._index.take_back_break(first, now)
+                self._index.note_shared_failure(candidate, now)
+            case _:
+                self._index.note_shared_failure(candidate, now)
 
     def end(self, request: LiveRequest, served: Served | None, failure: Reason | None, now: float) -> bool:
         """It is over. Returns whether its tenant may have more running only now.

@@ -144,7 +144,7 @@ class Scheduler:
         candidate, is_relieved = self._placements.take_back(request, now)
         freed = self._lines.list_again(request.arrival.tenant) if is_relieved else set()
         kind = classify(reason)
-        self._index.note_failure(candidate, kind, now)
+        self._placements.note_failed(request, candidate, reason, now)
         rejection = refusals.attempt_failed(key, attempt, reason)
         decisions: list[Decision] = []
         if kind is FailureKind.BOUNCED:

@@ -72,6 +72,8 @@ class LiveRequest:
     """Attempts that broke and wakes that failed."""
     is_retry: bool = False
     """Whether an attempt of it broke."""
+    erred_on: tuple[Candidate, ...] = ()
+    """Where engines answered it with an error of their own; at most as many as it has attempts."""
     placed_on: Candidate | None = None
     holds_slot: bool = True
     """While it is placed: whether it takes a slot there. False: it works beside those who do."""

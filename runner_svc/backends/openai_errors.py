@@ -23,6 +23,12 @@ class ErrorBody(msgspec.Struct):
 class _ErrorEnvelope(msgspec.Struct):
     error: ErrorBody | str | None = None
     message: str = ""
+    type: object = None
+    """Of an error without an envelope, as SGLang and earlier versions of vLLM send it."""
+    error_type: object = None
+    """text-generation-inference's, beside a text under `error`."""
+    detail: msgspec.Raw = msgspec.Raw()
+    """FastAPI's: a text, or a list of what is wrong where."""
 
 
 def error_words(error: ErrorBody | str) -> str:
@@ -43,4 +49,5 @@ def error_fields(body: bytes) -> tuple[str, str]:
         code = envelope.error.code
         kind = str(code) if code in TELLING_CODES else envelope.error.type or ""
         return error_words(envelope.error), kind
-    return error_words(envelope.error or envelope.message), ""
+    words = envelope.error or envelope.message or bytes(envelope.detail).decode("utf-8", "replace").strip('"')
+    return error_words(words), str(envelope.type or envelope.error_type or "")

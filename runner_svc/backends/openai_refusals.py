@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from runner_svc.backends.openai_errors import CONTEXT_LENGTH_CODE, UNPAID_CODES, error_fields
+from runner_svc.backends.openai_errors import CONTEXT_LENGTH_CODE, UNPAID_CODES, ErrorBody, error_fields, error_words
+from runner_svc.policy.content_refusals import refuses_content, refuses_length
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -12,6 +13,9 @@ MAX_RETRY_AFTER_SECONDS = 3600
 BUSY = frozenset({429, 503})
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
+_WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})
+"""Types of errors about the request: OpenAI's and those who follow it; vLLM's and SGLang's."""
+_WRONG_CONTENT = frozenset({400, 413, 415, 422})
 _UNPAID_STATUS = 402
 _REFUSED_KEY = frozenset({401, 403})
 _WRONG_PLACE = frozenset({404, 405})
@@ -29,7 +33,35 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
         return WeftError(Reason.BACKEND_NOT_READY, text, retry_after_seconds=retry_after_seconds(headers))
     if status in _REFUSED_KEY:
         return WeftError(Reason.BACKEND_ERROR, text)
-    return WeftError(Reason.BACKEND_REJECTED if 400 <= status < 500 else Reason.BACKEND_ERROR, text)
+    return _verdict(message, text, is_refusal=400 <= status < 500)
+
+
+def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
+    """What an error in the middle of a stream means, whose status was 200. `has_begun`: after content.
+
+    Once an answer has begun the request was accepted, so what ends it is the server's.
+    """
+    message = error_words(error)
+    text = f"the backend reported: {message}"
+    if has_begun:
+        return WeftError(Reason.BACKEND_ERROR, text)
+    if isinstance(error, str):
+        return _verdict(message, text, is_refusal=False)
+    if error.type in _TOO_LONG or error.code == CONTEXT_LENGTH_CODE:
+        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
+    return _verdict(message, text, is_refusal=error.type in _WRONG_REQUEST or error.code in _WRONG_CONTENT)
+
+
+def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:
+    """The error of a server that could have served: the request's where its words or its status say so.
+
+    A replica would refuse the same content, so it is final; see router_svc/policy/failover.py.
+    """
+    if (is_refusal or refuses_content(message)) and refuses_length(message):
+        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
+    if is_refusal or refuses_content(message):
+        return WeftError(Reason.BACKEND_REJECTED, text)
+    return WeftError(Reason.BACKEND_ERROR, text)
 
 
 def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from runner_svc.backends.openai_errors import ErrorBody, error_words
+from runner_svc.backends.openai_errors import ErrorBody
+from runner_svc.backends.openai_refusals import stated_error
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
@@ -265,7 +266,7 @@ class StreamReader:
         except msgspec.DecodeError as error:
             raise _malformed(error) from error
         if chunk.error is not None:
-            raise WeftError(Reason.BACKEND_ERROR, f"the backend reported: {error_words(chunk.error)}")
+            raise stated_error(chunk.error, has_begun=self._content_started)
         return chunk
 
     def _events_of(self, payload: bytes, frame: Frame) -> Frame:

@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1
 MAX_REASON_CHARS = 200
 COMPILED_TEMPLATES = 8
 
-TEMPLATE, LIMITS = "template", "limits"
+TEMPLATE, LIMITS, CONVERSATION = "template", "limits", "conversation"
 
 
 class GenerationBlocks(jinja2.ext.Extension):
@@ -98,7 +98,7 @@ def verdict(error: Exception) -> tuple[str, str]:
     match error:
         case RefusedByTemplateError():
             words = "".join(letter if letter.isprintable() else " " for letter in str(error))
-            return TEMPLATE, f"it refuses the conversation: {words}"
+            return CONVERSATION, words
         case jinja2.TemplateSyntaxError():
             return TEMPLATE, "its syntax is wrong"
         case jinja2.exceptions.SecurityError():

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
@@ -31,6 +31,7 @@ MAX_MESSAGE_BYTES = 4096
 READY = bytes(4)
 """What the worker writes once it can render."""
 _LIMITS = "limits"
+_CONVERSATION = "conversation"
 _TRIES = 2
 """Of a rendering whose process somebody else killed."""
 _WORKER = str(Path(__file__).with_name("render_worker.py"))
@@ -80,8 +81,14 @@ class TemplateSandbox:
             await self._end(process)
 
     async def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The prompt. Raises TEMPLATE_FAILED, saying why but repeating nothing of the template."""
+        """The prompt. Raises TEMPLATE_FAILED, saying why but repeating nothing of the template.
+
+        Raises INVALID_ARGUMENT with the template's own words where it refuses the conversation: roles that do not
+        alternate, a system message, images.
+        """
         answer = await self._ask(template, variables)
+        if answer.cause == _CONVERSATION:
+            raise invalid_field("messages", f"the model's chat template refuses them: {answer.message}")
         if answer.text is None:
             raise _failed(answer.message)
         return answer.text

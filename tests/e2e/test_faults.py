@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from mesh_process import POOL, MeshProcess, eventually, fake_runner, running_mes
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.client import Reason, WeftError, connect_async
+from weft.testing.media_files import png
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,29 @@ async def test_a_backend_killed_before_its_first_token_costs_the_client_nothing(
     assert line["runner"] != victim
 
 
+@pytest.mark.parametrize("status", [400, 415, 422, 500])
+async def test_images_for_a_text_only_pool_are_the_callers_and_hurt_nobody_else(pair: MeshProcess, status: int) -> None:
+    """Found by trying: they were a 502 on every replica, one of them was ejected, and an innocent request waited."""
+    await _configure(pair, "a", "b", text_only_status=status)
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64encode(png(2, 2)).decode()}"}}
+    with_image = [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, picture]}]
+    async with aiohttp.ClientSession() as http:
+        for number in range(12):
+            for stream in (False, True):
+                request_id = f"image-{status}-{number}-{stream}"
+                answered, answer = await _ask(
+                    http, pair, {"X-Request-Id": request_id}, messages=with_image, stream=stream
+                )
+                assert (answered, answer["error"]["code"]) == (400, "backend_rejected")
+                assert "image input is not supported" in answer["error"]["message"]
+                line = pair.request_line(request_id)
+                assert (line["outcome"], line["attempts"]) == ("failed", 1)
+    async with connect_async(pair.grpc) as client:
+        for _ in range(4):
+            kinds = [event.WhichOneof("event") async for event in client.chat(POOL, "hi", timeout=20.0)]
+            assert kinds[0] == "started", "nobody had to wait"
+
+
 async def test_every_attempt_is_on_the_receipt(pair: MeshProcess) -> None:
     await _configure(pair, "a", "b", prefill_seconds=1.0)
     async with connect_async(pair.grpc) as client:
@@ -125,8 +150,10 @@ async def test_every_attempt_is_on_the_receipt(pair: MeshProcess) -> None:
     assert sum(event.HasField("finished") for event in events) == 1
 
 
-async def _ask(http: aiohttp.ClientSession, mesh: MeshProcess) -> tuple[int, dict[str, Any]]:
-    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body()) as response:
+async def _ask(
+    http: aiohttp.ClientSession, mesh: MeshProcess, headers: dict[str, str] | None = None, **changes: Any
+) -> tuple[int, dict[str, Any]]:
+    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(**changes), headers=headers) as response:
         return response.status, await response.json()
 
 

@@ -111,6 +111,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Answer with this status instead of working."""
     status_body: Text | None = None
     """Body of that answer; none: an error object as llama-server writes it."""
+    text_only_status: HttpStatus | None = None
+    """Chat: refuse images and audio with this status and llama-server's words; none: their parts are not read."""
     retry_after_seconds: Count | None = None
     """`Retry-After` header of that answer."""
     fail_times: Count | None = None

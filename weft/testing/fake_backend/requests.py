@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from weft.testing.fake_backend.slots import Token
@@ -14,6 +15,7 @@ MAX_STOPS = 16
 DEFAULT_TOP_LOGPROBS = 20
 
 _WORD = re.compile(r"\s*\S+|\s+")
+_MEDIA_PARTS = MappingProxyType({"image_url": "image", "input_audio": "audio"})
 
 
 class RequestError(Exception):
@@ -109,6 +111,18 @@ def parse_chat(body: Any, alias: str) -> GenerationRequest:
         turn=_turn(messages),
         answers_tool=bool(messages) and messages[-1].get("role") == "tool",
     )
+
+
+def refuse_media(body: Any, status: int) -> None:
+    """Raise RequestError with `status`, as llama-server without a projector does, for a chat with images or audio."""
+    messages = body.get("messages") if isinstance(body, dict) else None
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            kind = _MEDIA_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+            if kind is not None:
+                hint = "hint: if this is unexpected, you may need to provide the mmproj"
+                raise RequestError(status, "server_error", f"{kind} input is not supported - {hint}")
 
 
 def parse_completion(body: Any, alias: str) -> GenerationRequest:

@@ -25,6 +25,7 @@ from weft.testing.fake_backend.requests import (
     parse_chat,
     parse_completion,
     prompt_list,
+    refuse_media,
 )
 from weft.testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
 from weft.testing.fake_backend.slots import SlotPool
@@ -130,6 +131,8 @@ class FakeServer:
         return counted
 
     async def _chat(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        if behaviour.text_only_status is not None:
+            refuse_media(body, behaviour.text_only_status)
         return await self._generate(http, parse_chat(body, self._settings.alias), behaviour, outcome)
 
     async def _completion(

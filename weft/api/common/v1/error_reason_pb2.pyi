@@ -109,9 +109,11 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_REPEATED_LINE_LOOP: _ErrorReason.ValueType  # 69
     """The model repeated one line over and over and was stopped."""
     ERROR_REASON_BACKEND_REJECTED: _ErrorReason.ValueType  # 70
-    """The backend refused the request as invalid (its own 4xx)."""
+    """The backend refused what is in the request: its own 4xx, or another status with words that say so (llama.cpp's
+    server answers 500 to an image for a model without a projector).
+    """
     ERROR_REASON_BACKEND_ERROR: _ErrorReason.ValueType  # 71
-    """The backend failed (its own 5xx)."""
+    """The backend failed (its own 5xx, where it does not speak of what is in the request)."""
     ERROR_REASON_BACKEND_PROTOCOL_ERROR: _ErrorReason.ValueType  # 72
     """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
     ERROR_REASON_WAKE_FAILED: _ErrorReason.ValueType  # 73
@@ -227,9 +229,11 @@ ERROR_REASON_OUT_OF_MEMORY: ErrorReason.ValueType  # 68
 ERROR_REASON_REPEATED_LINE_LOOP: ErrorReason.ValueType  # 69
 """The model repeated one line over and over and was stopped."""
 ERROR_REASON_BACKEND_REJECTED: ErrorReason.ValueType  # 70
-"""The backend refused the request as invalid (its own 4xx)."""
+"""The backend refused what is in the request: its own 4xx, or another status with words that say so (llama.cpp's
+server answers 500 to an image for a model without a projector).
+"""
 ERROR_REASON_BACKEND_ERROR: ErrorReason.ValueType  # 71
-"""The backend failed (its own 5xx)."""
+"""The backend failed (its own 5xx, where it does not speak of what is in the request)."""
 ERROR_REASON_BACKEND_PROTOCOL_ERROR: ErrorReason.ValueType  # 72
 """The backend sent something that is not the protocol: malformed events, an end without a finish reason."""
 ERROR_REASON_WAKE_FAILED: ErrorReason.ValueType  # 73

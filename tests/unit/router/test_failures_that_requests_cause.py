@@ -1,0 +1,82 @@
+"""Requests that every engine answers with an error: the request is what their failures have in common."""
+
+from scheduler_harness import Mesh, arrival, candidate, placed, rejected, scheduler
+
+from router_svc.policy.decisions import Served
+from router_svc.policy.limits import SchedulerLimits
+from weft.kernel.reasons import Reason
+
+SOME = Served(prompt_tokens=10, cached_tokens=0, output_tokens=3)
+
+
+def replicas(count: int, **limits: float) -> Mesh:
+    mesh = Mesh(SchedulerLimits(**limits))  # type: ignore[arg-type]  # the fields' own types
+    mesh.show([candidate(name, f"m-{name}", pool="m", slots=8) for name in "abcdefgh"[:count]], 0.0)
+    return mesh
+
+
+def fails_everywhere(mesh: Mesh, key: int, now: float, reason: Reason = Reason.BACKEND_ERROR) -> list[str]:
+    """Where it was tried; it ends with `reason`."""
+    where, attempt = [placed(mesh.submit(arrival(key, arrived_at=now), now))[key]], 1
+    while True:
+        decisions = mesh.report_failed(key, attempt, reason, now)
+        if key in rejected(decisions):
+            assert rejected(decisions)[key] is reason
+            return where
+        where.append(placed(decisions)[key])
+        attempt += 1
+
+
+def is_served(mesh: Mesh, key: int, now: float) -> str:
+    where = placed(mesh.submit(arrival(key, arrived_at=now), now))[key]
+    mesh.report_first_content(key, now)
+    mesh.finish(key, now, SOME)
+    return where
+
+
+def test_a_request_that_every_replica_answers_with_an_error_keeps_no_other_request_waiting() -> None:
+    mesh = replicas(3)
+    assert len(set(fails_everywhere(mesh, 1, 0.0))) == 3
+    assert {is_served(mesh, key, 0.1) for key in range(2, 5)} <= {"a", "b", "c"}
+
+
+def test_no_replica_is_ejected_for_requests_that_all_others_answer_with_an_error_too() -> None:
+    mesh, key = replicas(2), 0
+    for moment in range(40):
+        fails_everywhere(mesh, key := key + 1, moment * 0.1)
+        for _ in range(4):
+            is_served(mesh, key := key + 1, moment * 0.1)
+    running = {placed(mesh.submit(arrival(key := key + 1, arrived_at=4.0), 4.0))[key] for _ in range(8)}
+    assert running == {"a", "b"}
+
+
+def test_replicas_whose_connections_break_are_left_alone_whatever_another_one_did() -> None:
+    mesh = replicas(3)
+    fails_everywhere(mesh, 1, 0.0, Reason.SERVER_DIED)
+    assert not placed(mesh.submit(arrival(2, arrived_at=0.1), 0.1))
+
+
+def test_replicas_that_answer_nothing_but_errors_are_soon_left_alone_for_the_one_that_works() -> None:
+    mesh, lost, now = replicas(5), 0, 0.0
+    for key in range(1, 101):
+        now += 0.1
+        decisions = mesh.submit(arrival(key, arrived_at=now), now)
+        for attempt in range(1, 4):
+            if placed(decisions).get(key) in (None, "e"):
+                break
+            decisions = mesh.report_failed(key, attempt, Reason.BACKEND_ERROR, now)
+        if placed(decisions).get(key) == "e":
+            mesh.report_first_content(key, now)
+            mesh.finish(key, now, SOME)
+        else:
+            lost += 1
+    assert lost <= 4 * SchedulerLimits().max_shared_failures
+
+
+def test_an_error_that_a_replica_answers_alone_counts_against_it() -> None:
+    mesh = scheduler(candidate("a", "m-a", pool="m"), candidate("b", "m-b", pool="m"))
+    broken = placed(mesh.submit(arrival(1), 0.0))[1]
+    (other,) = placed(mesh.report_failed(1, 1, Reason.BACKEND_ERROR, 0.0)).values()
+    mesh.report_first_content(1, 0.0)
+    mesh.finish(1, 0.0, SOME)
+    assert {is_served(mesh, key, 0.5) for key in range(2, 6)} == {other} != {broken}

@@ -1,0 +1,118 @@
+"""Errors of engines that are about what is in the request, in the words and with the statuses that engines use."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router_svc.policy.failover import FailureKind, classify
+from runner_svc.backends.openai_errors import MAX_ERROR_CHARS
+from runner_svc.backends.openai_refusals import provider_refusal, refusal
+from runner_svc.backends.openai_stream import StreamReader
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+LLAMA_IMAGE = "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+REFUSALS = [
+    (500, {"error": {"code": 500, "message": LLAMA_IMAGE, "type": "server_error"}}),
+    (400, {"error": {"code": 400, "message": LLAMA_IMAGE, "type": "invalid_request_error"}}),
+    (415, {"detail": "Unsupported media"}),
+    (422, {"detail": [{"loc": ["body", "messages"], "msg": "Field required"}]}),
+    (500, {"error": {"message": "audio input is not supported - hint: you may need to provide the mmproj"}}),
+    (500, {"error": {"message": "Failed to load image or audio file", "type": "server_error"}}),
+    (500, {"error": {"message": "failed to process inputs: this model is missing data required for image input"}}),
+    (500, {"error": "model does not support images. Please use a model that does."}),
+    (500, {"error": {"message": "llama3 does not support tools", "type": "api_error"}}),
+    (500, {"error": {"message": "/models/llama is not a multimodal model"}}),
+    (500, {"object": "error", "message": "At most 0 image(s) may be provided in one prompt.", "code": 500}),
+    (500, {"error": {"code": 500, "message": "Error: Jinja Exception: Conversation roles must alternate user/a..."}}),
+    (500, {"error": {"code": 500, "message": "Conversation roles must alternate user/assistant at row 19, column 27"}}),
+    (500, {"error": {"code": 500, "message": "tools param requires --jinja flag"}}),
+    (500, {"error": {"code": 500, "message": "Failed to parse grammar", "type": "server_error"}}),
+    (500, {"error": {"code": 500, "message": "JSON schema conversion failed: unrecognized schema"}}),
+    (500, {"error": {"code": 500, "message": "unsupported content[].type"}}),
+    (422, {"error": "Template error: unknown filter", "error_type": "template_error"}),
+]
+TOO_LONG = [
+    (400, {"error": {"code": 400, "message": "request (9 tokens) exceeds the available context size (8 tokens)"}}),
+    (500, {"error": {"code": 500, "message": "the request exceeds the available context size. try increasing it"}}),
+    (500, {"error": {"message": "input (600 tokens) is too large to process. increase the physical batch size (512)"}}),
+    (400, {"object": "error", "message": "This model's maximum context length is 4096 tokens.", "type": "BadRequest"}),
+    (400, {"error": {"message": "Requested tokens (600) exceed context window of 512", "code": None}}),
+    (422, {"error": "`inputs` tokens + `max_new_tokens` must be <= 4096", "error_type": "validation"}),
+    (400, {"error": {"message": "the input length exceeds the context length", "type": "api_error"}}),
+]
+FAILURES = [
+    (500, {"error": {"code": 500, "message": "decode failed", "type": "server_error"}}),
+    (500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}}),
+    (500, {"error": {"message": "llama runner process has terminated: exit status 2"}}),
+    (500, {"error": "model runner has unexpectedly stopped"}),
+    (500, {"error": {"message": "CUDA out of memory while encoding: image input is not supported at this size"}}),
+    (500, {}),
+    (502, "<html><title>Bad Gateway</title></html>"),
+    (500, "Internal Server Error"),
+]
+
+
+def _body(said: Any) -> bytes:
+    return said.encode() if isinstance(said, str) else json.dumps(said).encode()
+
+
+@pytest.mark.parametrize(("status", "said"), REFUSALS)
+def test_a_refusal_of_content_is_the_requests_and_breaks_no_replica(status: int, said: Any) -> None:
+    for explain in (refusal, provider_refusal):
+        error = explain(status, _body(said), {})
+        assert error.reason is Reason.BACKEND_REJECTED
+        assert error.traits.http_status == 400
+        assert classify(error.reason) is FailureKind.FINAL
+        assert error.message.startswith(f"the backend answered {status}: ")
+
+
+@pytest.mark.parametrize(("status", "said"), TOO_LONG)
+def test_a_prompt_that_is_too_long_is_named_whatever_the_engine_calls_it(status: int, said: Any) -> None:
+    error = refusal(status, _body(said), {})
+    assert error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    assert classify(error.reason) is FailureKind.FINAL
+
+
+@pytest.mark.parametrize(("status", "said"), FAILURES)
+def test_a_failure_of_the_engine_stays_the_engines(status: int, said: Any) -> None:
+    error = refusal(status, _body(said), {})
+    assert error.reason is Reason.BACKEND_ERROR
+    assert classify(error.reason) is FailureKind.BROKE
+
+
+def test_the_engines_words_are_in_the_refusal_and_bounded() -> None:
+    assert LLAMA_IMAGE in refusal(500, _body(REFUSALS[0][1]), {}).message
+    long = refusal(422, _body({"detail": "x" * 10_000}), {}).message
+    assert len(long) < MAX_ERROR_CHARS + 50
+    assert "Field required" in refusal(422, _body(REFUSALS[3][1]), {}).message
+
+
+def _in_stream(*payloads: Any) -> WeftError:
+    with pytest.raises(WeftError) as failed:
+        StreamReader(1, 1).read([json.dumps(payload).encode() for payload in payloads])
+    return failed.value
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"message": LLAMA_IMAGE, "code": 500}, Reason.BACKEND_REJECTED),
+        ({"message": "no such role", "type": "BadRequestError", "code": 400}, Reason.BACKEND_REJECTED),
+        ({"message": "temperature", "type": "invalid_request_error"}, Reason.BACKEND_REJECTED),
+        ({"message": "too long", "code": "context_length_exceeded"}, Reason.CONTEXT_LENGTH_EXCEEDED),
+        ({"message": "maximum context length is 10 tokens", "code": 400}, Reason.CONTEXT_LENGTH_EXCEEDED),
+        ("roles must alternate", Reason.BACKEND_REJECTED),
+        ({"message": "the GPU is gone", "code": 500}, Reason.BACKEND_ERROR),
+        ("the GPU is gone", Reason.BACKEND_ERROR),
+    ],
+)
+def test_a_refusal_inside_a_stream_is_read_like_one_with_a_status(said: Any, reason: Reason) -> None:
+    assert _in_stream({"error": said}).reason is reason
+
+
+def test_what_ends_an_answer_that_has_begun_is_the_engines_failure() -> None:
+    began = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+    error = _in_stream(began, {"error": {"message": "exceeds the available context size", "code": 400}})
+    assert error.reason is Reason.BACKEND_ERROR
