@@ -31,7 +31,7 @@ test: $(VENV)/.dev ## run every test, the real model included
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an environment of its own
 	@$(PYTEST) -m runtimes $(ARGS)
 
-torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min)
+torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min; ARGS="--store postgres")
 	@$(BIN)/python -m weft.testing.torture --kills 1000 --tasks 10000 $(ARGS)
 
 test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md

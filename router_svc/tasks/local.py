@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from router_svc.tasks.answers import TaskAnswers
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.engine import TaskEngine
 from router_svc.tasks.failpoints import Failpoint, Failpoints
@@ -13,7 +14,7 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.open_counts import OpenCounts
 from router_svc.tasks.signals import LaneFilled, TaskChanged, TaskSignals
 from router_svc.tasks.spec_check import CheckedSpec, check_spec
-from router_svc.tasks.store_port import TaskRow, TaskStore
+from router_svc.tasks.store_port import TaskRow
 from router_svc.tasks.wall import Wall
 from router_svc.tasks.watching import TaskWatcher
 from weft.dispatch.tasks import (
@@ -28,7 +29,6 @@ from weft.dispatch.tasks import (
     TaskPage,
     TaskQuery,
     TaskState,
-    task_not_found,
 )
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
@@ -41,7 +41,7 @@ log = structlog.get_logger("weft.tasks")
 class LocalParts:
     """What the port works with."""
 
-    store: TaskStore
+    answers: TaskAnswers
     signals: TaskSignals
     engine: TaskEngine
     counts: OpenCounts
@@ -66,11 +66,11 @@ class LocalTasks:
             await parts.counts.require(new.tenant)
         except WeftError as error:
             # Who sends the same again adds nothing, and may not know yet that it is kept.
-            known = None if error.reason is not Reason.TOO_MANY_RESOURCES else await parts.store.submitted(row)
+            known = None if error.reason is not Reason.TOO_MANY_RESOURCES else await parts.answers.submitted(row)
             if known is None:
                 raise
             return replace(known, task=self._told(known.task))
-        submitted = await parts.store.submit(row)
+        submitted = await parts.answers.submit(row)
         task = submitted.task
         await parts.failpoints.reach(Failpoint.SUBMITTED, task.id)
         if not submitted.existed:
@@ -81,34 +81,27 @@ class LocalTasks:
 
     async def get(self, tenant: str, task_id: str) -> Task:
         """See TaskPort.get."""
-        found = await self._parts.store.get(tenant, task_id)
-        if found is None:
-            raise task_not_found(task_id)
-        return self._told(found)
+        return self._told(await self._parts.answers.get(tenant, task_id))
 
     async def details(self, tenant: str, task_id: str) -> TaskDetails:
         """See TaskPort.details."""
-        found = await self._parts.store.details(tenant, task_id)
-        if found is None:
-            raise task_not_found(task_id)
+        found = await self._parts.answers.details(tenant, task_id)
         return replace(found, task=self._told(found.task))
 
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
         """See TaskPort.list_page."""
         if not 1 <= query.page_size <= MAX_LISTED:
             raise invalid_field("page_size", f"must be 1 to {MAX_LISTED}")
-        page = await self._parts.store.list_page(tenant, query)
+        page = await self._parts.answers.list_page(tenant, query)
         return replace(page, tasks=[self._told(task) for task in page.tasks])
 
     async def cancel(self, tenant: str, task_id: str) -> Task:
         """See TaskPort.cancel."""
         parts = self._parts
-        before = await parts.store.get(tenant, task_id)
-        if before is None or before.state.is_terminal:
-            return await self.get(tenant, task_id)
-        found = await parts.store.cancel(tenant, task_id, parts.wall.now())
-        if found is None:
-            raise task_not_found(task_id)
+        before = await parts.answers.get(tenant, task_id)
+        if before.state.is_terminal:
+            return self._told(before)
+        found = await parts.answers.cancel(tenant, task_id, parts.wall.now())
         if found.state is TaskState.CANCELLED:
             log.info("task cancelled", task=task_id, attempt=found.attempt, owner=found.owner or None)
         parts.engine.withdraw(task_id)
@@ -117,8 +110,7 @@ class LocalTasks:
 
     async def delete(self, tenant: str, task_id: str) -> None:
         """See TaskPort.delete."""
-        if await self._parts.store.delete(tenant, task_id) is None:
-            raise task_not_found(task_id)
+        await self._parts.answers.delete(tenant, task_id)
         self._parts.signals.announce(TaskChanged(task_id))
 
     async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:

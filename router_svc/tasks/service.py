@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from router_svc.store.database import RouterDatabase
+from router_svc.tasks.answers import TaskAnswers
 from router_svc.tasks.calls import CallMaker, DispatchedCalls
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.engine import EngineParts, TaskEngine
@@ -104,13 +105,14 @@ class TaskService:
         )
         self._counts = OpenCounts(store, limits, clock)
         self._sweeper = TaskSweeper(store, self._signals, self._counts, wall, limits)
+        answers = TaskAnswers(store)
         self._tasks = LocalTasks(
             LocalParts(
-                store=store,
+                answers=answers,
                 signals=self._signals,
                 engine=self._engine,
                 counts=self._counts,
-                watcher=TaskWatcher(store, self._signals, clock, limits),
+                watcher=TaskWatcher(answers, store, self._signals, clock, limits),
                 wall=wall,
                 limits=limits,
                 failpoints=failpoints,

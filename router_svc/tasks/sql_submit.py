@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router_svc.store.tables import task_specs, tasks
 from router_svc.tasks.rows import task_of, utc, values_of
 from router_svc.tasks.store_port import TaskRow
-from weft.dispatch.tasks import Submitted, Task, TaskState
+from weft.dispatch.tasks import Submitted, Task, TaskState, task_being_deleted
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -67,9 +67,7 @@ def _submitted(row: TaskRow, kept: Mapping[tuple[str, str], Any]) -> Submitted |
     found = kept.get(_key_of(row))
     if found is None:
         # It was forgotten between the two statements.
-        return WeftError(
-            Reason.SERVICE_UNAVAILABLE, "the task of this idempotency key is just being deleted", retry_after_seconds=1
-        )
+        return task_being_deleted()
     if found.id == row.id:
         return Submitted(task=_new(row))
     if found.digest != row.digest:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 
+from router_svc.tasks.answers import TaskAnswers
 from router_svc.tasks.config import MEBIBYTE, TaskLimits
 from router_svc.tasks.signals import TaskSignals
 from router_svc.tasks.store_port import TaskStore
@@ -19,7 +20,10 @@ MAX_READ_BYTES = MEBIBYTE
 class TaskWatcher:
     """Watches tasks for callers."""
 
-    def __init__(self, store: TaskStore, signals: TaskSignals, clock: Clock, limits: TaskLimits) -> None:
+    def __init__(
+        self, answers: TaskAnswers, store: TaskStore, signals: TaskSignals, clock: Clock, limits: TaskLimits
+    ) -> None:
+        self._answers = answers
         self._store = store
         self._signals = signals
         self._clock = clock
@@ -34,9 +38,7 @@ class TaskWatcher:
             while True:
                 # Cleared first: what is told while it is read is looked at again.
                 news.clear()
-                task = await self._store.get(tenant, task_id)
-                if task is None:
-                    raise task_not_found(task_id)
+                task = await self._answers.get(tenant, task_id)
                 if told is None or (_has_moved(told, task) and not task.state.is_terminal):
                     yield task
                 told = task

@@ -1,17 +1,20 @@
 """Databases for the tests of the store: a pytest plugin, because one server serves all of their modules."""
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from postgres_server import PostgresServer, running_postgres
 
 from registry_svc.store.sql import SqlStore
+from weft.testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The server."""
+    if sys.version_info[:2] > PYTHON_OF_THE_WHEEL:
+        pytest.skip("there is no wheel pgserver for this Python")
     with running_postgres() as server:
         yield server
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from postgres_server import PostgresServer
 
 import router_svc.responses.service
 from router_svc.responses.config import ResponseLimits
@@ -17,6 +16,7 @@ from weft.dispatch.stored_responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.testing.fake_clock import FakeClock
+from weft.testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from postgres_server import PostgresServer
 from stored_values import agent, declared_model, stored
 
 from registry_svc.store import postgres as postgres_store
@@ -16,6 +15,7 @@ from registry_svc.store.port import StoredMesh
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft.testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from postgres_server import PostgresServer, running_postgres
 from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, begun, said, seen, store_on
 
 from router_svc.tasks.signals import ManyChanged, News
@@ -21,6 +20,7 @@ from router_svc.tasks.store_port import Ending
 from weft.dispatch.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 pytest_plugins = ("database_fixtures",)
 
@@ -217,6 +217,7 @@ async def test_a_postgres_whose_connections_are_cut_loses_nothing(
     await store.stop()
 
 
+@pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
 async def test_a_postgres_that_is_restarted_is_found_again_with_its_news() -> None:
     with running_postgres() as server, server.fresh_database() as name:
         store = store_on(server.url(name))

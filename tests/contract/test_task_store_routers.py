@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
-from postgres_server import PostgresServer
 from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, all_of, begun, claimed, reverted, seen, store_on
 
 from router_svc.tasks.lanes import Lane
@@ -17,6 +16,7 @@ from router_svc.tasks.sql import SqlTaskStore
 from weft.dispatch.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 

@@ -1,5 +1,6 @@
 """Everything is killed for a while and nothing is lost; and were the fence away, the checker would say so."""
 
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
 from weft.testing.torture.checker import rules_broken
 from weft.testing.torture.events import Kind
 from weft.testing.torture.mesh import Folder
@@ -16,6 +18,7 @@ from weft.testing.torture.run import Outcome, torture
 
 SEED = 20261120
 USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)
+SMALL = Plan(seed=SEED, kills=10, tasks=100, max_minutes=2.0)
 STALE = Plan(seed=SEED, kills=2, tasks=90, weights=STALE_ROUTERS, lease_seconds=1.0, max_minutes=2.0)
 
 
@@ -45,6 +48,14 @@ async def test_nothing_acknowledged_is_lost_and_nothing_ends_twice_while_everyth
     outcome = await torture(USUAL, folder)
     assert outcome.is_good, _told(outcome)
     assert outcome.again, "no kill has ever hit a task at work"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")
+async def test_nothing_acknowledged_is_lost_on_postgresql_while_everything_is_killed(folder: Folder) -> None:
+    with running_postgres() as server, server.fresh_database() as name:
+        outcome = await torture(replace(SMALL, database_url=server.url(name)), folder)
+    assert outcome.is_good, _told(outcome)
 
 
 @pytest.mark.timeout(180)

@@ -206,6 +206,13 @@ def task_not_found(task_id: str) -> WeftError:
     return WeftError(Reason.NOT_FOUND, f"no task {task_id} is kept; tasks are forgotten some time after their end")
 
 
+def task_being_deleted() -> WeftError:
+    """What a submission is told whose idempotency key is that of a task that is forgotten meanwhile."""
+    return WeftError(
+        Reason.SERVICE_UNAVAILABLE, "the task of this idempotency key is just being deleted", retry_after_seconds=1
+    )
+
+
 def event_number(attempt: int, index: int) -> int:
     """The number of an attempt's event, counted from 1. Numbers only ever rise, over attempts too."""
     return (attempt << _INDEX_BITS) | index

@@ -108,6 +108,17 @@ def test_two_who_ask_for_the_same_cancel_break_nothing() -> None:
     assert check(_cancelled(*more)) == []
 
 
+def test_two_calls_that_cross_may_be_answered_in_either_order() -> None:
+    """A look that was made before the end was told may have been read before it, and arrive after it."""
+    crossed = _event(Kind.SEEN, 9.0, state=RUNNING, attempt=2, asked_at=5.9)
+    assert check(_history(crossed)) == []
+    crossed_attempt = (
+        _event(Kind.SEEN, 4.5, state=RUNNING, attempt=2, asked_at=4.4),
+        _event(Kind.SEEN, 4.6, state=RUNNING, attempt=1, asked_at=2.9),
+    )
+    assert check(_cancelled(*crossed_attempt)) == []
+
+
 def test_a_submission_of_which_nobody_knows_whether_it_arrived_may_be_either_way() -> None:
     unknown = Event(kind=Kind.INTENT, at=9.0, source="s0", key="k2", tokens=3)
     assert check(_history(unknown)) == []
@@ -132,6 +143,21 @@ _BROKEN: dict[str, tuple[str, History]] = {
         _history(_event(Kind.CANCELLED, 5.0, state=CANCELLED, source="router")),
     ),
     "it was over and ran again": ("revived", _history(_event(Kind.SEEN, 9.0, state=RUNNING))),
+    "it was over, and a call made after that was answered saw it run": (
+        "revived",
+        _history(_event(Kind.SEEN, 9.0, state=RUNNING, attempt=2, asked_at=8.001)),
+    ),
+    "an earlier attempt was seen after a later one": (
+        "revived",
+        _cancelled(
+            _event(Kind.SEEN, 4.5, state=RUNNING, attempt=2, asked_at=4.4),
+            _event(Kind.SEEN, 4.7, state=RUNNING, attempt=1, asked_at=4.6),
+        ),
+    ),
+    "a router had written its end, and somebody else who asked later saw it run": (
+        "hidden end",
+        _history(_event(Kind.SEEN, 7.0, state=RUNNING, attempt=2, source="s1", asked_at=6.1)),
+    ),
     "it was ended twice by one attempt": (
         "double",
         _history(_event(Kind.ENDED, 6.1, attempt=2, owner="r2", state=COMPLETED, source="router")),

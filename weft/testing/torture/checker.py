@@ -77,14 +77,42 @@ def _terminals(history: History) -> Iterator[Violation]:
 
 
 def _revived(history: History) -> Iterator[Violation]:
-    """Whoever has seen a task at its end never sees it before its end again."""
-    ended: set[tuple[str, str]] = set()
+    """An observer that has seen a task at its end, or in an attempt, never sees it before that again.
+
+    Of two calls that were under way at once either may be the earlier one: each is compared with what its observer had
+    been answered when it was made.
+    """
+    ended: dict[tuple[str, str], float] = {}
+    attempts: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in history.of_kind(Kind.SEEN, Kind.ACKED, Kind.CANCEL_ACKED):
         who = (event.source, event.task)
         if event.state in TERMINAL:
-            ended.add(who)
-        elif who in ended:
+            ended.setdefault(who, event.at)
+        elif who in ended and _is_after(event, ended[who]):
             yield Violation("revived", event.task, f"{event.source} saw state {event.state} after its end")
+        if event.kind is Kind.SEEN:
+            later = max((seen.attempt for seen in attempts[who] if _is_after(event, seen.at)), default=0)
+            if later > event.attempt:
+                detail = f"{event.source} saw attempt {event.attempt} after attempt {later}"
+                yield Violation("revived", event.task, detail)
+            attempts[who].append(event)
+
+
+def _hidden_ends(history: History) -> Iterator[Violation]:
+    """Once a router has written that a task is at its end, every answer to a later call shows it there."""
+    ended: dict[str, float] = {}
+    for event in history.of_kind(Kind.ENDED, Kind.CANCELLED):
+        ended[event.task] = min(event.at, ended.get(event.task, event.at))
+    for event in history.of_kind(Kind.SEEN, Kind.ACKED, Kind.CANCEL_ACKED):
+        if event.state in TERMINAL or not event.asked_at or event.task not in ended:
+            continue
+        if event.asked_at > ended[event.task] + CLOCK_GRAIN_SECONDS:
+            yield Violation("hidden end", event.task, f"{event.source} asked after its end and saw {event.state}")
+
+
+def _is_after(event: Event, moment: float) -> bool:
+    """Whether the call that an event answers was made after a moment; a line of no call is as late as its place."""
+    return not event.asked_at or event.asked_at > moment
 
 
 def _doubles(history: History) -> Iterator[Violation]:
@@ -226,6 +254,7 @@ _RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
     _lost,
     _terminals,
     _revived,
+    _hidden_ends,
     _doubles,
     _starts,
     _claim_overlaps,

@@ -49,6 +49,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Kind
     at: float
+    asked_at: float = 0.0
+    """When the call was made that was answered `at`; 0: the line is of no call, or does not say."""
     source: str = ""
     """Which process."""
     task: str = ""
@@ -72,7 +74,7 @@ class EventFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._source = source
 
-    def write(self, kind: Kind, **fields: str | int) -> None:
+    def write(self, kind: Kind, **fields: str | float) -> None:
         """Append what happens now."""
         event = msgspec.convert({"kind": kind, "at": time.time(), "source": self._source, **fields}, Event)
         os.write(self._descriptor, msgspec.json.encode(event) + b"\n")

@@ -1,8 +1,10 @@
 """TaskService as a submitter and a reader see it: plain stubs, and nothing of the client library between."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from google.protobuf.duration_pb2 import Duration
 from grpc import StatusCode
@@ -57,14 +59,28 @@ def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2
     return task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=planned.key)
 
 
+@dataclass(frozen=True, slots=True)
+class Answered(Generic[_Answer]):
+    """An answer, and the moment at which the call was made that it is the answer to."""
+
+    answer: _Answer
+    asked_at: float
+
+
 async def until_known(call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """See `until_answered`; the answer alone."""
+    return (await until_answered(call)).answer
+
+
+async def until_answered(call: Callable[[], Awaitable[_Answer]]) -> Answered[_Answer]:
     """The answer to a call that is made again for as long as nobody knows what became of it.
 
     Raises AioRpcError for an answer that is a refusal.
     """
     while True:
+        asked_at = time.time()
         try:
-            return await call()
+            return Answered(await call(), asked_at)
         except AioRpcError as error:
             if error.code() not in _UNKNOWN:
                 raise

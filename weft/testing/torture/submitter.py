@@ -23,7 +23,7 @@ from weft.api.router.v1 import task_service_pb2
 from weft.kernel.rpc import open_channel
 from weft.testing.torture.events import Event, EventFile, Kind, read_events
 from weft.testing.torture.plan import Submission, submission
-from weft.testing.torture.service import CALL_SECONDS, request_of, task_stub, until_known
+from weft.testing.torture.service import CALL_SECONDS, request_of, task_stub, until_answered, until_known
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
@@ -94,9 +94,16 @@ class Submitter:
     async def _send(self, planned: Submission) -> str:
         """Until it is acknowledged; the id."""
         self._file.write(Kind.INTENT, key=planned.key, tokens=planned.tokens)
-        answer = await until_known(lambda: self._stub.SubmitTask(request_of(planned), timeout=CALL_SECONDS))
-        task = answer.task
-        self._file.write(Kind.ACKED, key=planned.key, task=task.id, state=task.state, tokens=planned.tokens)
+        told = await until_answered(lambda: self._stub.SubmitTask(request_of(planned), timeout=CALL_SECONDS))
+        task = told.answer.task
+        self._file.write(
+            Kind.ACKED,
+            asked_at=told.asked_at,
+            key=planned.key,
+            task=task.id,
+            state=task.state,
+            tokens=planned.tokens,
+        )
         self._known.append(task.id)
         return task.id
 
@@ -116,11 +123,11 @@ class Submitter:
         self._file.write(Kind.CANCEL_INTENT, task=task)
         request = task_service_pb2.CancelTaskRequest(id=task)
         try:
-            answer = await until_known(lambda: self._stub.CancelTask(request, timeout=CALL_SECONDS))
+            told = await until_answered(lambda: self._stub.CancelTask(request, timeout=CALL_SECONDS))
         except AioRpcError as error:
             self._missed(task, error)
         else:
-            self._file.write(Kind.CANCEL_ACKED, task=task, state=answer.task.state)
+            self._file.write(Kind.CANCEL_ACKED, asked_at=told.asked_at, task=task, state=told.answer.task.state)
 
     async def _look(self) -> None:
         """See that what was acknowledged is there, and that what is over stays as it is."""
@@ -133,12 +140,19 @@ class Submitter:
     async def _look_at(self, task: str) -> None:
         request = task_service_pb2.GetTaskRequest(id=task)
         try:
-            answer = await until_known(lambda: self._stub.GetTask(request, timeout=CALL_SECONDS))
+            told = await until_answered(lambda: self._stub.GetTask(request, timeout=CALL_SECONDS))
         except AioRpcError as error:
             self._missed(task, error)
         else:
-            seen = answer.task
-            self._file.write(Kind.SEEN, task=task, state=seen.state, attempt=seen.attempt, owner=seen.owner)
+            seen = told.answer.task
+            self._file.write(
+                Kind.SEEN,
+                asked_at=told.asked_at,
+                task=task,
+                state=seen.state,
+                attempt=seen.attempt,
+                owner=seen.owner,
+            )
 
     def _missed(self, task: str, error: AioRpcError) -> None:
         """Raises the error unless it says that there is no such task."""

@@ -10,7 +10,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+PYTHON_OF_THE_WHEEL = (3, 12)
+"""The newest Python that there is a wheel for."""
 START_LIMIT_SECONDS = 30.0
 STOP_LIMIT_SECONDS = 10.0
 SQL_LIMIT_SECONDS = 60.0
@@ -47,6 +46,14 @@ SELECT count(*) FROM pg_namespace WHERE nspname NOT LIKE 'pg\\_%' AND nspname NO
 """Ends every other connection and waits until it has gone, with all that it locked; says what is left, which is 0."""
 
 
+class NoPostgresError(Exception):
+    """There are no binaries to run."""
+
+
+class PostgresStartError(Exception):
+    """The server does not start; the message has what it said."""
+
+
 class PostgresServer:
     """Where it listens, and databases on it."""
 
@@ -68,7 +75,9 @@ class PostgresServer:
         """Run one statement from outside and return its output, unaligned and without headings."""
         where = ["-h", str(self.socket_folder), "-U", "postgres", "-d", database]
         command = [str(self._binaries / "psql"), "-X", "-q", "-A", "-t", *where, "-c", statement]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SQL_LIMIT_SECONDS, check=False)
+        done = subprocess.run(  # noqa: S603 - a program of the wheel, and a test's own statement
+            command, capture_output=True, text=True, timeout=SQL_LIMIT_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -92,7 +101,10 @@ class PostgresServer:
 
 @contextmanager
 def running_postgres() -> Iterator[PostgresServer]:
-    """A server of its own in a new folder directly under /tmp: the path of a socket may be 107 characters at most."""
+    """A server of its own in a new folder directly under /tmp: the path of a socket may be 107 characters at most.
+
+    Raises NoPostgresError, PostgresStartError.
+    """
     folder = Path(tempfile.mkdtemp(prefix="weft-pg-", dir="/tmp"))
     try:
         identity = _identity(folder)
@@ -115,10 +127,12 @@ def _identity(folder: Path) -> dict[str, Any]:
 
 def _binaries(folder: Path) -> Path:
     spec = find_spec("pgserver")
-    if spec is None and sys.version_info >= (3, 13):
-        pytest.skip("the wheel pgserver exists for Python 3.12 and older only")
     if spec is None or spec.origin is None:
-        pytest.fail("the wheel pgserver is not installed; it is in the dependency group dev")
+        newest = ".".join(map(str, PYTHON_OF_THE_WHEEL))
+        raise NoPostgresError(
+            f"the wheel pgserver is not installed; it exists for Python {newest} and older, and is in the dependency "
+            "group dev"
+        )
     package = Path(spec.origin).parent
     if os.geteuid() != 0:
         return package / "pginstall" / "bin"
@@ -134,11 +148,11 @@ def _binaries(folder: Path) -> Path:
 def _make_cluster(binaries: Path, folder: Path, identity: dict[str, Any]) -> None:
     options = ["-U", "postgres", "--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8"]
     command = [str(binaries / "initdb"), "-D", str(folder / "data"), *options]
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 - a program of the wheel
         command, cwd=folder, capture_output=True, text=True, timeout=START_LIMIT_SECONDS, check=False, **identity
     )
     if done.returncode != 0:
-        pytest.fail(f"initdb failed: {done.stdout}{done.stderr}")
+        raise PostgresStartError(f"initdb failed: {done.stdout}{done.stderr}")
 
 
 @contextmanager
@@ -146,7 +160,7 @@ def _running(binaries: Path, folder: Path, identity: dict[str, Any]) -> Iterator
     settings = [word for key, value in SETTINGS.items() for word in ("-c", f"{key}={value}")]
     log_path = folder / "log"
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - a program of the wheel
             [binaries / "postgres", "-D", folder / "data", "-k", folder, *settings],
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -173,7 +187,7 @@ def _stop_with_parent() -> None:
 def _await_ready(process: "subprocess.Popen[bytes]", binaries: Path, folder: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_SECONDS
     probe = [str(binaries / "pg_isready"), "-q", "-h", str(folder)]
-    while subprocess.run(probe, check=False, timeout=START_LIMIT_SECONDS).returncode != 0:
+    while subprocess.run(probe, check=False, timeout=START_LIMIT_SECONDS).returncode != 0:  # noqa: S603 - as above
         if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')}")
+            raise PostgresStartError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')}")
         time.sleep(0.02)

@@ -1,0 +1,216 @@
+"""Answers about a task that cross: what was read before a change is not shown after the change was."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import pytest
+from memory_task_store import MemoryTaskStore
+from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_bench
+
+from router_svc.tasks.shown import MAX_REMEMBERED, ShownTasks
+from router_svc.tasks.store_port import TaskRow
+from weft.dispatch.tasks import NewTask, Submitted, Task, TaskDetails, TaskPage, TaskQuery, TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+
+Read = TypeVar("Read")
+KEY = "once"
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+class SteppedTaskStore(MemoryTaskStore):
+    """What it reads for one caller arrives when the test says so: the snapshot is older than the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds_next = False
+        self.has_read = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def _late(self, read: Awaitable[Read]) -> Read:
+        holds, self.holds_next = self.holds_next, False
+        found = await read
+        if holds:
+            self.has_read.set()
+            await self.go_on.wait()
+        return found
+
+    async def get(self, tenant: str, task_id: str) -> Task | None:
+        return await self._late(super().get(tenant, task_id))
+
+    async def details(self, tenant: str, task_id: str) -> TaskDetails | None:
+        return await self._late(super().details(tenant, task_id))
+
+    async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
+        return await self._late(super().list_page(tenant, query))
+
+    async def submit(self, row: TaskRow) -> Submitted:
+        return await self._late(super().submit(row))
+
+
+async def _get(bench: TaskBench, task: Task) -> Task | None:
+    return await bench.service.tasks.get(TENANT, task.id)
+
+
+async def _details(bench: TaskBench, task: Task) -> Task | None:
+    found = await bench.service.tasks.details(TENANT, task.id)
+    assert not found.task.state.is_terminal or all(attempt.ended_at for attempt in found.attempts)
+    return found.task
+
+
+async def _listed(bench: TaskBench, task: Task) -> Task | None:
+    del task
+    page = await bench.service.tasks.list_page(TENANT, TaskQuery())
+    return page.tasks[0] if page.tasks else None
+
+
+async def _listed_as_open(bench: TaskBench, task: Task) -> Task | None:
+    del task
+    query = TaskQuery(states=frozenset({TaskState.PENDING, TaskState.RUNNING}))
+    page = await bench.service.tasks.list_page(TENANT, query)
+    return page.tasks[0] if page.tasks else None
+
+
+async def _watched(bench: TaskBench, task: Task) -> Task | None:
+    watch = bench.watch(task.id)
+    try:
+        news = await watch.next()
+    finally:
+        await watch.close()
+    assert isinstance(news, Task)
+    return news
+
+
+async def _sent_again(bench: TaskBench, task: Task) -> Task | None:
+    del task
+    submitted = await bench.service.tasks.submit(NewTask(tenant=TENANT, spec=chat_spec(), idempotency_key=KEY))
+    return submitted.task
+
+
+Reading = Callable[[TaskBench, Task], Awaitable[Task | None]]
+READINGS: list[Reading] = [_get, _details, _listed, _listed_as_open, _watched, _sent_again]
+readings = pytest.mark.parametrize("reading", READINGS)
+
+
+async def _overtaken(
+    bench: TaskBench, reading: Awaitable[Task | None], change: Callable[[], Awaitable[object]]
+) -> Task | None:
+    """What is answered to a reading whose snapshot is older than a change that was answered before it."""
+    store = bench.store
+    assert isinstance(store, SteppedTaskStore)
+    store.holds_next = True
+    answer = asyncio.ensure_future(reading)
+    async with asyncio.timeout(NOTICE_SECONDS):
+        await store.has_read.wait()
+        await change()
+        store.go_on.set()
+        return await answer
+
+
+@readings
+async def test_a_task_read_before_its_cancel_is_not_shown_waiting_after_it(reading: Reading) -> None:
+    async with task_bench(store=SteppedTaskStore()) as bench:
+        task = await bench.submit(key=KEY)
+        told = await _overtaken(bench, reading(bench, task), lambda: bench.service.tasks.cancel(TENANT, task.id))
+        assert told is None or told.state is TaskState.CANCELLED
+        assert (told is None) is (reading is _listed_as_open)
+        assert told is None or not told.owner
+
+
+@readings
+async def test_a_task_read_before_its_end_is_not_shown_running_after_another_answer_had_the_end(
+    reading: Reading,
+) -> None:
+    async with task_bench(store=SteppedTaskStore()) as bench:
+        task = await bench.submit(key=KEY)
+        call = await bench.calls.next()
+        await call.grant()
+
+        async def end() -> None:
+            call.finish()
+            await bench.until(task.id, TaskState.COMPLETED)
+
+        told = await _overtaken(bench, reading(bench, task), end)
+        assert told is None or told.state is TaskState.COMPLETED
+        assert (told is None) is (reading is _listed_as_open)
+
+
+async def test_an_attempt_is_not_shown_again_after_the_next_one_was() -> None:
+    async with task_bench(store=SteppedTaskStore()) as bench:
+        task, call = await bench.begun()
+
+        async def try_again() -> None:
+            call.fail(WeftError(Reason.WORKER_LOST, "it died"))
+            await bench.until(task.id, TaskState.PENDING)
+            await bench.advance(60.0)
+            await (await bench.calls.next()).grant()
+            assert (await bench.get(task.id)).attempt == 2
+
+        told = await _overtaken(bench, _get(bench, task), try_again)
+        assert told is not None
+        assert (told.state, told.attempt) == (TaskState.RUNNING, 2)
+
+
+async def test_a_task_that_was_said_to_be_deleted_is_not_listed_any_more() -> None:
+    async with task_bench(store=SteppedTaskStore()) as bench:
+        task = await bench.submit()
+        await bench.service.tasks.cancel(TENANT, task.id)
+        deletion = bench.service.tasks.delete(TENANT, task.id)
+        assert await _overtaken(bench, _listed(bench, task), lambda: deletion) is None
+
+
+@pytest.mark.parametrize(
+    ("reading", "reason"),
+    [
+        (_get, Reason.NOT_FOUND),
+        (_details, Reason.NOT_FOUND),
+        (_watched, Reason.NOT_FOUND),
+        (_sent_again, Reason.SERVICE_UNAVAILABLE),
+    ],
+)
+async def test_a_task_that_was_said_to_be_deleted_is_not_shown_any_more(reading: Reading, reason: Reason) -> None:
+    async with task_bench(store=SteppedTaskStore()) as bench:
+        task = await bench.submit(key=KEY)
+        await bench.service.tasks.cancel(TENANT, task.id)
+        deletion = bench.service.tasks.delete(TENANT, task.id)
+        with pytest.raises(WeftError) as refused:
+            await _overtaken(bench, reading(bench, task), lambda: deletion)
+        assert refused.value.reason is reason
+
+
+async def test_what_another_tenant_is_told_of_a_task_says_nothing_to_its_owner() -> None:
+    async with task_bench(store=SteppedTaskStore()) as bench:
+        task = await bench.submit()
+
+        async def ask_for_anothers() -> None:
+            with pytest.raises(WeftError):
+                await bench.service.tasks.get("bob", task.id)
+
+        told = await _overtaken(bench, _get(bench, task), ask_for_anothers)
+        assert told is not None
+        assert told.state is TaskState.PENDING
+
+
+def _task(state: TaskState, attempt: int = 0, *, task_id: str = "task-1") -> Task:
+    return Task(id=task_id, tenant=TENANT, state=state, model="qwen", created_at=NOW, attempt=attempt, max_attempts=5)
+
+
+def test_nothing_is_remembered_once_every_reading_is_answered() -> None:
+    shown = ShownTasks()
+    with shown.reading():
+        shown.show(_task(TaskState.CANCELLED))
+    with shown.reading():
+        assert shown.show(_task(TaskState.PENDING)) == _task(TaskState.PENDING)
+
+
+def test_what_is_remembered_for_one_long_reading_has_a_bound() -> None:
+    shown = ShownTasks()
+    with shown.reading():
+        for _ in range(MAX_REMEMBERED + 1):
+            with shown.reading():
+                shown.show(_task(TaskState.CANCELLED, task_id=new_id("task")))
+        assert len(shown._shown) == MAX_REMEMBERED
+    assert not shown._shown
