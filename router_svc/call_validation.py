@@ -16,6 +16,7 @@ from weft.dispatch.call_limits import (
     SPEECH_FORMATS,
 )
 from weft.dispatch.extra_limits import check_extra
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.errors import invalid_field
 
 MAX_TOP_N = 2**31 - 1
@@ -33,13 +34,13 @@ def check_rerank(payload: rerank_pb2.RerankPayload) -> None:
         check_number("payload.top_n", payload.top_n, 1, MAX_TOP_N)
 
 
-def check_tokenize(payload: tokenize_pb2.TokenizePayload) -> None:
+def check_tokenize(payload: tokenize_pb2.TokenizePayload, schemas: SchemaLimits) -> None:
     """Raises INVALID_ARGUMENT naming the field."""
     match payload.WhichOneof("kind"):
         case None:
             raise invalid_field("payload", "must have a text or a chat")
         case "chat":
-            check_chat(payload.chat, "payload.chat")
+            check_chat(payload.chat, schemas, "payload.chat")
 
 
 def check_images(payload: image_pb2.ImagePayload) -> None:

@@ -8,6 +8,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.rate_limits import RateLimitConfig
 from router_svc.request_log import RequestLogLimits
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
 from weft.kernel.tls_channel import ChannelSecurity
 
@@ -44,6 +45,8 @@ class RouterConfig:
     """Kinds of `by: mesh` recipes it runs, of wake_on_lan, http and command. A command is a program on this host."""
     wake_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment of those recipes: variables of an HTTP recipe's header values, the whole environment of a command."""
+    schemas: SchemaLimits = field(default_factory=SchemaLimits)
+    """What the JSON schemas of a public gRPC call may hold."""
     only_runner: str = ""
     """The one runner that it places requests on; empty: every one."""
     relay: RelayConfig | None = None

@@ -17,6 +17,7 @@ from weft.dispatch.dispatcher import Dispatcher, UnaryCall
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
 from weft.dispatch.journey import RequestContext
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.caller import caller
 from weft.kernel.ids import new_id
 from weft.kernel.names import (
@@ -48,15 +49,16 @@ InferenceRequest = (
 class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
     """See InferenceService."""
 
-    def __init__(self, dispatcher: Dispatcher, default_timeout_seconds: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, default_timeout_seconds: float, schemas: SchemaLimits) -> None:
         self._dispatcher = dispatcher
         self._default_timeout_seconds = default_timeout_seconds
+        self._schemas = schemas
 
     async def Chat(self, request: pb.ChatRequest, context: Context) -> AsyncGenerator[pb.ChatResponse]:  # noqa: N802
         """See InferenceService.Chat."""
         async with answering(context):
             about = await self._about(request, Operation.CHAT, context)
-            check_chat(request.payload)
+            check_chat(request.payload, self._schemas)
             async with aclosing(self._generate(about, request.payload, context)) as frames:
                 async for frame in frames:
                     yield pb.ChatResponse(events=frame)
@@ -96,7 +98,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServiceServicer):
         """See InferenceService.Tokenize."""
         async with answering(context):
             about = await self._about(request, Operation.TOKENIZE, context)
-            check_tokenize(request.payload)
+            check_tokenize(request.payload, self._schemas)
             call = self._dispatcher.tokenize(about, request.payload)
             result = await _result_of(call, context)
             return pb.TokenizeResponse(result=result, receipt=call.receipt)

@@ -117,7 +117,7 @@ class RouterService:
         """See Service.register."""
         dispatcher = Dispatcher(self._placement, self._channels, clock=self._clock, fleet=self)
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(
-            InferenceServicer(dispatcher, self._config.default_timeout_seconds), server
+            InferenceServicer(dispatcher, self._config.default_timeout_seconds, self._config.schemas), server
         )
         placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementServicer(self._placement), server)
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(RequestServicer(self._requests), server)

@@ -2,10 +2,13 @@
 
 import math
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
+from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2
 from weft.dispatch.extra_limits import check_extra
 from weft.dispatch.sampling_limits import check_sampling
+from weft.dispatch.schema_guard import SchemaGuard
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_objects import plain_object, to_json_object
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
@@ -14,8 +17,11 @@ MAX_EMBEDDING_INPUTS = 2_048
 MAX_TOOLS = 128
 
 
-def check_chat(payload: chat_pb2.ChatPayload, field: str = "payload") -> None:
-    """Raises INVALID_ARGUMENT naming the field, which is `field` or in it."""
+def check_chat(payload: chat_pb2.ChatPayload, schemas: SchemaLimits, field: str = "payload") -> None:
+    """Raises INVALID_ARGUMENT naming the field, which is `field` or in it.
+
+    Upper bounds in its schemas that are none are left out of the payload: see SchemaGuard.require_safe.
+    """
     check_count(f"{field}.messages", len(payload.messages), 1, MAX_MESSAGES)
     for index, message in enumerate(payload.messages):
         if message.role not in chat_pb2.Role.values() or message.role == chat_pb2.ROLE_UNSPECIFIED:
@@ -33,6 +39,23 @@ def check_chat(payload: chat_pb2.ChatPayload, field: str = "payload") -> None:
         check_number(f"{field}.top_logprobs", payload.top_logprobs, 0, MAX_TOP_LOGPROBS)
     check_sampling(payload.sampling, f"{field}.sampling")
     check_extra(payload.extra_parameters, f"{field}.extra_parameters")
+    _guard_schemas(payload, schemas, field)
+
+
+def _guard_schemas(payload: chat_pb2.ChatPayload, limits: SchemaLimits, field: str) -> None:
+    guard = SchemaGuard(limits)
+    for index, tool in enumerate(payload.tools):
+        if tool.function.HasField("parameters"):
+            _guard(tool.function.parameters, guard, f"{field}.tools[{index}].function.parameters")
+    if payload.response_format.HasField("json_schema"):
+        _guard(payload.response_format.json_schema.schema, guard, f"{field}.response_format.json_schema.schema")
+
+
+def _guard(document: json_value_pb2.JsonObject, guard: SchemaGuard, field: str) -> None:
+    schema = plain_object(document)
+    safe = guard.require_safe(schema, field)
+    if safe is not schema:
+        document.CopyFrom(to_json_object(safe, field))
 
 
 def check_completion(payload: completion_pb2.CompletionPayload) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 from gateway.config import RequestLimits
 from gateway.media import MediaConfig, RequestMedia
-from gateway.schema_guard import require_safe_schema
 from gateway.schemas.chat import ChatRequest, ResponseFormatChoice
 from gateway.schemas.chat_tools import MAX_NAME_CHARS
 from gateway.translate.chat_messages import Conversation
@@ -14,6 +13,7 @@ from gateway.translate.extra import fill_extra, unknown_extensions
 from gateway.translate.notices import MAX_NOTICES_TOLD
 from gateway.translate.sampling import fill_sampling, require_choices, require_stream_options_fit
 from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.schema_guard import require_safe_schema
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason

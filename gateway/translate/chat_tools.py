@@ -1,10 +1,10 @@
 """Tools of a chat completion and the choice among them, in today's form and in the older one of functions."""
 
 from gateway.config import RequestLimits
-from gateway.schema_guard import SchemaGuard
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.chat_tools import AllowedTools, FunctionDefinition, NamedFunction, ToolChoiceObject
 from weft.api.common.v1 import chat_pb2
+from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
 

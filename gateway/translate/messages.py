@@ -7,7 +7,6 @@ from typing import Any
 from gateway.config import RequestLimits
 from gateway.errors import DetailedError
 from gateway.media import RequestMedia
-from gateway.schema_guard import SchemaGuard
 from gateway.schemas.messages import (
     CountTokensRequest,
     FunctionTool,
@@ -21,6 +20,7 @@ from gateway.translate.extra import unknown_extensions
 from gateway.translate.messages_turns import Turns
 from gateway.translate.notices import MAX_NOTICES_TOLD
 from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.schema_guard import SchemaGuard
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.json_objects import add_member, to_json_object
 from weft.kernel.reasons import Reason

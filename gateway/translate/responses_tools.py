@@ -3,10 +3,10 @@
 import re
 
 from gateway.config import RequestLimits
-from gateway.schema_guard import SchemaGuard, require_safe_schema
 from gateway.schemas.chat import MAX_NAME_CHARS
 from gateway.schemas.responses import ResponseTool, TextFormat, ToolChoiceObject
 from weft.api.common.v1 import chat_pb2, warning_pb2
+from weft.dispatch.schema_guard import SchemaGuard, require_safe_schema
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
 

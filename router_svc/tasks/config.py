@@ -1,6 +1,8 @@
 """Every bound of durable tasks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from weft.dispatch.schema_limits import SchemaLimits
 
 MEBIBYTE = 1024 * 1024
 
@@ -59,3 +61,5 @@ class TaskLimits:
     """How often a watcher looks by itself: news of another router may get lost."""
     max_commit_batch: int = 256
     """Writes that share one commit."""
+    schemas: SchemaLimits = field(default_factory=SchemaLimits)
+    """What the JSON schemas of one task may hold: what those of a live request may."""

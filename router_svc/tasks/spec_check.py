@@ -53,7 +53,7 @@ def check_spec(spec: task_pb2.TaskSpec, limits: TaskLimits, field: str) -> Check
     with _within(field):
         _check_sizes(spec, limits)
         model = require_model_name(spec.model, "model")
-        operation = _check_payload(spec)
+        operation = _check_payload(spec, limits)
         if model.startswith(AGENT_PREFIX) and operation is not Operation.CHAT:
             raise invalid_field("model", "an agent only chats")
         handling_of(spec.options)
@@ -78,10 +78,10 @@ def _check_sizes(spec: task_pb2.TaskSpec, limits: TaskLimits) -> None:
     _words(spec.traceparent, "traceparent", MAX_TRACEPARENT_CHARS)
 
 
-def _check_payload(spec: task_pb2.TaskSpec) -> Operation:
+def _check_payload(spec: task_pb2.TaskSpec, limits: TaskLimits) -> Operation:
     match payload_of(spec):
         case chat_pb2.ChatPayload() as chat:
-            check_chat(chat)
+            check_chat(chat, limits.schemas)
             return Operation.CHAT
         case completion_pb2.CompletionPayload() as completion:
             check_completion(completion)

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from runner_svc.tools.schema_shape import require_sound
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.json_schema import require_json_schema
 from weft.kernel.reasons import Reason
 
 MAX_SCHEMA_BYTES = 65_536
@@ -42,7 +42,10 @@ def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     if len(json.dumps(schema, allow_nan=False)) > MAX_SCHEMA_BYTES:
         raise ValueError(f"its schema has more than {MAX_SCHEMA_BYTES} bytes")
     _look_through(schema)
-    require_sound(schema)
+    try:
+        require_json_schema(schema, "its schema", has_old_words=False)
+    except FieldError as error:
+        raise ValueError(error.message) from None
     whole = {"type": "object", **schema}
     if whole["type"] != "object":
         raise ValueError("its schema is not one of an object")

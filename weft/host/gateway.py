@@ -9,7 +9,7 @@ from gateway.admin.operations_client import OperationsClient
 from gateway.admin.ports import AdminPorts
 from gateway.admin.runner_client import RunnerDescriptions
 from gateway.batches.config import BatchEdgeConfig
-from gateway.config import ConnectionLimits, GatewayConfig, RateLimitConfig, RequestLimits, SchemaLimits
+from gateway.config import ConnectionLimits, GatewayConfig, RateLimitConfig, RequestLimits
 from gateway.edge_tls import EdgeTls
 from gateway.keys.client import KeysClient
 from gateway.media import MediaConfig
@@ -35,6 +35,7 @@ from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.config import RateLimitsSection, WeftConfig
 from weft.host.gateway_sections import LimitsSection
 from weft.host.home import WeftHome
+from weft.host.schema_limits import schema_limits
 from weft.host.serving import Announce, registry_address, router_address
 from weft.host.signals import stop_requested
 from weft.host.tls import channel_security, edge_files
@@ -78,9 +79,7 @@ def gateway_config(config: WeftConfig) -> GatewayConfig:
 
 def request_limits(section: LimitsSection) -> RequestLimits:
     """Every bound of a request; tests/unit/host/test_gateway_limits.py sees to it that none is without a name."""
-    return RequestLimits(
-        **section.model_dump(exclude={"schemas"}), schemas=SchemaLimits(**section.schemas.model_dump())
-    )
+    return RequestLimits(**section.model_dump(exclude={"schemas"}), schemas=schema_limits(section.schemas))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

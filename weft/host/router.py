@@ -15,6 +15,7 @@ from weft.host.home import WeftHome
 from weft.host.relay import relay_doors
 from weft.host.router_sections import PoolSection
 from weft.host.runner_environment import RunnerEnvironment, read_environment
+from weft.host.schema_limits import schema_limits
 from weft.host.serving import Announce, registry_address, serve_until_stopped
 from weft.host.tls import channel_security, new_host
 from weft.kernel.clock import SystemClock
@@ -43,6 +44,7 @@ def router_config(
         clients=clients_config(section.clients),
         rate_limits=rate_limits(section, environment),
         relay=_relay_config(config, address),
+        schemas=schema_limits(config.gateway.limits.schemas),
     )
 
 

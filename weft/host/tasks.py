@@ -10,7 +10,9 @@ from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.service import TaskParts, TaskService
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.host.config import WeftConfig
+from weft.host.schema_limits import schema_limits
 from weft.host.task_section import BatchesSection, TasksSection
 from weft.kernel.service import Service
 
@@ -29,7 +31,7 @@ class DurableServices:
 
 def durable_services(config: WeftConfig, database: RouterDatabase, router: RouterService) -> DurableServices:
     """Tasks and batches in the router's database, placed by the router itself."""
-    limits = task_limits(config.router.tasks)
+    limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
     parts = TaskParts(
         placement=router.placement,
         fleet=router,
@@ -41,9 +43,9 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
     return DurableServices(tasks, batches)
 
 
-def task_limits(section: TasksSection) -> TaskLimits:
+def task_limits(section: TasksSection, schemas: SchemaLimits) -> TaskLimits:
     """Every bound of tasks; tests/unit/host/test_task_limits.py sees to it that none is without a name."""
-    return TaskLimits(**section.model_dump())
+    return TaskLimits(**section.model_dump(), schemas=schemas)
 
 
 def batch_limits(section: BatchesSection) -> BatchLimits:

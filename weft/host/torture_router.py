@@ -29,6 +29,7 @@ from weft.host.config import WeftConfig, load_config
 from weft.host.home import WeftHome
 from weft.host.responses import router_database
 from weft.host.router import router_config
+from weft.host.schema_limits import schema_limits
 from weft.host.serving import registry_address, serve_until_stopped
 from weft.host.tasks import task_limits
 from weft.host.tls import new_host
@@ -104,7 +105,7 @@ def broken_tasks(
     config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
 ) -> TaskService:
     """Durable tasks on a router, with what is wrong."""
-    limits = task_limits(config.router.tasks)
+    limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
     parts = TaskParts(
         placement=router.placement,
         fleet=router,

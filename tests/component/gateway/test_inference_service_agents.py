@@ -24,6 +24,7 @@ from weft.api.common.v1 import (
 )
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
@@ -40,7 +41,7 @@ async def serving(
     fleet = FixedFleet.of(model("tiny"), agents=[agent("coder", temperature=0.25), keeper])
     async with dispatching(folder, fleet) as (dispatcher, _, runner):
         server = new_server()
-        servicer = InferenceServicer(dispatcher, default_timeout_seconds=30)
+        servicer = InferenceServicer(dispatcher, default_timeout_seconds=30, schemas=SchemaLimits())
         inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         address = f"unix:{folder / 'router.sock'}"
         server.add_insecure_port(address)

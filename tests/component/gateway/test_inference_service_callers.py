@@ -13,6 +13,7 @@ from router_svc.inference_servicer import InferenceServicer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -22,7 +23,7 @@ from weft.kernel.rpc import error_from_call, new_server, open_channel
 @asynccontextmanager
 async def serving(folder: Path, dispatcher: ScriptedDispatcher) -> AsyncIterator[Any]:
     server = new_server()
-    servicer = InferenceServicer(dispatcher, default_timeout_seconds=30)  # type: ignore[arg-type]  # it is asked the same
+    servicer = InferenceServicer(dispatcher, default_timeout_seconds=30, schemas=SchemaLimits())  # type: ignore[arg-type]  # it is asked the same
     inference_service_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     address = f"unix:{folder / 'router.sock'}"
     server.add_insecure_port(address)

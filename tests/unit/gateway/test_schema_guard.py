@@ -1,9 +1,13 @@
-from typing import Any
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
+from client_schemas import CLIENT_SCHEMAS
 
-from gateway.config import SchemaLimits
-from gateway.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
+from weft.dispatch.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
 
@@ -62,15 +66,47 @@ def either(count: int) -> dict[str, Any]:
         ({"patternProperties": {"(": {}}}, ".patternProperties", "safe to run"),
         ({"allOf": [either(2)] * 11}, "", "more than 1024 combinations"),
         ({"allOf": [{"$ref": "#/$defs/a"}] * 11, "$defs": {"a": either(2)}}, "", "more than 1024 combinations"),
-        ({"properties": {"a": {"allOf": [either(33), either(33)]}}}, "", "more than 1024 combinations"),
+        ({"properties": {"a": {"allOf": [either(33), either(33)]}}}, ".properties.a", "more than 1024 combinations"),
         ({"$ref": "#"}, "", "defined by itself"),
         ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "", "defined by itself"),
         (
             {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"oneOf": [{"$ref": "#/$defs/a"}]}}},
-            "",
+            ".$defs.a",
             "defined by itself",
         ),
-        (chained(200), "", "64 references in a row"),
+        (chained(200), ".$defs.d63", "64 references in a row"),
+        # No JSON schema at all.
+        ({"$ref": "#/$defs/nowhere"}, ".$ref", "does not have"),
+        ({"items": {"$ref": "#/$defs/nowhere"}, "$defs": {}}, ".items.$ref", "does not have"),
+        ({"$ref": "#anchor"}, ".$ref", "does not have"),
+        ({"$ref": "#/prefixItems/99999999999999999999/x", "prefixItems": [{}]}, ".$ref", "does not have"),
+        ({"$ref": "#/required", "required": ["a"]}, ".$ref", "does not have"),
+        ({"$dynamicRef": "#node"}, ".$dynamicRef", "does not have"),
+        ({"properties": {"a": {"not": {"$ref": "#/properties/a"}}}}, ".properties.a", "defined by itself"),
+        ({"if": {"$recursiveRef": "#"}}, "", "defined by itself"),
+        ({"$ref": "#/x", "x": {"required": 1}}, ".x.required", "JSON type array"),
+        ({"$ref": "#/x", "x": {"pattern": "(?=a)"}}, ".x.pattern", "look-around"),
+        ({"required": True}, ".required", "JSON type array"),
+        ({"properties": {"a": {"required": "a"}}}, ".properties.a.required", "JSON type array"),
+        ({"required": ["a", 1]}, ".required[1]", "JSON type string"),
+        ({"properties": []}, ".properties", "JSON type object"),
+        ({"properties": {"a": "string"}}, ".properties.a", "JSON type boolean or object"),
+        ({"items": "string"}, ".items", "JSON type boolean or object"),
+        ({"items": [{}, 3]}, ".items[1]", "JSON type boolean or object"),
+        ({"additionalProperties": "no"}, ".additionalProperties", "JSON type boolean or object"),
+        ({"anyOf": {}}, ".anyOf", "JSON type array"),
+        ({"allOf": []}, ".allOf", "must not be empty"),
+        ({"oneOf": [None]}, ".oneOf[0]", "JSON type boolean or object"),
+        ({"enum": []}, ".enum", "must not be empty"),
+        ({"minimum": "0"}, ".minimum", "JSON type number"),
+        ({"multipleOf": 0}, ".multipleOf", "above 0"),
+        ({"uniqueItems": "yes"}, ".uniqueItems", "JSON type boolean"),
+        ({"$defs": [{}]}, ".$defs", "JSON type object"),
+        ({"$defs": {"a": 1}}, ".$defs.a", "JSON type boolean or object"),
+        ({"dependentRequired": {"a": "b"}}, ".dependentRequired.a", "JSON type array"),
+        ({"description": 3}, ".description", "JSON type string"),
+        ({"format": {}}, ".format", "JSON type string"),
+        ({"$id": 3}, ".$id", "JSON type string"),
     ],
     ids=str,
 )
@@ -96,9 +132,7 @@ def test_what_no_engine_should_see_is_refused_and_its_place_is_named(
         {"properties": {"child": {"$ref": "#"}, "more": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
          "$defs": {"n": {"anyOf": [{"type": "null"}, {"properties": {"next": {"$ref": "#/$defs/n"}}}]}}},
         {"properties": {f"p{n}": {"anyOf": [{"type": "string"}, {"type": "null"}]} for n in range(100)}},
-        {"$ref": "#/$defs/nowhere"},
-        {"$ref": "#anchor"},
-        {"$ref": "#/prefixItems/99999999999999999999/x", "prefixItems": [{}]},
+        {"pattern": "^(?!a)b$", "format": "email"},
         {"additionalProperties": False, "items": [{"type": "string"}, {"type": "integer"}]},
         deep(31),
         chained(50),
@@ -153,3 +187,36 @@ def test_an_upper_bound_that_no_answer_reaches_is_left_out_where_it_is_one_and_n
     assert schema["properties"]["script"]["maxLength"] == 524_288  # type: ignore[index]  # it is as it came
     bounded = {"maxLength": 100_000}
     assert require_safe_schema(bounded, "f", SchemaLimits()) is bounded
+
+
+class Leaf(pydantic.BaseModel):
+    kind: Literal["leaf"]
+    mail: Annotated[str, pydantic.StringConstraints(pattern=r"^[^@]+@[^@]+$", max_length=80)]
+    when: datetime | None = None
+    price: Decimal
+    pair: tuple[int, str] = (1, "a")
+
+
+class Branch(pydantic.BaseModel):
+    kind: Literal["branch"]
+    parts: list[Annotated["Leaf | Branch", pydantic.Field(discriminator="kind")]]
+    tags: set[str] = set()
+    count: dict[str, int] = {}
+
+
+@pytest.mark.parametrize("schema", CLIENT_SCHEMAS.values(), ids=CLIENT_SCHEMAS.keys())
+def test_schemas_of_real_clients_and_of_every_draft_pass(schema: dict[str, Any]) -> None:
+    require_safe_schema(schema, "schema", LIMITS)
+
+
+def test_schemas_that_pydantic_writes_pass() -> None:
+    for model in (Leaf, Branch):
+        require_safe_schema(model.model_json_schema(), "schema", LIMITS)
+
+
+def test_a_pattern_with_look_ahead_beside_its_format_is_left_out_and_the_format_stays() -> None:
+    schema = CLIENT_SCHEMAS["zod 4 by toJSONSchema"]
+    kept = require_safe_schema(schema, "schema", LIMITS)
+    assert kept["properties"]["mail"] == {"type": "string", "format": "email"}
+    with pytest.raises(FieldError, match="look-around"):
+        require_safe_schema({"pattern": "^(?!a)b$", "format": "a word of mine"}, "schema", LIMITS)

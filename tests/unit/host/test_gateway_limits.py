@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConnectionLimits, GatewayConfig, RequestLimits, SchemaLimits
+from gateway.config import ConnectionLimits, GatewayConfig, RequestLimits
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.host.config import GatewaySection, WeftConfig
 from weft.host.gateway import gateway_config
 from weft.host.gateway_sections import ConnectionsSection, LimitsSection, SchemasSection

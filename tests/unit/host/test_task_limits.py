@@ -7,22 +7,23 @@ import pytest
 from gateway.batches.config import BatchEdgeConfig
 from router_svc.batches.config import BatchLimits
 from router_svc.tasks.config import TaskLimits
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.host.config import RouterSection, WeftConfig
 from weft.host.gateway import gateway_config
 from weft.host.tasks import batch_limits, task_limits
 
 
 def test_a_file_that_says_nothing_means_the_routers_own_defaults() -> None:
-    assert task_limits(RouterSection().tasks) == TaskLimits()
+    assert task_limits(RouterSection().tasks, SchemaLimits()) == TaskLimits()
     assert batch_limits(RouterSection().batches) == BatchLimits()
 
 
-@pytest.mark.parametrize("name", list(asdict(TaskLimits())))
+@pytest.mark.parametrize("name", sorted(asdict(TaskLimits()).keys() - {"schemas"}))
 def test_what_the_file_says_of_tasks_arrives(name: str) -> None:
     default = asdict(TaskLimits())[name]
     other = default + 1
     said = RouterSection.model_validate({"tasks": {name: other}}).tasks
-    assert asdict(task_limits(said))[name] == other
+    assert asdict(task_limits(said, SchemaLimits()))[name] == other
 
 
 @pytest.mark.parametrize("name", list(asdict(BatchLimits())))

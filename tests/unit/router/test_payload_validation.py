@@ -11,7 +11,9 @@ from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, js
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
+from weft.dispatch.schema_limits import SchemaLimits
 from weft.kernel.errors import FieldError
+from weft.kernel.json_objects import plain_object, to_json_object
 
 Check = Callable[[json_value_pb2.JsonObject], None]
 
@@ -19,7 +21,7 @@ Check = Callable[[json_value_pb2.JsonObject], None]
 def chat_with(extra: json_value_pb2.JsonObject) -> None:
     payload = chat_pb2.ChatPayload(extra_parameters=extra, thinking=False)
     payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hi")
-    check_chat(payload)
+    check_chat(payload, SchemaLimits())
 
 
 def completion_with(extra: json_value_pb2.JsonObject) -> None:
@@ -102,3 +104,42 @@ def test_no_public_request_can_hold_an_agents_behaviour() -> None:
     for method in service.methods:
         assert behaviour not in set(_within(method.input_type, set())), method.name
     assert behaviour in set(_within(generation_service_pb2.GenerateRequest.DESCRIPTOR, set())), "the search finds it"
+
+
+def with_schemas(tool: Mapping[str, object], form: Mapping[str, object]) -> chat_pb2.ChatPayload:
+    payload = chat_pb2.ChatPayload()
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hi")
+    function = payload.tools.add().function
+    function.name = "f"
+    function.parameters.CopyFrom(to_json_object(tool, "tool"))
+    payload.response_format.json_schema.schema.CopyFrom(to_json_object(form, "form"))
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/nowhere"}}}, ".properties.a.$ref"),
+        ({"required": "a"}, ".required"),
+        ({"pattern": "(?=a)"}, ".pattern"),
+        ({"$ref": "file:///etc/passwd"}, ".$ref"),
+        ({"minItems": 10**9}, ".minItems"),
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_none_is_refused_over_grpc_too_with_the_path_of_its_keyword(
+    schema: dict[str, object], place: str
+) -> None:
+    with pytest.raises(FieldError) as refused:
+        check_chat(with_schemas(schema, {}), SchemaLimits())
+    assert refused.value.field == f"payload.tools[0].function.parameters{place}"
+    with pytest.raises(FieldError) as refused:
+        check_chat(with_schemas({}, schema), SchemaLimits())
+    assert refused.value.field == f"payload.response_format.json_schema.schema{place}"
+
+
+def test_an_upper_bound_that_no_answer_reaches_is_left_out_over_grpc_too() -> None:
+    payload = with_schemas({"properties": {"a": {"maxLength": 10**9, "minLength": 1}}}, {"type": "object"})
+    check_chat(payload, SchemaLimits())
+    assert plain_object(payload.tools[0].function.parameters) == {"properties": {"a": {"minLength": 1}}}
+    assert plain_object(payload.response_format.json_schema.schema) == {"type": "object"}

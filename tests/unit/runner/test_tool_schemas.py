@@ -99,8 +99,8 @@ def test_regular_expressions_of_strangers_are_never_run(schema: dict[str, Any]) 
 
 
 def test_a_schema_whose_references_multiply_ends_in_an_error() -> None:
-    levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(40)}
-    schema = {"$defs": {**levels, "l40": {}}, "$ref": "#/$defs/l0"}
+    levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(20)}
+    schema = {"$defs": {**levels, "l20": {}}, "$ref": "#/$defs/l0"}
     with pytest.raises(WeftError, match="too many steps"):
         parse("{}", schema)
 
@@ -114,7 +114,7 @@ def test_many_comparisons_with_a_long_list_end_in_an_error(monkeypatch: pytest.M
 
 def test_a_schema_that_goes_round_is_an_error_and_not_a_crash() -> None:
     with pytest.raises(WeftError, match="too many steps") as caught:
-        parse('{"a": 1}', {"allOf": [{"$ref": "#"}]})
+        ArgumentCheck("person", {"allOf": [{"$ref": "#"}]}).parse('{"a": 1}')
     assert caught.value.reason is Reason.TOOL_CALL_INVALID
 
 
@@ -153,24 +153,25 @@ def test_half_a_surrogate_in_a_name_does_not_get_into_the_error() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"properties": 5}, "`properties`"),
-        ({"properties": {"a": 5}}, "no schema"),
-        ({"properties": {"a": {"type": "strange"}}}, "`type`"),
-        ({"properties": {"a": {"type": 5}}}, "`type`"),
-        ({"properties": {"a": {"type": []}}}, "`type`"),
-        ({"properties": {"a": {"minimum": "x"}}}, "`minimum`"),
-        ({"properties": {"a": {"minLength": -1}}}, "`minLength`"),
-        ({"properties": {"a": {"maxItems": 1.5}}}, "`maxItems`"),
-        ({"properties": {"a": {"enum": "x"}}}, "`enum`"),
-        ({"properties": {"a": {"items": [{"type": "string"}]}}}, "no schema"),
-        ({"properties": {"a": {"anyOf": []}}}, "`anyOf`"),
-        ({"properties": {"a": {"pattern": 5}}}, "`pattern`"),
-        ({"required": 5}, "`required`"),
-        ({"required": [5]}, "`required`"),
-        ({"$ref": 5}, "`\\$ref`"),
+        ({"properties": 5}, r"schema\.properties: "),
+        ({"properties": {"a": 5}}, r"properties\.a: "),
+        ({"properties": {"a": {"type": "strange"}}}, r"\.type"),
+        ({"properties": {"a": {"type": 5}}}, r"\.type"),
+        ({"properties": {"a": {"type": []}}}, r"\.type"),
+        ({"properties": {"a": {"minimum": "x"}}}, r"\.minimum"),
+        ({"properties": {"a": {"minLength": -1}}}, r"\.minLength"),
+        ({"properties": {"a": {"maxItems": 1.5}}}, r"\.maxItems"),
+        ({"properties": {"a": {"enum": "x"}}}, r"\.enum"),
+        ({"properties": {"a": {"items": [{"type": "string"}]}}}, r"properties\.a\.items: "),
+        ({"properties": {"a": {"anyOf": []}}}, r"\.anyOf"),
+        ({"properties": {"a": {"pattern": 5}}}, r"\.pattern"),
+        ({"required": 5}, r"\.required"),
+        ({"required": [5]}, r"\.required"),
+        ({"$ref": 5}, r"\.\$ref: "),
         ({"properties": {"a": {"$ref": "#/$defs/nothing"}}}, "does not have"),
         ({"properties": {"a": {"$ref": "#/required/0"}}, "required": ["a"]}, "does not have"),
-        ({"additionalProperties": "no"}, "no schema"),
+        ({"allOf": [{"$ref": "#"}]}, "defined by itself"),
+        ({"additionalProperties": "no"}, r"\.additionalProperties: "),
         ({"properties": {"a": {"maximum": float("inf")}}}, "not JSON compliant"),
         ({"properties": {"a": {"maximum": 10**400}}}, "beyond the range"),
     ],

@@ -5,33 +5,31 @@ engine of regular expressions without a time bound, a reference to a file is ope
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NoReturn, TypeGuard
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
 
 import msgspec
 import re2
 
-from gateway.config import SchemaLimits
-from weft.kernel.errors import invalid_field
+from weft.dispatch.schema_limits import SchemaLimits
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_schema import (
+    COUNT_KEYS,
+    REFERENCE_KEYS,
+    SHOWN_CHARS,
+    WITH_SCHEMAS,
+    inner_schemas,
+    require_json_schema,
+)
 
-_TYPES: Final = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_SCHEMA_KEYS: Final = (
-    "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
-    "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
-_LIST_KEYS: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-_MAP_KEYS: Final = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_REPEAT_KEYS: Final = (
-    "maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties",
-)  # fmt: skip
 _UPPER_BOUNDS: Final = frozenset({"maxContains", "maxItems", "maxLength", "maxProperties"})
-_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 # JSON schemas write a character by its number as JavaScript does, RE2 as Perl does.
 _CODE_POINT: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
+# Formats that JSON schema defines for what a pattern may say too.
+_FORMATS: Final = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uri-reference", "uuid"}
+)
 _MAX_PATTERN_MEMORY: Final = 256 * 1024
-_MAX_REFERENCES_IN_A_ROW: Final = 64
-_MAX_INDEX_DIGITS: Final = 6
-_SHOWN_CHARS: Final = 64
 
 _encode = msgspec.json.Encoder().encode
 
@@ -53,7 +51,8 @@ class SchemaGuard:
         """The schema for an engine. Raises INVALID_ARGUMENT naming the place in `field` that no engine should see.
 
         An upper bound above `max_repeat` is left out: agents bound the text of a file by its size, no answer is that
-        long, and a grammar would be written out that often.
+        long, and a grammar would be written out that often. So is a pattern that cannot be run safely beside a
+        `format` that says the same: zod writes both for an address of mail, its pattern with look-around.
         """
         raw = _encode(schema)
         size = len(raw)
@@ -65,10 +64,10 @@ class SchemaGuard:
             raise invalid_field(field, f"is one too many: the schemas of a request have at most {limit} bytes together")
         walk = _Walk(self._limits, self._patterns_left)
         walk.visit(schema, field)
+        for place, inner in require_json_schema(schema, field, max_branches=self._limits.max_branches):
+            walk.visit(inner, place)
         self._patterns_left = walk.patterns_left
-        if any(name in raw for name in _COMBINING_BYTES):
-            _Branches(schema, self._limits.max_branches).require_few(field)
-        return _without(schema, walk.too_wide) if walk.too_wide else schema
+        return _without(schema, walk.left_out) if walk.left_out else schema
 
 
 class _Walk:
@@ -79,8 +78,8 @@ class _Walk:
         self._nodes_left = limits.max_nodes
         self._enum_left = limits.max_enum
         self.patterns_left = patterns_left
-        self.too_wide: dict[int, set[str]] = {}
-        """Upper bounds that are none: names by the id of the schema that has them."""
+        self.left_out: dict[int, set[str]] = {}
+        """Keywords that no engine sees: names by the id of the schema that has them."""
 
     def visit(self, schema: Mapping[str, Any], field: str, depth: int = 1) -> None:
         """Look at a schema, then at those within it."""
@@ -90,29 +89,41 @@ class _Walk:
         if self._nodes_left < 0:
             raise invalid_field(field, f"is one too many: a schema holds at most {self._limits.max_nodes} schemas")
         for key, value in schema.items():
-            if key in _UPPER_BOUNDS and _is_whole(value) and value > self._limits.max_repeat:
-                self.too_wide.setdefault(id(schema), set()).add(key)
+            if self._is_left_out(key, value, f"{field}.{key}", schema):
+                self.left_out.setdefault(id(schema), set()).add(key)
             elif key in _CHECKED:
                 self._look_at(key, value, f"{field}.{key}")
             # `patternProperties` is both.
-            if key in _WITH_SCHEMAS:
-                for place, inner in _inner(key, value):
+            if key in WITH_SCHEMAS:
+                for place, inner in inner_schemas(key, value):
                     self.visit(inner, f"{field}.{key}{place}", depth + 1)
 
+    def _is_left_out(self, key: str, value: object, field: str, schema: Mapping[str, Any]) -> bool:
+        if key in _UPPER_BOUNDS:
+            return _is_whole(value) and value > self._limits.max_repeat
+        return key == "pattern" and not self._is_needed(value, field, schema.get("format"))
+
     def _look_at(self, key: str, value: object, field: str) -> None:
-        if key == "type":
-            _require_types(value, field)
-        elif key == "pattern":
-            self._require_pattern(value, field)
-        elif key == "patternProperties":
+        if key == "patternProperties":
             for pattern in value if isinstance(value, Mapping) else ():
                 self._require_pattern(pattern, field)
         elif key == "enum":
             self._require_enum(value, field)
-        elif key in _REFERENCES:
+        elif key in REFERENCE_KEYS:
             _require_local(value, field)
         else:
             self._require_repeat(value, field)
+
+    def _is_needed(self, pattern: object, field: str, form: object) -> bool:
+        """Whether a pattern goes to the engine; raises INVALID_ARGUMENT for an unsafe one that nothing stands for."""
+        self._require_short(pattern, field)
+        try:
+            require_safe_pattern(str(pattern), field)
+        except WeftError:
+            if form not in _FORMATS:
+                raise
+            return False
+        return True
 
     def _require_enum(self, values: object, field: str) -> None:
         if not isinstance(values, list):
@@ -128,13 +139,16 @@ class _Walk:
             raise invalid_field(field, f"must be a whole number from 0 to {self._limits.max_repeat}")
 
     def _require_pattern(self, pattern: object, field: str) -> None:
+        self._require_short(pattern, field)
+        require_safe_pattern(str(pattern), field)
+
+    def _require_short(self, pattern: object, field: str) -> None:
         limit = self._limits.max_pattern_chars
         if not isinstance(pattern, str) or len(pattern) > limit:
             raise invalid_field(field, f"must be a pattern of at most {limit} characters")
         self.patterns_left -= 1
         if self.patterns_left < 0:
             raise invalid_field(field, f"is one too many: at most {self._limits.max_patterns} patterns in a request")
-        require_safe_pattern(pattern, field)
 
 
 def _is_whole(value: object) -> TypeGuard[float]:
@@ -170,105 +184,12 @@ def _words_of(error: Exception) -> str:
         return "it is no text"
     words = error.args[0] if error.args else ""
     text = words.decode("utf-8", "replace") if isinstance(words, bytes) else str(words)
-    return f"{text[:_SHOWN_CHARS]} (look-around and back-references are not supported)"
+    return f"{text[:SHOWN_CHARS]} (look-around and back-references are not supported)"
 
 
-def _inner(key: str, value: object) -> list[tuple[str, Mapping[str, Any]]]:
-    """The schemas under a key, with their places."""
-    if isinstance(value, dict):
-        if key not in _MAP_KEYS:
-            return [("", value)]
-        return [(f".{name[:_SHOWN_CHARS]}", inner) for name, inner in value.items() if isinstance(inner, dict)]
-    if isinstance(value, list) and key in _LIST_KEYS:
-        return [(f"[{index}]", inner) for index, inner in enumerate(value) if isinstance(inner, dict)]
-    return []
-
-
-_WITH_SCHEMAS: Final = frozenset({*_SCHEMA_KEYS, *_LIST_KEYS, *_MAP_KEYS})
-_CHECKED: Final = frozenset({"type", "pattern", "patternProperties", "enum", *_REFERENCES, *_REPEAT_KEYS})
-
-
-def _require_types(value: object, field: str) -> None:
-    if isinstance(value, str) and value in _TYPES:
-        return
-    names = value if isinstance(value, list) else [value]
-    if not names or any(not isinstance(name, str) or name not in _TYPES for name in names):
-        raise invalid_field(field, f"must be one or more of {', '.join(sorted(_TYPES))}")
+_CHECKED: Final = frozenset({"patternProperties", "enum", *REFERENCE_KEYS, *COUNT_KEYS})
 
 
 def _require_local(reference: object, field: str) -> None:
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise invalid_field(field, "must refer to a place in this schema, as in '#/$defs/name'")
-
-
-class _Branches:
-    """In how many ways the alternatives of a schema combine, references followed.
-
-    Properties and items do not multiply: each has a rule of its own in a grammar.
-    """
-
-    def __init__(self, root: Mapping[str, Any], most: int) -> None:
-        self._root = root
-        self._most = most
-        self._known: dict[int, int] = {}
-        self._open: set[int] = set()
-
-    def require_few(self, field: str) -> None:
-        """Raises INVALID_ARGUMENT naming `field` for too many, or for a schema that is defined by itself alone."""
-        self._field = field
-        for schema in self._all(self._root):
-            self._count(schema)
-
-    def _all(self, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        yield schema
-        for key in schema.keys() & _WITH_SCHEMAS:
-            for _, inner in _inner(key, schema[key]):
-                yield from self._all(inner)
-
-    def _count(self, schema: Mapping[str, Any]) -> int:
-        known = self._known.get(id(schema))
-        if known is not None:
-            return known
-        if id(schema) in self._open:
-            self._refuse("must not be defined by itself alone: a reference leads back to where it stands")
-        if not schema.keys() & _COMBINING:
-            return 1
-        if len(self._open) == _MAX_REFERENCES_IN_A_ROW:
-            self._refuse(f"must not lead through more than {_MAX_REFERENCES_IN_A_ROW} references in a row")
-        self._open.add(id(schema))
-        count = 1
-        for key in ("anyOf", "oneOf"):
-            if key in schema:
-                count *= sum(self._count(inner) for _, inner in _inner(key, schema[key])) or 1
-        for _, inner in _inner("allOf", schema.get("allOf")):
-            count *= self._count(inner)
-        target = self._target(schema.get("$ref"))
-        if target is not None:
-            count *= self._count(target)
-        if count > self._most:
-            self._refuse(f"has more than {self._most} combinations of anyOf, oneOf and allOf")
-        self._open.remove(id(schema))
-        self._known[id(schema)] = count
-        return count
-
-    def _target(self, reference: object) -> Mapping[str, Any] | None:
-        """What a reference leads to; None where it is no path, or leads nowhere."""
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            return None
-        found: object = self._root
-        for step in reference.split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping):
-                found = found.get(name)
-            elif isinstance(found, list) and name.isascii() and name.isdigit() and len(name) <= _MAX_INDEX_DIGITS:
-                found = found[int(name)] if int(name) < len(found) else None
-            else:
-                return None
-        return found if isinstance(found, Mapping) else None
-
-    def _refuse(self, message: str) -> NoReturn:
-        raise invalid_field(self._field, message)
-
-
-_COMBINING: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
-_COMBINING_BYTES: Final = tuple(f'"{name}"'.encode() for name in sorted(_COMBINING))

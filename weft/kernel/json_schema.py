@@ -1,0 +1,281 @@
+"""Checks that a JSON schema is one, whichever draft it was written for.
+
+Engines make grammars of schemas and take them on trust: a `required` that is no list, a reference to nothing or a
+definition that only refers to itself ends in an error of the engine, or in its end. The keywords are checked by a
+metaschema; references are followed here, since the library names no place for one that leads nowhere.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import unquote
+
+from weft.kernel.errors import invalid_field
+
+if TYPE_CHECKING:
+    import jsonschema_rs
+
+SCHEMA_TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
+SCHEMA_KEYS: Final = (
+    "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not",
+    "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+)  # fmt: skip
+LIST_KEYS: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+MAP_KEYS: Final = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+COUNT_KEYS: Final = (
+    "maxContains", "maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties",
+)  # fmt: skip
+REFERENCE_KEYS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+WITH_SCHEMAS: Final = frozenset({*SCHEMA_KEYS, *LIST_KEYS, *MAP_KEYS})
+SHOWN_CHARS: Final = 64
+"""Of a property's name in the path of an error."""
+
+_MAX_REFERENCES_IN_A_ROW: Final = 64
+_MAX_INDEX_DIGITS: Final = 6
+_ALTERNATIVES: Final = ("anyOf", "oneOf")
+_IN_PLACE_KEYS: Final = ("not", "if", "then", "else")
+_IN_PLACE_MAPS: Final = ("dependentSchemas", "dependencies")
+_IN_PLACE: Final = frozenset({*_ALTERNATIVES, "allOf", *_IN_PLACE_KEYS, *_IN_PLACE_MAPS, *REFERENCE_KEYS})
+"""Keywords whose schemas apply to the very value that the schema applies to."""
+_ANCHORS: Final = ("$anchor", "$dynamicAnchor")
+_TEXT_KEYS: Final = ("$anchor", "$dynamicAnchor", "$id", "$schema", "description", "format", "pattern", "title")
+_FLAG_KEYS: Final = ("deprecated", "readOnly", "uniqueItems", "writeOnly")
+
+_SCHEMA: Final = {"$ref": "#"}
+_SCHEMA_MAP: Final = {"type": "object", "additionalProperties": _SCHEMA}
+_COUNT: Final = {"type": "integer", "minimum": 0}
+_TEXT: Final = {"type": "string"}
+_FLAG: Final = {"type": "boolean"}
+_SCHEMAS: Final = {"type": "array", "minItems": 1, "items": _SCHEMA}
+_NAMES: Final = {"type": "array", "items": _TEXT}
+_METASCHEMA: Final[dict[str, Any]] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": ["object", "boolean"],
+    "properties": {
+        **dict.fromkeys(SCHEMA_KEYS, _SCHEMA),
+        **dict.fromkeys(LIST_KEYS, _SCHEMAS),
+        **dict.fromkeys(MAP_KEYS, _SCHEMA_MAP),
+        **dict.fromkeys(COUNT_KEYS, _COUNT),
+        "minimum": {"type": "number"},
+        "maximum": {"type": "number"},
+        # A number since draft 06; before, and in OpenAPI 3.0, a flag beside the other bound.
+        "exclusiveMinimum": {"type": ["number", "boolean"]},
+        "exclusiveMaximum": {"type": ["number", "boolean"]},
+        **dict.fromkeys((*_TEXT_KEYS, *REFERENCE_KEYS), _TEXT),
+        **dict.fromkeys(_FLAG_KEYS, _FLAG),
+        # One schema or, until 2019-09, a list of them.
+        "items": {"if": {"type": "array"}, "then": _SCHEMAS, "else": _SCHEMA},
+        # Names or, until draft 07, a schema.
+        "dependencies": {
+            "type": "object",
+            "additionalProperties": {"if": {"type": "array"}, "then": _NAMES, "else": _SCHEMA},
+        },
+        "dependentRequired": {"type": "object", "additionalProperties": _NAMES},
+        "enum": {"type": "array", "minItems": 1},
+        "multipleOf": {"type": "number", "exclusiveMinimum": 0},
+        "required": _NAMES,
+        "type": {
+            "anyOf": [
+                {"enum": list(SCHEMA_TYPES)},
+                {"type": "array", "minItems": 1, "items": {"enum": list(SCHEMA_TYPES)}},
+            ]
+        },
+    },
+}
+"""What any draft from 04 to 2020-12 takes: few clients name the one that they mean.
+
+Names that are twice in `required` or `type` pass, since every engine takes them.
+"""
+_NEW_WORDS: Final = {
+    "items": _SCHEMA,
+    "exclusiveMinimum": {"type": "number"},
+    "exclusiveMaximum": {"type": "number"},
+}
+"""What 2020-12 takes where older drafts took something else."""
+
+
+def require_json_schema(
+    schema: Mapping[str, Any], field: str, *, max_branches: int | None = None, has_old_words: bool = True
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Raises INVALID_ARGUMENT naming the keyword, below `field`, that makes this no JSON schema.
+
+    `schema` is bounded in depth and size already. `max_branches`: how many combinations of anyOf, oneOf and allOf it
+    may have; None: any number. `has_old_words`: whether keywords may be used as drafts before 2020-12 do. Returns the
+    schemas, with their places, that references lead to and that stand below no keyword for schemas.
+    """
+    keywords = _metaschema(has_old_words)
+    _require_keywords(schema, field, keywords)
+    references = _References(schema, field, keywords, max_branches)
+    references.require_progress()
+    return references.beside
+
+
+def inner_schemas(key: str, value: object) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the schemas under a keyword, with their places."""
+    if isinstance(value, dict):
+        if key not in MAP_KEYS:
+            return [("", value)]
+        return [(f".{name[:SHOWN_CHARS]}", inner) for name, inner in value.items() if isinstance(inner, dict)]
+    if isinstance(value, list) and key in LIST_KEYS:
+        return [(f"[{index}]", inner) for index, inner in enumerate(value) if isinstance(inner, dict)]
+    return []
+
+
+@lru_cache(maxsize=2)
+def _metaschema(has_old_words: bool) -> "jsonschema_rs.Draft7Validator":
+    import jsonschema_rs  # noqa: PLC0415 - 30 ms that only a process that meets a schema spends
+
+    if has_old_words:
+        return jsonschema_rs.Draft7Validator(_METASCHEMA)
+    return jsonschema_rs.Draft7Validator({**_METASCHEMA, "properties": {**_METASCHEMA["properties"], **_NEW_WORDS}})
+
+
+def _require_keywords(schema: Mapping[str, Any], field: str, keywords: "jsonschema_rs.Draft7Validator") -> None:
+    if keywords.is_valid(schema):
+        return
+    error = next(keywords.iter_errors(schema))
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:SHOWN_CHARS]}" for step in error.instance_path)
+    raise invalid_field(field + "".join(steps), _words(error.kind.name, error.kind.as_dict()))
+
+
+def _words(keyword: str, details: Mapping[str, Any]) -> str:
+    match keyword:
+        case "type":
+            return f"must be of the JSON type {' or '.join(sorted(details['types']))}"
+        case "minItems":
+            return "must not be empty"
+        case "minimum":
+            return f"must be at least {details['limit']}"
+        case "exclusiveMinimum":
+            return f"must be above {details['limit']}"
+        case _:  # the only alternative is that of `type`
+            return f"must be one or more of {', '.join(SCHEMA_TYPES)}"
+
+
+class _References:
+    """The references of a schema: where they lead, and whether following them ever comes to a value.
+
+    Properties and items do not multiply the branches: each has a rule of its own in a grammar.
+    """
+
+    def __init__(
+        self,
+        root: Mapping[str, Any],
+        field: str,
+        keywords: "jsonschema_rs.Draft7Validator",
+        most_branches: int | None,
+    ) -> None:
+        self._root = root
+        self._field = field
+        self._keywords = keywords
+        self._most = most_branches
+        self.beside: list[tuple[str, Mapping[str, Any]]] = []
+        self._places: dict[int, str] = {}
+        self._resources: dict[int, Mapping[str, Any]] = {}
+        """By the id of a schema: the nearest one around it that has an `$id`, to which its references are relative."""
+        self._anchors: dict[str, Mapping[str, Any]] = {}
+        self._known: dict[int, int] = {}
+        self._open: set[int] = set()
+
+    def require_progress(self) -> None:
+        """Raises INVALID_ARGUMENT for a reference to nothing, one that never ends, or too many branches."""
+        schemas = list(self._collect(self._root, self._field, self._root))
+        for schema in schemas:  # grows while it is walked
+            for key in schema.keys() & frozenset(REFERENCE_KEYS):
+                schemas += self._follow(schema, key)
+        for schema in schemas:
+            self._count(schema)
+
+    def _collect(
+        self, schema: Mapping[str, Any], place: str, resource: Mapping[str, Any]
+    ) -> Iterator[Mapping[str, Any]]:
+        identity = schema.get("$id", schema.get("id"))
+        if isinstance(identity, str) and identity.startswith("#"):
+            self._anchors[identity[1:]] = schema
+        elif isinstance(schema.get("$id"), str):
+            resource = schema
+        for key in _ANCHORS:
+            if key in schema:
+                self._anchors[schema[key]] = schema
+        self._places[id(schema)] = place
+        self._resources[id(schema)] = resource
+        yield schema
+        for key in schema:
+            if key in WITH_SCHEMAS:
+                for inner_place, inner in inner_schemas(key, schema[key]):
+                    yield from self._collect(inner, f"{place}.{key}{inner_place}", resource)
+
+    def _follow(self, schema: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
+        """The schemas at the end of a reference that stand where no keyword for schemas is."""
+        target = self._target(schema, key)
+        if target is None:
+            self._refuse(schema, f".{key}", "refers to a place that this schema does not have")
+        if isinstance(target, bool) or id(target) in self._places:
+            return
+        place = self._field + schema[key].removeprefix("#").replace("/", ".")[:SHOWN_CHARS]
+        _require_keywords(target, place, self._keywords)
+        self.beside.append((place, target))
+        yield from self._collect(target, place, self._root)
+
+    def _target(self, schema: Mapping[str, Any], key: str) -> Mapping[str, Any] | bool | None:
+        """What a reference leads to; None where it leads to no schema."""
+        pointer = unquote(schema[key])
+        for resource in (self._resources[id(schema)], self._root):
+            if pointer == "#" or pointer.startswith("#/"):
+                found = _at(resource, pointer)
+            else:
+                found = self._anchors.get(pointer.removeprefix("#"))
+            if isinstance(found, Mapping | bool):
+                return found
+        return None
+
+    def _count(self, schema: Mapping[str, Any]) -> int:
+        """In how many ways the alternatives of a schema combine, references followed."""
+        known = self._known.get(id(schema))
+        if known is not None:
+            return known
+        if id(schema) in self._open:
+            self._refuse(schema, "", "must not be defined by itself alone: a reference leads back to where it stands")
+        if not schema.keys() & _IN_PLACE:
+            return 1
+        if len(self._open) == _MAX_REFERENCES_IN_A_ROW:
+            self._refuse(schema, "", f"must not lead through more than {_MAX_REFERENCES_IN_A_ROW} references in a row")
+        self._open.add(id(schema))
+        count = self._combined(schema)
+        if self._most is not None and count > self._most:
+            self._refuse(schema, "", f"has more than {self._most} combinations of anyOf, oneOf and allOf")
+        self._open.remove(id(schema))
+        self._known[id(schema)] = count
+        return count
+
+    def _combined(self, schema: Mapping[str, Any]) -> int:
+        count = 1
+        for key in _ALTERNATIVES:
+            if key in schema:
+                count *= sum(self._count(inner) for _, inner in inner_schemas(key, schema[key])) or 1
+        for _, inner in inner_schemas("allOf", schema.get("allOf")):
+            count *= self._count(inner)
+        for key in REFERENCE_KEYS:
+            target = self._target(schema, key) if key in schema else None
+            if isinstance(target, Mapping):
+                count *= self._count(target)
+        for key in (*_IN_PLACE_KEYS, *_IN_PLACE_MAPS):
+            for _, inner in inner_schemas(key, schema.get(key)):
+                self._count(inner)
+        return count
+
+    def _refuse(self, schema: Mapping[str, Any], keyword: str, message: str) -> NoReturn:
+        raise invalid_field(self._places[id(schema)] + keyword, message)
+
+
+def _at(root: object, pointer: str) -> object:
+    found = root
+    for step in pointer.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        elif isinstance(found, list) and name.isascii() and name.isdigit() and len(name) <= _MAX_INDEX_DIGITS:
+            found = found[int(name)] if int(name) < len(found) else None
+        else:
+            return None
+    return found
