@@ -1,16 +1,18 @@
 """Who sends a request: the HTTP half of what `weft.kernel.principal` decides."""
 
 from typing import Protocol
+from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
 from gateway.access import access_of, is_open
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL, KeyRing, Principal, authenticate
+from weft.kernel.principal import KEY_PREFIX, LOCAL, KeyRing, Principal, authenticate, require_one_key
 from weft.kernel.reasons import Reason
 
 _BEARER = "bearer "
+_KEY_BEGINNING = f"{KEY_PREFIX}_".encode()
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _NO_KEY = "-"
 """Stands for credentials of another kind: a key that nobody has."""
@@ -36,7 +38,7 @@ class Gate(Protocol):
     def admit(self, scope: Scope) -> Principal:
         """Who sends it.
 
-        Raises UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST for a key that is shown twice, and
+        Raises UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST for a header that is there twice, and
         SERVICE_UNAVAILABLE before the keys are known.
         """
         ...
@@ -81,15 +83,26 @@ def require_once(scope: Scope, names: frozenset[bytes]) -> None:
 
 
 def _presented(scope: Scope) -> str | None:
-    """The key in either header; Authorization counts where both are there. None: neither is.
+    """The key in either header; None: there is none. Authorization counts beside what is no key of a mesh.
 
-    Raises MALFORMED_REQUEST where one of them is there twice.
+    Raises MALFORMED_REQUEST where one of the headers is there twice, UNAUTHENTICATED for two different keys.
     """
     require_once(scope, _KEY_HEADERS)
     headers = dict(scope["headers"])
+    shown = []
     given: bytes | None = headers.get(b"authorization")
     if given is not None:
         text = given.decode("latin-1")
-        return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else _NO_KEY
+        shown.append(text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else _NO_KEY)
     given = headers.get(b"x-api-key")
-    return None if given is None else given.decode("latin-1")
+    if given is not None:
+        shown.append(given.decode("latin-1"))
+    if shown:
+        require_one_key([*shown, *_keys_in_query(scope)])
+    return shown[0] if shown else None
+
+
+def _keys_in_query(scope: Scope) -> list[str]:
+    """Keys in the address, which are never taken for a credential; beside one they may be those of someone else."""
+    query: bytes = scope["query_string"]
+    return [value for _, value in parse_qsl(query.decode("latin-1"))] if _KEY_BEGINNING in query else []

@@ -6,14 +6,22 @@ from typing import Any
 import grpc
 
 from weft.kernel.caller import caller
+from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
+from weft.kernel.reasons import Reason
 
 TENANT = "x-tenant-id"
 
 
 def metadata_of(context: grpc.aio.ServicerContext[Any, Any]) -> Mapping[str, str]:
-    """What a call says beside its message, but for what is binary."""
-    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    """What a call says beside its message, but for what is binary.
+
+    Raises MALFORMED_REQUEST for two different tenants: whichever counted, a proxy may have read the other one.
+    """
+    shown = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+    if len({value for key, value in shown if key == TENANT}) > 1:
+        raise WeftError(Reason.MALFORMED_REQUEST, f"{TENANT}: the call names two different tenants")
+    return dict(shown)
 
 
 def tenant_of(metadata: Mapping[str, str]) -> str:

@@ -195,6 +195,16 @@ def key_text(key_id: str, secret: str) -> str:
     return f"{KEY_PREFIX}_{key_id}_{secret}"
 
 
+def require_one_key(shown: Iterable[str]) -> None:
+    """Raises UNAUTHENTICATED where a call shows two different keys, in whichever places: none of them ranks first.
+
+    A proxy in front may have looked at the other one. Credentials that are no keys of a mesh count for nothing: SDKs
+    send the key of a provider beside ours.
+    """
+    if len({text for text in shown if len(text) <= MAX_KEY_CHARS and _KEY.fullmatch(text)}) > 1:
+        raise WeftError(Reason.UNAUTHENTICATED, "the request shows two different keys: send one")
+
+
 def authenticate(ring: KeyRing, presented: str | None, now: datetime) -> Principal:
     """The principal of a key. Raises UNAUTHENTICATED, which does not say what is wrong with a key that was shown."""
     if not presented:

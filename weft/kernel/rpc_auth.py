@@ -11,7 +11,7 @@ import grpc
 
 from weft.kernel.caller import set_caller
 from weft.kernel.clock import Clock
-from weft.kernel.principal import LOCAL, KeyRing, Principal, authenticate, service_principal
+from weft.kernel.principal import LOCAL, KeyRing, Principal, authenticate, require_one_key, service_principal
 from weft.kernel.rpc_access import access_of
 from weft.kernel.rpc_guard import RpcGuard
 
@@ -61,12 +61,19 @@ class AuthInterceptor(RpcGuard):
 
 
 def presented_key(metadata: Mapping[str, str | bytes]) -> str | None:
-    """The key that a caller shows, in either place; None: none. What is no text is a key that nobody has."""
+    """The key that a caller shows, in either place; None: none. What is no text is a key that nobody has.
+
+    Raises UNAUTHENTICATED for two different keys.
+    """
+    shown = []
     given = metadata.get(AUTHORIZATION)
     if isinstance(given, str):
-        return given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else _NO_KEY
+        shown.append(given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else _NO_KEY)
     given = metadata.get(API_KEY)
-    return None if given is None else str(given)
+    if given is not None:
+        shown.append(str(given))
+    require_one_key(shown)
+    return shown[0] if shown else None
 
 
 def _certified_name(context: Context) -> str | None:

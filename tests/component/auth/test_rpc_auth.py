@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 PEPPER, SECRET, KEY_ID = b"p" * 32, "5" * 64, "abcdefghijk1"
 KEY = key_text(KEY_ID, SECRET)
+OTHER_ID = "otherotherot"
+OTHER = key_text(OTHER_ID, SECRET)
 
 
 def ring(*scopes: str) -> KeyRing:
@@ -162,6 +165,23 @@ async def test_a_stranger_is_refused_before_the_servicer_hears_of_the_call(metad
                     pass
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert who.calls == 0
+
+
+@pytest.mark.parametrize("first", [KEY, OTHER])
+async def test_two_keys_of_different_tenants_in_one_call_are_refused_and_none_ranks_first(first: str) -> None:
+    second = OTHER if first == KEY else KEY
+    keys = ring()
+    other = replace(keys.keys[KEY_ID], key_id=OTHER_ID, tenant="bob")
+    async with serving(KeyRing(pepper=PEPPER, keys={**keys.keys, OTHER_ID: other})) as (address, who):
+        assert await embed(address, [("x-api-key", OTHER)]) == f"key:{OTHER_ID} bob"
+        with pytest.raises(WeftError, match="two different keys") as found:
+            await embed(address, [("authorization", f"Bearer {first}"), ("x-api-key", second)])
+        assert (found.value.reason, who.calls) == (Reason.UNAUTHENTICATED, 1)
+
+
+async def test_the_same_key_in_both_places_is_let_in() -> None:
+    async with serving(ring()) as (address, _):
+        assert await embed(address, [("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)]) == f"key:{KEY_ID} ann"
 
 
 async def test_a_key_without_the_scope_is_denied_by_name_and_services_alone_may_do_what_services_do() -> None:

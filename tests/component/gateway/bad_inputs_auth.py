@@ -25,6 +25,7 @@ def _silent(endpoint: Endpoint) -> bytes:
 
 GOOD = bearer()
 GOOD_SECRET = SECRET
+GOOD_KEY = f"weft_abcdefghijk1_{SECRET}"
 CASES = (
     Case("A1 none", _silent, _UNKNOWN, _guarded),
     *(
@@ -57,6 +58,23 @@ CASES = (
     Case(
         "A13 good key in one place, bad in the other",
         _showing({"Authorization": "Bearer x", "X-API-Key": f"weft_abcdefghijk1_{SECRET}"}),
+        _UNKNOWN,
+        _guarded,
+    ),
+    Case(
+        "A13 two keys",
+        _showing({"Authorization": f"Bearer {GOOD_KEY}", "X-API-Key": f"weft_abcdefghijk2_{SECRET}"}),
+        _UNKNOWN,
+        _guarded,
+    ),
+    Case(
+        "A13 another key in the query",
+        lambda endpoint: request(
+            endpoint,
+            b"",
+            {"Authorization": f"Bearer {GOOD_KEY}"},
+            path=f"{endpoint.address}?key=weft_abcdefghijk2_{SECRET}",
+        ),
         _UNKNOWN,
         _guarded,
     ),

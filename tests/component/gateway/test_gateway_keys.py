@@ -1,7 +1,7 @@
 """A gateway that asks for keys: who is let in, to what, and as whose request."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -112,6 +112,48 @@ async def test_a_key_that_is_shown_twice_is_refused_and_where_nobody_needs_one_n
         assert (error["code"], name.lower() in error["message"]) == ("malformed_request", True)
     async with serving(ScriptedDispatcher()) as gateway:
         assert (await gateway.exchange(raw)).status == 200
+
+
+OTHER = key_text("otherotherot", SECRET)
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        ({"Authorization": f"Bearer {GOOD}", "X-API-Key": OTHER}, ""),
+        ({"Authorization": f"Bearer {OTHER}", "X-API-Key": GOOD}, ""),
+        ({"Authorization": f"Bearer {GOOD}", "X-API-Key": key_text("unknownunkno", SECRET)}, ""),
+        ({"Authorization": f"Bearer {GOOD}"}, f"?api_key={OTHER}"),
+        ({"X-API-Key": GOOD}, f"?a=b&key={OTHER}"),
+    ],
+)
+async def test_two_keys_of_different_tenants_in_one_request_are_refused_and_none_ranks_first(
+    headers: dict[str, str], query: str
+) -> None:
+    both = ring_of(verifier(), replace(verifier("otherotherot"), tenant="bob"))
+    async with serving(ScriptedDispatcher(), keys=Keys(both)) as gateway:
+        answer = await gateway.request("POST", f"/v1/chat/completions{query}", CHAT, headers)
+        assert answer.status == 401
+        assert json.loads(answer.body)["error"]["message"] == "the request shows two different keys: send one"
+        assert gateway.dispatcher.contexts == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "query"),
+    [
+        ({"Authorization": f"Bearer {GOOD}", "X-API-Key": GOOD}, ""),
+        ({"Authorization": f"Bearer {GOOD}"}, f"?api_key={GOOD}"),
+        # Anthropic's SDK sends both where both variables are set, and one may be a provider's.
+        ({"Authorization": f"Bearer {GOOD}", "X-API-Key": "sk-ant-somebody"}, ""),
+        ({"X-API-Key": GOOD}, "?q=weft_is_a_word"),
+    ],
+)
+async def test_the_same_key_twice_and_a_key_of_no_mesh_beside_it_are_let_in(
+    headers: dict[str, str], query: str
+) -> None:
+    async with serving(ScriptedDispatcher(), keys=Keys()) as gateway:
+        assert await ask(gateway, headers, f"/v1/chat/completions{query}") == (200, "")
+        assert gateway.dispatcher.contexts[0].tenant == "ann"
 
 
 async def test_callers_of_anthropics_api_are_refused_in_its_words() -> None:

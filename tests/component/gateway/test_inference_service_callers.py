@@ -52,6 +52,18 @@ async def ask_all(stub: Any, options: pb.RequestOptions, model: str = "tiny") ->
         raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
 
 
+async def test_a_call_that_names_two_tenants_is_refused_and_one_that_names_one_twice_is_not(tmp_path: Path) -> None:
+    request = pb.EmbedRequest(model="tiny", payload=embedding_pb2.EmbeddingPayload())
+    request.payload.inputs.add(text="hi")
+    dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
+    async with serving(tmp_path, dispatcher) as stub:
+        await stub.Embed(request, metadata=(("x-tenant-id", "ann"), ("x-tenant-id", "ann")))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Embed(request, metadata=(("x-tenant-id", "ann"), ("x-tenant-id", "bob")))
+    assert error_from_call(refused.value, Reason.SERVICE_UNAVAILABLE).reason is Reason.MALFORMED_REQUEST
+    assert [context.tenant for context in dispatcher.contexts] == ["ann"]
+
+
 async def test_every_call_says_who_asks_and_how_urgently(tmp_path: Path) -> None:
     dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
     options = pb.RequestOptions(priority=priority_pb2.PRIORITY_LOW, client_id="nightly", session="thread 7")
