@@ -16,6 +16,7 @@ from gateway.protocol import EdgeServerConfig
 from gateway.server import EdgeServer
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.service import start_critical
 
 _BACKLOG = 2048
 
@@ -81,7 +82,7 @@ class AppServer:
             ),
             None if context is None or self._exposure.tls is None else (context, self._exposure.tls),
         )
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"{self._name}-http")
+        self._serving = start_critical(self._server.serve(sockets=[listener]), name=f"{self._name}-http")
         started = asyncio.create_task(self._server.wait_started())
         await asyncio.wait((started, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():

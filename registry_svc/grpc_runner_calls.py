@@ -23,6 +23,7 @@ log = structlog.get_logger("weft.registry.operations")
 
 # An idle model ends within its backend's graces, which add up to less than this.
 YIELD_TIMEOUT_SECONDS = 60.0
+PROBE_TIMEOUT_SECONDS = 2.0
 RETRY_AFTER_SECONDS = 5.0
 _NO_LONGER_THERE = frozenset({Reason.WORKER_LOST, Reason.NO_RUNNER_AVAILABLE, Reason.DEADLINE_EXCEEDED})
 
@@ -77,6 +78,15 @@ class GrpcRunnerCalls:
         stub, metadata = await self._reach(member)
         return await _answer(stub.FlushCache(permitted, metadata=metadata))
 
+    async def incarnation_at(self, address: str) -> str:
+        """The incarnation of the runner that answers at an address; empty when none does. Never raises a WeftError."""
+        try:
+            stub, metadata = await self._at(address)
+            call = stub.Describe(runner_service_pb2.DescribeRequest(), timeout=PROBE_TIMEOUT_SECONDS, metadata=metadata)
+            return str((await _answer(call)).runner.incarnation)
+        except WeftError:
+            return ""
+
     async def yield_memory(self, request: YieldRequest) -> YieldAnswer:
         """See RunnerCalls.yield_memory."""
         try:
@@ -114,7 +124,9 @@ class GrpcRunnerCalls:
         return make_permit(target, action, model=model, operation_id=operation_id, now=now)
 
     async def _reach(self, member: Member) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
-        address = member.profile.address
+        return await self._at(member.profile.address)
+
+    async def _at(self, address: str) -> tuple["RunnerServiceAsyncStub", Metadata | None]:
         channel = await self._channels.get(address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         return stub, metadata_of(address) or None

@@ -1,6 +1,6 @@
 """Who is in the mesh: sessions and heartbeats. What time does to them is in `expiry`."""
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import datetime
 
@@ -34,12 +34,16 @@ from registry_svc.policy.sessions import (
     Repeated,
     decide_hearing,
     decide_opening,
+    is_repeat,
     unknown_session,
 )
 from registry_svc.policy.targets import require_target
 from weft.kernel.ids import new_id, new_key
 
 log = structlog.get_logger("weft.registry")
+
+IncarnationAt = Callable[[str], Awaitable[str]]
+"""The incarnation of the runner that answers at an address; empty when none does."""
 
 
 class Roster:
@@ -48,14 +52,17 @@ class Roster:
     What is acknowledged is on disk, except heartbeats: their times are written by Expiry, now and then.
     """
 
-    def __init__(self, core: RegistryCore) -> None:
+    def __init__(self, core: RegistryCore, incarnation_at: IncarnationAt | None = None) -> None:
+        """`incarnation_at` tells whether a runner's earlier process is gone; None: only its silence tells."""
         self._core = core
+        self._incarnation_at = incarnation_at
         self._clock = core.clock
         self._config = core.config
 
     async def open_session(self, opening: Opening) -> Session:
         """Publish a runner, its models and its agents; see RunnerSessionService.OpenSession."""
-        return await self._core.write(lambda: self._open(opening))
+        replaced = await self._replaced_session(opening)
+        return await self._core.write(lambda: self._open(opening, replaced))
 
     async def hear(self, beat: Heartbeat) -> None:
         """Take in a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
@@ -71,8 +78,26 @@ class Roster:
         """Make a runner inactive at its own wish; a session or incarnation that is gone already is passed over."""
         await self._core.write(lambda: self._close(session_id, incarnation))
 
-    async def _open(self, opening: Opening) -> Session:
+    async def _replaced_session(self, opening: Opening) -> str:
+        """The id of the live session that `opening` replaces without knowing it; empty: there is none.
+
+        A runner that lost its session id is a stranger to its own rows for as long as its earlier process counts as
+        live. That process is gone if the new one answers at its very address.
+        """
+        holder = self._core.mesh.of_runner(opening.profile.name)
+        if holder is None or not holder.pulse.active or self._incarnation_at is None or opening.profile.dial_out:
+            return ""
+        is_known = holder.session.id == opening.session_id or is_repeat(opening, holder.session)
+        if is_known or holder.profile.address != opening.profile.address or not opening.profile.address:
+            return ""
+        answering = await self._incarnation_at(holder.profile.address)
+        return holder.session.id if answering == opening.profile.incarnation else ""
+
+    async def _open(self, opening: Opening, replaced: str) -> Session:
         mesh = self._core.mesh
+        if replaced and (earlier := mesh.of_session(replaced)) is not None and earlier.pulse.active:
+            log.warning("a runner without its session id answers at its own address", runner=opening.profile.name)
+            earlier.lose(Standing.SILENT, self._clock.monotonic(), self._clock.utc_now())
         own, named = mesh.of_session(opening.session_id), mesh.of_runner(opening.profile.name)
         decision = decide_opening(
             opening,

@@ -79,7 +79,7 @@ class RegistryService:
         sweeps = (self._expiry.sweep, self._keys.sweep)
         self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
         self._channels = ChannelPool(security=config.security)
-        calls = GrpcRunnerCalls(core, self._channels)
+        self._calls = calls = GrpcRunnerCalls(core, self._channels)
         store, sessions = SqlLeaseStore(transactions), sessions_of(core)
         self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core))
         """The book of accelerator memory."""
@@ -101,7 +101,7 @@ class RegistryService:
         core = self._core
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(Catalogue(core)), server)
         runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
-            RunnerSessionServicer(Roster(core), core.config), server
+            RunnerSessionServicer(Roster(core, self._calls.incarnation_at), core.config), server
         )
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
             DeclarationServicer(Declarations(core), core.config), server

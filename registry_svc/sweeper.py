@@ -7,7 +7,7 @@ import structlog
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,7 +28,7 @@ class Sweeper:
 
     def start(self) -> None:
         """Begin; the first sweep comes after one interval."""
-        self._task = start_task(self._run(), name="registry-sweeper")
+        self._task = start_critical(self._run(), name="registry-sweeper")
 
     async def stop(self) -> None:
         """End the loop. Safe to call twice, or when never started."""

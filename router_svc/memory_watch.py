@@ -15,7 +15,7 @@ import structlog
 from router_svc.policy.host_memory import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.clock import Clock
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
@@ -68,7 +68,7 @@ class MemoryWatch:
     async def start(self) -> None:
         """Begin to look. Returns at once."""
         self._hurry_until = self._clock.monotonic() + START_HURRY_SECONDS
-        self._task = start_task(self._follow(), name="memory-watch")
+        self._task = start_critical(self._follow(), name="memory-watch")
 
     async def stop(self) -> None:
         """Stop looking; what was seen last stays readable."""

@@ -18,7 +18,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 from weft.link.codec import forwardable
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
 from weft.link.frames import CallStatus, Side
@@ -123,7 +123,7 @@ class DialOut:
         """See Service.start. Returns at once and keeps dialing."""
         self._local = grpc.aio.insecure_channel(self._config.local_address, options=_LOCAL_OPTIONS)
         self._given_up = asyncio.get_running_loop().create_future()
-        self._task = start_task(self._keep_linked(), name="dial-out")
+        self._task = start_critical(self._keep_linked(), name="dial-out")
         self._task.add_done_callback(self._note_end)
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - the runner itself has drained by now

@@ -27,7 +27,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -183,7 +183,7 @@ class Instance:
 
     async def start(self) -> None:
         """Begin its life. Returns at once; the backend loads in the background."""
-        self._task = start_task(self._life.run(), name=f"instance-{self.model}")
+        self._task = start_critical(self._life.run(), name=f"instance-{self.model}")
 
     async def stop(self) -> None:
         """End the backend and everything it started. Idempotent."""

@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from runner_svc.policy.back_off import retry_pause_seconds
 from runner_svc.policy.reporting import ReportTimes
 from runner_svc.report import RunnerReport
+from runner_svc.session_file import SessionFile
 from runner_svc.waiting import event_within
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
@@ -23,7 +24,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
@@ -71,7 +72,7 @@ class RunnerSession:
         self._report = report
         self._gates = gates
         self._incarnation = incarnation
-        self._session_file = session_file
+        self._file = SessionFile(session_file)
         self._clock = clock
         self._jitter = jitter
         self._session_id = ""
@@ -123,7 +124,7 @@ class RunnerSession:
                 await self._stub.CloseSession(request, timeout=CLOSE_TIMEOUT_SECONDS)
 
     def _begin(self) -> None:
-        self._running = start_task(self._run(), name="runner-session")
+        self._running = start_critical(self._run(), name="runner-session")
         # A run that was given up is still unwinding, and `stop` waits for it too.
         self._tasks.add(self._running)
         self._running.add_done_callback(self._tasks.discard)
@@ -147,7 +148,7 @@ class RunnerSession:
         self._open_request_id = self._open_request_id or new_id("open")
         request = pb.OpenSessionRequest(
             request_id=self._open_request_id,
-            session_id=self._session_file.read_text("utf-8").strip() if self._session_file.exists() else "",
+            session_id=self._file.read(),
             runner=self._report.runner(),
             models=self._report.manifests(),
             agents=self._report.agents(),
@@ -162,7 +163,7 @@ class RunnerSession:
         self._open_request_id = ""
         for gate in self._gates:
             gate.use_key(response.ticket_key)
-        self._keep(response.session_id)
+        self._file.keep(response.session_id)
         self._times = _no_report_yet(
             _seconds(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS,
             _seconds(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS,
@@ -170,12 +171,6 @@ class RunnerSession:
         self._told = None
         self._session_id = response.session_id
         log.info("session open")  # not its id: that proves ownership
-
-    def _keep(self, session_id: str) -> None:
-        self._session_file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._session_file.with_suffix(".new")
-        fresh.write_text(session_id + "\n", "utf-8")
-        fresh.replace(self._session_file)
 
     async def _report_what_is_due(self) -> None:
         self._changed.clear()

@@ -12,7 +12,7 @@ from gateway.translate.sse import encode_json
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 TTL_SECONDS = 5.0
 """How old an answer is at most while all is well; what clients may keep it for, too."""
@@ -42,7 +42,7 @@ class CapabilityCache:
     async def start(self) -> None:
         """Compose the first answer and keep it fresh."""
         await self.refresh()
-        self._task = start_task(self._keep_fresh(), name="runner-capabilities")
+        self._task = start_critical(self._keep_fresh(), name="runner-capabilities")
 
     async def stop(self) -> None:
         """Stop. Idempotent."""

@@ -33,7 +33,7 @@ from weft.gpu.sighting import ProcessId
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 log = structlog.get_logger("weft.registry.ledger")
 
@@ -92,8 +92,8 @@ class Ledger:
             self._book.put(read_back(grant, now))
         self._settler.begin(stored.last_fencing_number)
         self._tasks = [
-            start_task(self._let_time_pass(), name="ledger-time"),
-            start_task(self._settle_when_nudged(), name="ledger-settle"),
+            start_critical(self._let_time_pass(), name="ledger-time"),
+            start_critical(self._settle_when_nudged(), name="ledger-settle"),
         ]
         log.info("ledger open", leases=len(stored.grants))
 

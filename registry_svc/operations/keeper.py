@@ -8,7 +8,7 @@ import structlog
 from registry_svc.operations.operations import Operations
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,10 +30,10 @@ class Keeper:
     def start(self) -> None:
         """Begin; everything happens for the first time after one interval."""
         self._tasks = [
-            start_task(
+            start_critical(
                 self._every(HOUSEKEEPING_INTERVAL_SECONDS, self._operations.keep_house), name="operations-housekeeping"
             ),
-            start_task(self._every(self._head_interval_seconds, self._tell_head), name="audit-head"),
+            start_critical(self._every(self._head_interval_seconds, self._tell_head), name="audit-head"),
         ]
 
     async def stop(self) -> None:

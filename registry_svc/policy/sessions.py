@@ -44,7 +44,7 @@ def decide_opening(
     name of its runner; `claims` are all names it asks for. A dead session loses a model's or an agent's name alone, but
     with the runner's name everything: a runner is one session.
     """
-    if runner_holder is not None and _is_repeat(opening, runner_holder.session):
+    if runner_holder is not None and is_repeat(opening, runner_holder.session):
         return Repeated(runner_holder.session)
     adopted = None if own is None else own.session
     if adopted is not None and own is not None and own.live and adopted.runner != opening.profile.name:
@@ -57,7 +57,8 @@ def decide_opening(
     return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))
 
 
-def _is_repeat(opening: Opening, session: Session) -> bool:
+def is_repeat(opening: Opening, session: Session) -> bool:
+    """Whether `opening` is a call that `session` has answered already."""
     return session.request_id == opening.request_id and session.incarnation == opening.profile.incarnation
 
 

@@ -9,7 +9,7 @@ from router_svc.batches.config import BatchLimits
 from router_svc.batches.file_keeper import FileKeeper
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_restarting, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,7 @@ class Sweeper:
     async def start(self, *, all_broken: bool) -> None:
         """Begin. `all_broken`: see `FileKeeper.sweep`."""
         await self._once(all_broken=all_broken)
-        self._sweeping = start_task(self._for_ever(), name="batch-sweeper")
+        self._sweeping = start_restarting(self._for_ever, name="batch-sweeper", clock=self._clock)
 
     async def stop(self) -> None:
         """Stop. Safe to call twice."""

@@ -15,7 +15,7 @@ from weft.api.router.v1 import stored_response_service_pb2, stored_response_serv
 from weft.dispatch.stored_responses import ResponseStore
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_restarting, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -58,7 +58,7 @@ class ResponseService:
         """See Service.start."""
         await self._database.open()
         await self._sweep_once()
-        self._sweeping = start_task(self._sweep(), name="response-sweeper")
+        self._sweeping = start_restarting(self._sweep, name="response-sweeper", clock=self._clock)
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - nothing here takes long
         """See Service.stop."""

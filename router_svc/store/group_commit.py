@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router_svc.store.database import RouterDatabase
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.service import start_critical
 
 MAX_WAITING_WRITES = 4096
 """Writes that may wait for their transaction at once."""
@@ -46,7 +47,7 @@ class GroupCommit:
     async def start(self) -> None:
         """From now on writes are taken."""
         self._is_stopping = False
-        self._worker = asyncio.create_task(self._work(), name="group commit")
+        self._worker = start_critical(self._work(), name="group-commit")
 
     async def stop(self) -> None:
         """Refuse new writes and end those that wait, done or failed. Safe to call twice."""

@@ -20,7 +20,7 @@ from router_svc.tasks.wall import Wall
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.tasks import Task
 from weft.kernel.errors import WeftError
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, start_restarting, start_task, stop_tasks
 
 if TYPE_CHECKING:
     from router_svc.tasks.lanes import Lane
@@ -94,10 +94,13 @@ class TaskEngine:
     async def start(self) -> None:
         """Begin to run tasks."""
         self._loops = [
-            start_task(self._heart.run(), name="task-heart"),
-            start_task(self._offer_on(), name="task-engine"),
-            start_task(self._parts.store.listen(self._parts.signals.announce), name="task-news"),
+            start_critical(self._heart.run(), name="task-heart"),
+            start_critical(self._offer_on(), name="task-engine"),
+            start_restarting(self._listen, name="task-news", clock=self._clock),
         ]
+
+    async def _listen(self) -> None:
+        await self._parts.store.listen(self._parts.signals.announce)
 
     async def stop(self, grace_seconds: float) -> None:
         """Offer nothing any more, let what runs go on for at most the grace, and give the rest back at once."""

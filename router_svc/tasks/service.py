@@ -28,7 +28,7 @@ from weft.dispatch.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.ids import new_id
 from weft.kernel.rpc import ChannelPool
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_restarting, stop_tasks
 
 if TYPE_CHECKING:
     import asyncio
@@ -154,7 +154,7 @@ class TaskService:
             await self._store.stop()
             raise
         await self._engine.start()
-        self._sweeping = start_task(self._sweeper.run(), name="task-sweeper")
+        self._sweeping = start_restarting(self._sweeper.run, name="task-sweeper", clock=self._wall.clock)
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop. What is not done within the grace is given back, for whoever comes next."""

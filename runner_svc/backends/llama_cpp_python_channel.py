@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+import structlog
 
 from runner_svc.engines.messages import (
     LENGTH_BYTES,
@@ -36,6 +37,8 @@ from runner_svc.engines.messages import (
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.runner")
 
 MAX_UNREAD_ANSWERS = 4096
 """Answers kept for a request whose reader is slow; then the engine waits."""
@@ -198,6 +201,10 @@ class EngineChannel:
             while True:
                 await self._take(await self._receive(reader))
         except (OSError, EOFError, TooLongError, msgspec.DecodeError):
+            self._break()
+        except Exception:
+            # Those who wait for answers would wait for a reader that is gone.
+            log.exception("the answers of an engine could not be read")
             self._break()
 
     async def _receive(self, reader: asyncio.StreamReader) -> ToRunner:

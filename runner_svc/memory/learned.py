@@ -1,9 +1,6 @@
 """What loads of a model really took, remembered across lives of the runner in a small file."""
 
-import contextlib
 import hashlib
-import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ import msgspec
 import structlog
 
 from runner_svc.policy.memory_estimate import MemorySettings
+from weft.kernel.file_replacement import replace_file
 
 log = structlog.get_logger("weft.memory")
 
@@ -114,7 +112,7 @@ class LearnedMemory:
             entries=tuple(_Entry(key=key, measured_bytes=measured) for key, measured in entries.items()),
         )
         try:
-            _replace(self._file, msgspec.json.encode(state))
+            replace_file(self._file, msgspec.json.encode(state))
         except OSError as error:
             log.warning("what loads took cannot be written", file=self._file.name, error=str(error))
 
@@ -124,19 +122,3 @@ def _key(identity: FileIdentity, settings: MemorySettings) -> str:
     taken_for = [getattr(settings, name) for name in settings.__slots__]
     own = [identity.path, identity.bytes, identity.modified_ns, taken_for]
     return hashlib.sha256(msgspec.json.encode(own)).hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it finds the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

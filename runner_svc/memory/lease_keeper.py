@@ -20,7 +20,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -137,8 +137,8 @@ class LeaseKeeper:
         """Begin to keep leases, and to say what is seen of this host. Leftovers of earlier lives must be gone."""
         self._calls.connect(registry)
         self._tasks = [
-            start_task(self._renew_for_ever(), name="lease-renewals"),
-            start_task(self._release_for_ever(), name="lease-releases"),
+            start_critical(self._renew_for_ever(), name="lease-renewals"),
+            start_critical(self._release_for_ever(), name="lease-releases"),
         ]
 
     async def stop(self) -> None:

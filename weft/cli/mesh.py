@@ -3,9 +3,11 @@
 import asyncio
 from pathlib import Path
 
+from weft.cli.options import note
 from weft.cli.output import say
 from weft.cli.stages import StageDisplay
 from weft.host.config import WeftConfig
+from weft.host.critical import CriticalTasks
 from weft.host.home import WeftHome
 from weft.host.signals import stop_requested, until
 from weft.host.up import UpHost
@@ -15,15 +17,16 @@ from weft.kernel.service import stop_tasks
 async def run_up(config: WeftConfig, home: WeftHome, config_path: Path | None) -> None:
     """Come up with progress, wait for a signal, go down."""
     stop = stop_requested()
-    host = UpHost(config, home, config_path)
-    with StageDisplay(total=host.stage_count) as display:
-        ready = await until(stop, host.start(display.show))
-    if ready:
-        print_ready(host, home)
-        await stop.wait()
-    say(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")
-    await _stop(host, stop)
-    say("stopped\n")
+    host = UpHost(config, home, config_path, tell=note)
+    with CriticalTasks(stop):
+        with StageDisplay(total=host.stage_count) as display:
+            ready = await until(stop, host.start(display.show))
+        if ready:
+            print_ready(host, home)
+            await stop.wait()
+        say(f"\nstopping: finishing running requests (at most {config.drain_seconds:.0f} s)\n")
+        await _stop(host, stop)
+        say("stopped\n")
 
 
 async def _stop(host: UpHost, again: asyncio.Event) -> None:

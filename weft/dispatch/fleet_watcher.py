@@ -13,7 +13,7 @@ import structlog
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.clock import Clock
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -49,7 +49,7 @@ class FleetWatcher:
 
     async def start(self) -> None:
         """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
-        self._task = start_task(self._follow(), name="fleet-watcher")
+        self._task = start_critical(self._follow(), name="fleet-watcher")
 
     async def wait_ready(self) -> None:
         """Return once the first snapshot has arrived."""

@@ -13,7 +13,7 @@ import structlog
 from weft.api.registry.v1 import key_service_pb2, key_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -49,7 +49,7 @@ class KeyRingWatcher:
 
     async def start(self) -> None:
         """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
-        self._task = start_task(self._follow(), name="key-ring-watcher")
+        self._task = start_critical(self._follow(), name="key-ring-watcher")
 
     async def wait_ready(self) -> None:
         """Return once the first snapshot has arrived."""

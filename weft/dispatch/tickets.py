@@ -15,6 +15,8 @@ from weft.kernel.reasons import Reason
 
 TICKET_LIFETIME_SECONDS = 30.0
 MAX_REMEMBERED_TICKETS = 65_536
+RETRY_AFTER_SECONDS = 1.0
+"""What callers are told to wait for a runner that is being registered."""
 
 
 def sign(claims: bytes, key: bytes) -> bytes:
@@ -53,10 +55,19 @@ class TicketGate:
     def admit(self, ticket: ticket_pb2.Ticket, *, now: float) -> Permit:
         """The permit of a good ticket. `now` is UTC in seconds since the epoch.
 
-        Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed.
+        Raises TICKET_INVALID or TICKET_EXPIRED; the message does not say which check failed. BACKEND_NOT_READY before
+        there is a session: no ticket can be judged then, and nothing is wrong with this one for all that is known.
         """
         key = self._key
-        if key is None or not hmac.compare_digest(sign(ticket.claims, key), ticket.mac):
+        if not ticket.mac:
+            raise _refused(Reason.TICKET_INVALID)
+        if key is None:
+            raise WeftError(
+                Reason.BACKEND_NOT_READY,
+                "the runner is not registered with the mesh yet; its log and `weft describe runner` say why",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        if not hmac.compare_digest(sign(ticket.claims, key), ticket.mac):
             raise _refused(Reason.TICKET_INVALID)
         claims = ticket_pb2.TicketClaims.FromString(ticket.claims)
         if claims.runner != self._runner or claims.runner_incarnation != self._incarnation:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import structlog
 from runner_svc.policy.restart import RestartHistory, RestartLimits
 from runner_svc.supervise import parent_death
 from weft.kernel.clock import Clock
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import start_critical, stop_tasks
 
 log = structlog.get_logger("weft.host")
 
@@ -30,8 +30,18 @@ KILL_MARGIN_SECONDS = 15.0
 class RunnerChild:
     """One `weft serve runner` process. It dies with us, even if we are killed; its backends die with it."""
 
-    def __init__(self, name: str, arguments: Sequence[str], output: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        output: Path,
+        clock: Clock,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`tell` hears a sentence when the process ended by itself."""
         self.name = name
+        self._tell = tell
         self._arguments = arguments
         self._output = output
         self._clock = clock
@@ -55,7 +65,7 @@ class RunnerChild:
     async def start(self) -> None:
         """Start the process and keep it running."""
         self._process = await self._spawn()
-        self._watch = start_task(self._keep_running(), name=f"runner-{self.name}")
+        self._watch = start_critical(self._keep_running(), name=f"runner-{self.name}")
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to drain, and kill it when it takes much longer than that. Idempotent."""
@@ -99,9 +109,10 @@ class RunnerChild:
         while True:
             assert self._process is not None, "watched before it was started"
             code = await self._process.wait()
-            log.error("runner process ended", runner=self.name, code=code, output=str(self._output))
             self._refusals = self._refusals + 1 if code in REFUSAL_CODES else 0
-            self._last_words = self._read_last_words() if self._refusals else ""
+            self._last_words = self._read_last_words() if code > 0 else f"see {self._output.with_suffix('.log')}"
+            log.error("runner process ended", runner=self.name, code=code, why=self._last_words)
+            self._tell(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_words}; it is started again")
             self._process = await self._spawn_again()
 
     async def _spawn_again(self) -> asyncio.subprocess.Process:
@@ -122,3 +133,7 @@ class RunnerChild:
             if lines:
                 return lines[-1].removeprefix("weft: ")
         return f"see {self._output}"
+
+
+def _how_it_ended(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -1,5 +1,6 @@
 """How a gateway is set up and run. The only module besides `up` that imports it."""
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc
@@ -33,6 +34,7 @@ from weft.dispatch.stored_responses import ResponseStore
 from weft.dispatch.tasks import TaskPort
 from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.config import RateLimitsSection, WeftConfig
+from weft.host.critical import CriticalTasks
 from weft.host.gateway_sections import LimitsSection
 from weft.host.home import WeftHome
 from weft.host.schema_limits import schema_limits
@@ -162,19 +164,19 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         clock=clock,
     )
     service = build_gateway(config, mesh)
-    try:
-        await fleet.start()
-        if keys is not None:
-            await keys.follow(registry)
-        await service.start()
-        settle_garbage_collector()
-        announce(service.url)
-        await stop.wait()
-    finally:
-        await service.stop(config.drain_seconds)
-        await fleet.stop()
-        if keys is not None:
-            await keys.stop()
-        await channels.close()
-        await registry.close()
-        await router.close()
+    with CriticalTasks(stop):
+        # Left in reverse: callers have the drain, and what serves them ends after it.
+        async with AsyncExitStack() as ends:
+            for channel in (router, registry, channels):
+                ends.push_async_callback(channel.close)
+            if keys is not None:
+                ends.push_async_callback(keys.stop)
+            ends.push_async_callback(fleet.stop)
+            ends.push_async_callback(service.stop, config.drain_seconds)
+            await fleet.start()
+            if keys is not None:
+                await keys.follow(registry)
+            await service.start()
+            settle_garbage_collector()
+            announce(service.url)
+            await stop.wait()

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import grpc
 
@@ -112,7 +113,9 @@ class GrpcHost:
             self._serving = False
             names = [name for service in self._services for name in service.service_names]
             await self._health.set_serving(names, serving=False)
-        for service in reversed(self._services):
-            await service.stop(grace_seconds)
-        self._services = ()
-        await self._server.stop(CLOSE_SECONDS)
+        services, self._services = self._services, ()
+        # One that cannot stop cleanly, such as one whose background task died, must not keep the others from it.
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self._server.stop, CLOSE_SECONDS)
+            for service in services:
+                ends.push_async_callback(service.stop, grace_seconds)

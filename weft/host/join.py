@@ -14,6 +14,7 @@ from typing import Any
 import runner_svc.service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkNews
 from weft.host.config import CONFIG_NAME, WeftConfig, load_config
+from weft.host.critical import CriticalTasks
 from weft.host.demo import configured_runners
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import MAX_SOCKET_PATH_BYTES, WeftHome
@@ -108,12 +109,13 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callabl
             local_address=address,
         )
         dial_out = DialOut(link, tell, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
-        try:
-            await host.start([dial_out, runner])
-            settle_garbage_collector()
-            await _until_stopped(stop, dial_out)
-        finally:
-            await host.stop(config.drain_seconds)
+        with CriticalTasks(stop):
+            try:
+                await host.start([dial_out, runner])
+                settle_garbage_collector()
+                await _until_stopped(stop, dial_out)
+            finally:
+                await host.stop(config.drain_seconds)
 
 
 @contextmanager

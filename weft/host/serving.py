@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from weft.host.config import WeftConfig
+from weft.host.critical import CriticalTasks
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
-from weft.host.signals import stop_requested
+from weft.host.signals import stop_requested, until
 from weft.kernel.garbage import settle_garbage_collector
 from weft.kernel.service import Service
 
@@ -30,12 +31,16 @@ async def serve_until_stopped(
     *,
     beside: Sequence[Service] = (),
 ) -> None:
-    """Run one service on a bound server until a signal comes, then drain it; those beside it end before it does."""
+    """Run one service on a bound server until a signal comes, then drain it; those beside it end before it does.
+
+    The death of a critical task of theirs ends it as well, and raises INTERNAL after the drain.
+    """
     stop = stop_requested()
-    try:
-        await host.start([service, *beside])
-        settle_garbage_collector()
-        started()
-        await stop.wait()
-    finally:
-        await host.stop(config.drain_seconds)
+    with CriticalTasks(stop):
+        try:
+            if await until(stop, host.start([service, *beside])):
+                settle_garbage_collector()
+                started()
+                await stop.wait()
+        finally:
+            await host.stop(config.drain_seconds)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -60,8 +61,17 @@ class RouterSide:
 class UpHost:
     """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
 
-    def __init__(self, config: WeftConfig, home: WeftHome, config_path: Path | None) -> None:
+    def __init__(
+        self,
+        config: WeftConfig,
+        home: WeftHome,
+        config_path: Path | None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`tell` hears a sentence when a runner's process ended by itself."""
         self._config = config
+        self._tell = tell
         self._home = home
         self._config_path = config_path
         self._runners = configured_runners(config)
@@ -183,7 +193,8 @@ class UpHost:
                 arguments += ["--http-port", str(runner.http_port)]
             if self._config_path is not None:
                 arguments += ["--config", str(self._config_path)]
-            child = RunnerChild(runner.name, arguments, self._home.logs / f"runner-{runner.name}.out", self._clock)
+            output = self._home.logs / f"runner-{runner.name}.out"
+            child = RunnerChild(runner.name, arguments, output, self._clock, tell=self._tell)
             self._children.append(child)
             await child.start()
 

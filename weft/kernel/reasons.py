@@ -119,8 +119,9 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.SHUTTING_DOWN: _not_begun(503),
     Reason.CANCELLED: ReasonTraits("CANCELLED", 499, retryable=False, safe_to_retry=False),
     Reason.DEADLINE_UNREACHABLE: _busy(503),
-    Reason.TICKET_INVALID: _caller("UNAUTHENTICATED", 401),
-    Reason.TICKET_EXPIRED: _caller("UNAUTHENTICATED", 401),
+    # Callers over HTTP bring no tickets: to them the mesh could not serve, and their own credentials are good.
+    Reason.TICKET_INVALID: ReasonTraits("UNAUTHENTICATED", 503, retryable=True, safe_to_retry=True),
+    Reason.TICKET_EXPIRED: ReasonTraits("UNAUTHENTICATED", 503, retryable=True, safe_to_retry=True),
     Reason.SESSION_UNKNOWN: _caller("NOT_FOUND", 404),
     Reason.STALE_HEARTBEAT: _caller("FAILED_PRECONDITION", 409),
     Reason.WATCH_LAGGED: _busy(503),

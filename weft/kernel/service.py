@@ -1,9 +1,9 @@
 """The life cycle every service has, and the health it reports."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -11,7 +11,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
+from weft.kernel.clock import Clock
+
 log = structlog.get_logger("weft.service")
+
+CRITICAL_TASK = "weft_critical_task"
+"""Key of an event loop's exception context: the name of a critical task that died."""
+FIRST_RESTART_PAUSE_SECONDS = 1.0
+MAX_RESTART_PAUSE_SECONDS = 60.0
+STEADY_AFTER_SECONDS = 300.0
+"""A task that has run this long since its last death is restarted after the first pause again."""
 
 
 class Service(Protocol):
@@ -75,15 +84,62 @@ class Health:
 
 
 def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
-    """Start work that goes on in the background until it is stopped. Its unforeseen end is logged when it happens."""
+    """Start one piece of work in the background: it ends by itself, and its failure concerns it alone.
+
+    A failure is logged when it happens. Work that goes on for as long as its process does is started with
+    `start_critical` or `start_restarting`.
+    """
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_unforeseen_end)
     return task
 
 
-def _log_unforeseen_end(task: asyncio.Task[None]) -> None:
+def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
+    """Start a loop that its process cannot do without: its unforeseen end is logged and ends the process.
+
+    The event loop's exception handler is told, with the task's name under CRITICAL_TASK; `weft.host.critical` listens.
+    """
+    task = start_task(work, name=name)
+    task.add_done_callback(_report_death)
+    return task
+
+
+def start_restarting(
+    make_work: Callable[[], Coroutine[None, None, None]], *, name: str, clock: Clock
+) -> asyncio.Task[None]:
+    """Start a loop that keeps no state of its own: after an unforeseen end it is logged and started again.
+
+    The pause before that is FIRST_RESTART_PAUSE_SECONDS, doubled with each death up to MAX_RESTART_PAUSE_SECONDS.
+    """
+    return start_critical(_restarted(make_work, name, clock), name=name)
+
+
+async def _restarted(make_work: Callable[[], Coroutine[None, None, None]], name: str, clock: Clock) -> None:
+    pause = FIRST_RESTART_PAUSE_SECONDS
+    while True:
+        began = clock.monotonic()
+        try:
+            await make_work()
+        except Exception:
+            if clock.monotonic() - began >= STEADY_AFTER_SECONDS:
+                pause = FIRST_RESTART_PAUSE_SECONDS
+            log.exception("background task died and is restarted", task=name, pause_seconds=pause)
+        else:
+            return
+        await clock.sleep(pause)
+        pause = min(2 * pause, MAX_RESTART_PAUSE_SECONDS)
+
+
+def _log_unforeseen_end(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("background task died", task=task.get_name(), exc_info=error)
+
+
+def _report_death(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        name = task.get_name()
+        context = {"message": f"background task {name} died", "exception": error, "task": task, CRITICAL_TASK: name}
+        task.get_loop().call_exception_handler(context)
 
 
 async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:

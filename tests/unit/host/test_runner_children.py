@@ -48,3 +48,25 @@ async def test_a_runner_that_cannot_be_started_for_a_while_is_started_again_late
     assert not spawns
     second.returncode = 0  # type: ignore[assignment]  # as a process that ended meanwhile
     await child.stop(0.0)
+
+
+async def test_the_end_of_a_runner_is_said_with_its_own_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, said, output = Ended(), list[str](), tmp_path / "out"
+
+    async def spawn(_: RunnerChild) -> Ended:
+        output.write_text("runner serves at unix:/r\nweft: the background task runner-session died (OSError)\n")
+        return process
+
+    monkeypatch.setattr(RunnerChild, "_spawn", spawn)
+    clock = FakeClock()
+    child = RunnerChild("a", [], output, clock, tell=said.append)
+    await child.start()
+    process.over.set()
+    await clock.wait_for_sleepers(1)
+    assert said == [
+        "runner a ended (exit code 1): the background task runner-session died (OSError); it is started again"
+    ]
+    process.returncode = 1  # type: ignore[assignment]  # as a process that has ended
+    await child.stop(0.0)

@@ -1,11 +1,22 @@
 """Background tasks end when told, and not in silence."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from structlog.testing import capture_logs
 
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.service import (
+    CRITICAL_TASK,
+    FIRST_RESTART_PAUSE_SECONDS,
+    MAX_RESTART_PAUSE_SECONDS,
+    STEADY_AFTER_SECONDS,
+    start_critical,
+    start_restarting,
+    start_task,
+    stop_tasks,
+)
+from weft.testing.fake_clock import FakeClock
 
 
 async def _fail() -> None:
@@ -29,3 +40,48 @@ async def test_a_background_task_that_is_stopped_is_no_news() -> None:
         await stop_tasks([task])
     assert task.cancelled()
     assert logs == []
+
+
+async def test_the_death_of_a_critical_task_is_told_to_the_event_loop() -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context[CRITICAL_TASK]))
+    with capture_logs() as logs:
+        task = start_critical(_fail(), name="heart")
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+    assert (told, [line["event"] for line in logs]) == (["heart"], ["background task died"])
+
+
+async def test_a_loop_that_dies_is_restarted_with_growing_pauses_up_to_a_bound() -> None:
+    clock, starts = FakeClock(), list[float]()
+
+    async def work() -> None:
+        starts.append(clock.monotonic())
+        raise ZeroDivisionError("a bug")
+
+    with capture_logs() as logs:
+        task = start_restarting(work, name="sweeper", clock=clock)
+        while len(starts) < 10:
+            await clock.wait_for_sleepers(1)
+            await clock.advance(FIRST_RESTART_PAUSE_SECONDS)
+    pauses = [later - earlier for earlier, later in pairwise(starts)]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[MAX_RESTART_PAUSE_SECONDS] * 3]
+    assert {(line["event"], line["task"]) for line in logs} == {("background task died and is restarted", "sweeper")}
+    await stop_tasks([task])
+
+
+async def test_a_loop_that_ran_long_is_restarted_after_the_first_pause() -> None:
+    clock, starts = FakeClock(), list[float]()
+
+    async def work() -> None:
+        starts.append(clock.monotonic())
+        await clock.sleep(STEADY_AFTER_SECONDS if len(starts) == 3 else 0.0)
+        raise ZeroDivisionError("a bug")
+
+    task = start_restarting(work, name="sweeper", clock=clock)
+    while len(starts) < 4:
+        await clock.wait_for_sleepers(1)
+        await clock.advance(FIRST_RESTART_PAUSE_SECONDS)
+    assert starts[3] - starts[2] == STEADY_AFTER_SECONDS + FIRST_RESTART_PAUSE_SECONDS
+    await stop_tasks([task])

@@ -1,0 +1,66 @@
+"""The file that keeps the runner's session id, by which its next process adopts the rows of this one."""
+
+import re
+from pathlib import Path
+
+import structlog
+
+from weft.kernel.file_replacement import replace_file, set_aside
+
+log = structlog.get_logger("weft.session")
+
+MAX_SESSION_FILE_BYTES = 256
+_SESSION_ID = re.compile(rb"[A-Za-z0-9_.:-]{1,128}")
+
+
+class SessionFile:
+    """Reads and writes the session id. A file that is damaged, unreadable or unwritable costs the id, not the runner.
+
+    A damaged one is renamed to `<name>.bad`, and the next session is a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._on_disk: str | None = None
+        """What the file is known to hold; None: nothing that is of use."""
+
+    def read(self) -> str:
+        """Returns the id of the last session; empty when there is none, or when the file cannot be used."""
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(MAX_SESSION_FILE_BYTES + 1).strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            self._give_up(error.strerror or type(error).__name__)
+            return ""
+        if _SESSION_ID.fullmatch(content) is None:
+            self._give_up("it is empty" if not content else "it holds no session id")
+            return ""
+        self._on_disk = content.decode("ascii")
+        return self._on_disk
+
+    def keep(self, session_id: str) -> None:
+        """Write the id, unless the file holds it already. What cannot be written is logged: this process needs none."""
+        if session_id == self._on_disk:
+            return
+        try:
+            replace_file(self._path, session_id.encode("ascii") + b"\n")
+        except OSError as error:
+            log.error(  # noqa: TRY400 - the system's words are enough
+                "the session id cannot be written, the runner goes on without; free the disk or make the file writable",
+                file=str(self._path),
+                why=error.strerror,
+            )
+        else:
+            self._on_disk = session_id
+
+    def _give_up(self, why: str) -> None:
+        self._on_disk = None
+        aside = set_aside(self._path)
+        log.warning(
+            "the session file cannot be used, a new session is opened",
+            file=str(self._path),
+            why=why,
+            set_aside_as=None if aside is None else str(aside),
+        )

@@ -1,0 +1,107 @@
+"""A runner that comes back without its session id, while its earlier process still counts as live."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from test_roster_disk import OPENING
+
+from registry_svc.config import RegistryConfig
+from registry_svc.core import RegistryCore
+from registry_svc.domain import Opening
+from registry_svc.roster import Roster
+from registry_svc.store.sql import SqlStore
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.fake_clock import FakeClock
+
+LOST = replace(OPENING, request_id="open-2", profile=replace(OPENING.profile, incarnation="life-2"))
+"""The same runner in its next process, which does not know its session."""
+
+
+class Addresses:
+    """Which incarnation answers where, and what was asked."""
+
+    def __init__(self) -> None:
+        self.incarnations: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    async def incarnation_at(self, address: str) -> str:
+        self.asked.append(address)
+        return self.incarnations.get(address, "")
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[RegistryCore]:
+    core = RegistryCore(
+        SqlStore("sqlite+aiosqlite://"), FakeClock(), RegistryConfig(database_url="sqlite+aiosqlite://")
+    )
+    await core.start()
+    yield core
+    await core.stop(1.0)
+
+
+@pytest.fixture
+def addresses() -> Addresses:
+    return Addresses()
+
+
+@pytest.fixture
+async def roster(core: RegistryCore, addresses: Addresses) -> Roster:
+    """One that the first life has opened its session with."""
+    roster = Roster(core, addresses.incarnation_at)
+    await roster.open_session(OPENING)
+    return roster
+
+
+async def _refused(roster: Roster, opening: Opening) -> Reason:
+    with pytest.raises(WeftError) as refused:
+        await roster.open_session(opening)
+    return refused.value.reason
+
+
+async def test_a_runner_that_lost_its_session_id_is_registered_at_once_when_it_answers_at_its_old_address(
+    core: RegistryCore, roster: Roster, addresses: Addresses
+) -> None:
+    """It waited until its own earlier process counted as silent: 90 seconds without a runner."""
+    addresses.incarnations["a"] = "life-2"
+    session = await roster.open_session(LOST)
+    member = core.mesh.of_runner("r1")
+    assert member is not None
+    assert member.session == session
+    assert (member.pulse.active, list(member.publications)) == (True, ["m1"])
+    assert [stored.session.id for stored in (await core.store.load()).sessions] == [session.id]
+
+
+@pytest.mark.parametrize("answering", ["", "life-1", "life-3"])
+async def test_a_live_runner_keeps_its_name_when_the_claimant_does_not_answer_at_its_address(
+    roster: Roster, addresses: Addresses, answering: str
+) -> None:
+    addresses.incarnations["a"] = answering
+    assert await _refused(roster, LOST) is Reason.ALREADY_EXISTS
+
+
+async def test_a_claimant_at_another_address_is_refused_and_nobody_is_called(
+    roster: Roster, addresses: Addresses
+) -> None:
+    addresses.incarnations["b"] = "life-2"
+    elsewhere = replace(LOST, profile=replace(LOST.profile, address="b"))
+    assert await _refused(roster, elsewhere) is Reason.ALREADY_EXISTS
+    assert addresses.asked == []
+
+
+async def test_a_claimant_behind_a_relay_is_refused_since_its_address_is_the_routers(
+    roster: Roster, addresses: Addresses
+) -> None:
+    addresses.incarnations["a"] = "life-2"
+    behind = replace(LOST, profile=replace(LOST.profile, dial_out=True))
+    assert await _refused(roster, behind) is Reason.ALREADY_EXISTS
+
+
+async def test_a_runner_that_knows_its_session_is_not_called_about_it(
+    core: RegistryCore, roster: Roster, addresses: Addresses
+) -> None:
+    known = core.mesh.of_runner("r1")
+    assert known is not None
+    await roster.open_session(replace(LOST, session_id=known.session.id))
+    assert addresses.asked == []

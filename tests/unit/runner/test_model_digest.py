@@ -1,0 +1,30 @@
+"""Digests of model files, and the file that remembers them."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from runner_svc.model_digest import model_digest
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe garbage", b"[1, 2]", b'{"a": 1}', b'{"cut": "off', b"[" * 9_999])
+async def test_a_damaged_memory_of_digests_is_replaced(model: Path, tmp_path: Path, content: bytes) -> None:
+    """The task that reads the models died of it, and no model had a digest."""
+    memory = tmp_path / "digests.json"
+    memory.write_bytes(content)
+    expected = f"sha256:{sha256(b'weights').hexdigest()}"
+    assert await model_digest(model, memory) == expected
+    assert expected in memory.read_text()
+
+
+async def test_a_memory_that_cannot_be_written_costs_only_the_memory(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "digests.json").mkdir()
+    assert await model_digest(model, tmp_path / "digests.json") == f"sha256:{sha256(b'weights').hexdigest()}"

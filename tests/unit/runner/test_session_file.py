@@ -1,0 +1,79 @@
+"""The file with the session id, whole and broken."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from runner_svc import session_file
+from runner_svc.session_file import SessionFile
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(64) + b"\xff\n")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _endless(path: Path) -> None:
+    path.write_bytes(b"s" * 100_000)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("damage", [_garbage, _empty, _endless, _folder, _loop])
+def test_a_damaged_session_file_is_set_aside_and_the_session_is_a_new_one(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "a.session"
+    damage(path)
+    file = SessionFile(path)
+    with capture_logs() as logs:
+        assert file.read() == ""
+    assert [(line["log_level"], line["file"]) for line in logs] == [("warning", str(path))]
+    assert os.path.lexists(tmp_path / "a.session.bad")
+    file.keep("ses-1")
+    assert SessionFile(path).read() == "ses-1"
+
+
+def test_a_file_that_is_not_there_is_no_news() -> None:
+    with capture_logs() as logs:
+        assert SessionFile(Path("/nowhere/at/all")).read() == ""
+    assert logs == []
+
+
+def test_a_session_id_that_cannot_be_written_is_logged_and_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        del content
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(session_file, "replace_file", full)
+    file = SessionFile(tmp_path / "a.session")
+    with capture_logs() as logs:
+        file.keep("ses-1")
+    assert [(line["log_level"], line["why"]) for line in logs] == [("error", "No space left on device")]
+    monkeypatch.undo()
+    file.keep("ses-1")
+    assert file.read() == "ses-1", "it is tried again with the next session"
+
+
+def test_an_id_that_the_file_holds_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.session"
+    path.write_text("ses-1\n")
+    file = SessionFile(path)
+    assert file.read() == "ses-1"
+    monkeypatch.delattr(session_file, "replace_file")
+    file.keep("ses-1")

@@ -1,0 +1,56 @@
+"""The end of a process whose critical background task died: it stops, and says in one sentence why."""
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.service import CRITICAL_TASK
+
+
+class CriticalTasks:
+    """Watches the critical tasks of this event loop (`weft.kernel.service.start_critical`) while its block runs.
+
+    The first one that dies sets `stop`, so that the process drains as it does after a signal. Leaving the block then
+    raises INTERNAL, which names the task and its error; what else was raised meanwhile follows from that.
+    """
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+        self._loop = asyncio.get_running_loop()
+        self._death: WeftError | None = None
+
+    def __enter__(self) -> Self:
+        self._loop.set_exception_handler(self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.set_exception_handler(None)
+        if self._death is not None:
+            raise self._death from error
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        name, error = context.get(CRITICAL_TASK), context.get("exception")
+        if name is None or error is None:
+            loop.default_exception_handler(context)
+            return
+        if self._death is None:
+            self._death = WeftError(
+                Reason.INTERNAL,
+                f"the background task {name} died ({error_words(error)}), so this process ends; "
+                "its log has the traceback",
+            )
+        self._stop.set()
+
+
+def error_words(error: BaseException) -> str:
+    """Returns what an error is, without text that may quote a request: its type, and for a file which one and why."""
+    if isinstance(error, WeftError):
+        return error.message
+    if isinstance(error, OSError) and error.strerror:
+        where = f" {error.filename}" if error.filename else ""
+        return f"{type(error).__name__}{where}: {error.strerror}"
+    return type(error).__name__
