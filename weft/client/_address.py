@@ -27,7 +27,7 @@ def mesh_url(home: Path | str | None = None) -> str:
         return elsewhere.rstrip("/")
     try:
         return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["url"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
             f"no mesh runs on {folder}; start one with `weft up --home {folder}`, or name one in {URL_VARIABLE}",
@@ -46,7 +46,7 @@ def mesh_address(home: Path | str | None = None, service: Literal["router", "reg
         return elsewhere
     try:
         return str(json.loads((folder / "run" / "up.json").read_text("utf-8"))["grpc"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         socket = folder / "run" / f"{service}.sock"
     if not socket.exists():
         raise WeftError(

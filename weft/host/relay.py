@@ -13,7 +13,9 @@ from weft.host.config import RelaySection
 from weft.host.grpc_host import GrpcHost, is_loopback
 from weft.host.home import WeftHome
 from weft.host.relay_certificate import RelayCertificate, certificate_from_files, self_signed_certificate
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.reasons import Reason
 from weft.link.transport import LINK_SERVER_OPTIONS
 
 MAX_CALLS_BESIDE_LINKS = 128
@@ -61,7 +63,12 @@ class RelayDoor:
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)
         await self._host.start([_Listener(self._relay)])
-        _endpoint_file(self._home).write_text(json.dumps(asdict(self.endpoint)) + "\n", "utf-8")
+        try:
+            replace_file(_endpoint_file(self._home), f"{json.dumps(asdict(self.endpoint))}\n".encode())
+        except OSError as error:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT, f"{_endpoint_file(self._home)} cannot be written: {error.strerror}"
+            ) from error
 
     async def stop(self, grace_seconds: float) -> None:
         """See Service.stop. Links end at once: what ran on them has been drained by those who sent it."""

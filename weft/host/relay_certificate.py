@@ -1,6 +1,5 @@
 """The relay's certificate: the operator's, or a self-signed one that runners pin by its fingerprint."""
 
-import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import grpc
 
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 
 SELF_SIGNED_DAYS = 3650
@@ -59,14 +59,27 @@ def certificate_from_files(certificate_file: Path, key_file: Path) -> RelayCerti
 
 
 def self_signed_certificate(folder: Path, names: Sequence[str]) -> RelayCertificate:
-    """The one in `folder`, made on first use. Its fingerprint stays the same for as long as the folder does."""
+    """The one in `folder`, made on first use. Its fingerprint stays the same for as long as the folder does.
+
+    Raises INVALID_ARGUMENT when what is there is damaged: a new one would lock out every runner that pins it.
+    """
     certificate_file, key_file = folder / "cert.pem", folder / "key.pem"
-    if not (certificate_file.exists() and key_file.exists()):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        chain, key = _make_self_signed(names)
-        _write_private(key_file, key)
-        _write_private(certificate_file, chain)
-    return RelayCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=True)
+    try:
+        # The certificate is written last: a key without one is what a start left that did not come to its end.
+        if not certificate_file.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            chain, key = _make_self_signed(names)
+            replace_file(key_file, key)
+            replace_file(certificate_file, chain)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
+        return RelayCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=True)
+    except OSError as error:  # what OpenSSL says is one, too
+        why = "they are not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            f"the relay's {certificate_file} and {key_file.name} cannot be used: {why}; restore both from a backup, or "
+            "delete both for a new certificate, whose fingerprint every runner then has to join with",
+        ) from error
 
 
 def _make_self_signed(names: Sequence[str]) -> tuple[bytes, bytes]:
@@ -112,11 +125,3 @@ def _alternative(x509: Any, name: str) -> Any:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Write in one step; nobody else can read it at any time."""
-    fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    fresh.replace(path)
