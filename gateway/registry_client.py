@@ -176,6 +176,8 @@ class RegistryClient:
             memory=instance.memory,
             unload_time=instance.unload_time,
             pinned=instance.pinned,
+            fault_count=instance.fault_count,
+            last_fault=instance.last_fault,
         )
         if instance.load_eta_seconds is not None:
             state.load_eta.FromNanoseconds(int(instance.load_eta_seconds * 1e9))

@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import Enum, IntEnum
 
 from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakePlan
 
@@ -177,6 +178,16 @@ class InstanceMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFault:
+    """One end of a backend that was not asked for."""
+
+    reason: Reason
+    """UNSPECIFIED: of a runner that is newer than this registry."""
+    detail: str
+    """The signal or the exit code, and the likely cause where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One model on one runner right now."""
 
@@ -199,6 +210,9 @@ class Instance:
     """None: unknown, or it does not load."""
     usual_load_seconds: float | None = None
     """How long a load from nothing takes; None: unknown."""
+    fault_count: int = 0
+    """How often its backend ended because of a fault since its runner started."""
+    last_fault: InstanceFault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +367,8 @@ class EventReason(IntEnum):
     WITHDRAWN = 11
     FAILED = 12
     READY = 13
+    DIED = 14
+    RESTARTED = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,11 @@ from datetime import UTC, datetime
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from registry_svc.checks import cleaned_words, require_at_most, require_count, require_text
-from registry_svc.domain import Instance, InstanceMemory, Phase
+from registry_svc.domain import Instance, InstanceFault, InstanceMemory, Phase
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
 
 MAX_DETAIL_CHARS = 4096
 MAX_SOURCE_CHARS = 32
@@ -39,6 +40,8 @@ def instance_of(state: runner_pb2.InstanceState, field: str) -> Instance:
         usual_load_seconds=_seconds_of(state.usual_load, f"{field}.usual_load")
         if state.HasField("usual_load")
         else None,
+        fault_count=require_count(state.fault_count, f"{field}.fault_count"),
+        last_fault=_fault_of(state.last_fault, f"{field}.last_fault") if state.HasField("last_fault") else None,
     )
 
 
@@ -53,7 +56,12 @@ def instance_message(instance: Instance) -> runner_pb2.InstanceState:
         context_tokens=instance.context_tokens,
         detail=instance.detail,
         pinned=instance.pinned,
+        fault_count=instance.fault_count,
     )
+    fault = instance.last_fault
+    if fault is not None:
+        message.last_fault.reason = fault.reason.value  # type: ignore[assignment]  # same numbers
+        message.last_fault.detail = fault.detail
     memory = instance.memory
     if memory is not None:
         message.memory.CopyFrom(
@@ -83,6 +91,14 @@ def _memory_of(memory: runner_pb2.InstanceMemory, field: str) -> InstanceMemory:
         estimated_bytes=require_count(memory.estimated_bytes, f"{field}.estimated_bytes"),
         estimate_source=require_text(memory.estimate_source, f"{field}.estimate_source", MAX_SOURCE_CHARS),
         device_indexes=tuple(require_count(index, f"{field}.device_indexes") for index in memory.device_indexes),
+    )
+
+
+def _fault_of(fault: runner_pb2.InstanceFault, field: str) -> InstanceFault:
+    known = fault.reason in {reason.value for reason in Reason}
+    return InstanceFault(
+        reason=Reason(fault.reason) if known else Reason.UNSPECIFIED,
+        detail=cleaned_words(fault.detail, f"{field}.detail", MAX_DETAIL_CHARS),
     )
 
 

@@ -107,6 +107,11 @@ class Instance:
         return self._life.state.history.total
 
     @property
+    def fault_count(self) -> int:
+        """How often the backend ended because of a fault, counted when that was noticed."""
+        return self._life.restarts.total
+
+    @property
     def restarts(self) -> tuple[Restart, ...]:
         """The last restarts after a fault, oldest first."""
         return self._life.restarts.all

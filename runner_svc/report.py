@@ -8,6 +8,7 @@ from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
 from runner_svc.memory.model_memory import ModelMemory
+from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -98,7 +99,17 @@ class RunnerReport:
             pinned=instance.memory.pinned,
             load_eta=description.duration(instance.load_eta_seconds),
             usual_load=description.duration(instance.usual_load_seconds),
+            fault_count=instance.fault_count,
+            last_fault=self._last_fault(instance),
         )
+
+    def _last_fault(self, instance: Instance) -> runner_pb2.InstanceFault | None:
+        """Absent where there was none."""
+        if not instance.restarts:
+            return None
+        last = instance.restarts[-1]
+        detail = self.tellable(last.detail[:MAX_HOW_CHARS])
+        return runner_pb2.InstanceFault(reason=last.reason.value, detail=detail)  # type: ignore[arg-type]  # same numbers
 
 
 def _memory(memory: ModelMemory) -> runner_pb2.InstanceMemory | None:

@@ -32,6 +32,8 @@ class RestartLog:
         self._clock = clock
         self._restarts: deque[Restart] = deque(maxlen=MAX_RESTARTS)
         self._unrecovered = 0
+        self.total = 0
+        """How many there were, those that are not remembered any more included."""
 
     @property
     def all(self) -> tuple[Restart, ...]:
@@ -45,6 +47,7 @@ class RestartLog:
 
     def note(self, reason: Reason, detail: str) -> None:
         """A fault was noticed just now."""
+        self.total += 1
         at, noticed = self._clock.utc_now(), self._clock.monotonic()
         self._restarts.append(Restart(at=at, noticed=noticed, reason=reason, detail=detail))
         self._unrecovered = min(self._unrecovered + 1, MAX_RESTARTS)

@@ -1,10 +1,15 @@
 """Which events a step of a life makes."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
-from registry_svc.domain import Capability, EventReason, Happening, Instance, Kind, Phase
+from registry_svc.domain import Capability, EventReason, Happening, Instance, InstanceFault, Kind, Phase
+from weft.kernel.reasons import Reason
 
 _BROKEN = frozenset({Phase.CRASH_LOOP, Phase.FAILED})
+_DEATHS = frozenset({Reason.SERVER_DIED, Reason.OUT_OF_MEMORY})
+"""Ends of the backend's own; for every other reason its runner ended it."""
+_NEVER_RAN = frozenset({Reason.INVALID_ARGUMENT, Reason.TEMPLATE_FAILED})
+"""Nothing was started, and the event of the failure says why."""
 
 
 def of_rows(rows: Iterable[tuple[Kind, str]], reason: EventReason, message: str) -> Iterator[Happening]:
@@ -31,26 +36,35 @@ def of_opening(
 def of_report(
     earlier: Capability, report: Capability, models: Collection[str], *, reported_before: bool
 ) -> list[Happening]:
-    """The events of a capability report, of `models` alone: asleep, awake, broken, ready.
+    """The events of a capability report, of `models` alone: died, asleep, awake, broken, ready.
 
     The first report after a restart of the registry tells only what is broken; the rest is no news.
     """
-    before = {instance.model: instance.phase for instance in earlier.instances}
-    changed = (each for each in report.instances if each.model in models and each.phase is not before.get(each.model))
+    before = {instance.model: instance for instance in earlier.instances}
     return [
         happening
-        for instance in changed
-        for happening in _of_instance(instance, before)
+        for instance in report.instances
+        if instance.model in models
+        for happening in _of_instance(instance, before.get(instance.model))
         if reported_before or happening.reason is EventReason.FAILED
     ]
 
 
-def _of_instance(instance: Instance, before: Mapping[str, Phase]) -> Iterator[Happening]:
-    earlier = before.get(instance.model)
+def _of_instance(instance: Instance, before: Instance | None) -> Iterator[Happening]:
+    """The faults since the last report, then the phase that the instance is in where that is another one.
+
+    A backend may have died and be ready again between two reports.
+    """
 
     def happening(reason: EventReason, message: str) -> Happening:
         return Happening(kind=Kind.MODEL, name=instance.model, reason=reason, message=message)
 
+    faults = instance.fault_count - (0 if before is None else before.fault_count)
+    if faults > 0 and instance.last_fault is not None and instance.last_fault.reason not in _NEVER_RAN:
+        yield happening(*_of_fault(instance.last_fault, instance.fault_count, faults))
+    earlier = None if before is None else before.phase
+    if instance.phase is earlier and not (faults > 0 and earlier is Phase.READY):
+        return
     if instance.phase is Phase.HIBERNATING:
         yield happening(EventReason.HIBERNATED, "it went to sleep")
     elif earlier is Phase.HIBERNATING:
@@ -60,3 +74,13 @@ def _of_instance(instance: Instance, before: Mapping[str, Phase]) -> Iterator[Ha
     elif instance.phase in _BROKEN and earlier not in _BROKEN:
         what = "is in a crash loop" if instance.phase is Phase.CRASH_LOOP else "failed"
         yield happening(EventReason.FAILED, f"its backend {what}" + (f": {instance.detail}" if instance.detail else ""))
+
+
+def _of_fault(fault: InstanceFault, total: int, new: int) -> tuple[EventReason, str]:
+    """The event of the last of `new` faults, the newest of which is number `total`."""
+    number = f"restart {total}" if new == 1 else f"restarts {total - new + 1} to {total}, the last one"
+    died = fault.reason in _DEATHS
+    how = fault.detail or fault.reason.name.lower()
+    if fault.reason is Reason.OUT_OF_MEMORY and "memory" not in how:
+        how = f"out of memory: {how}"
+    return EventReason.DIED if died else EventReason.RESTARTED, f"{how} ({number})"

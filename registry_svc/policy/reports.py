@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from registry_svc.domain import Capability
+from registry_svc.domain import Capability, Instance
 
 
 def detail_bytes(report: Capability) -> int:
     """How much the words of a report take on the wire: those about its models, and the names of its tools."""
     words = [instance.detail for instance in report.instances]
+    words += [instance.last_fault.detail for instance in report.instances if instance.last_fault is not None]
     return sum(len(text.encode()) for text in (*words, *report.tool_names))
 
 
@@ -22,5 +23,10 @@ def kept(report: Capability, models: Collection[str], room_bytes: int) -> Capabi
     whole = replace(report, instances=instances)
     if detail_bytes(whole) <= room_bytes:
         return whole
-    wordless = replace(report, instances=tuple(replace(instance, detail="") for instance in instances))
+    wordless = replace(report, instances=tuple(map(_wordless, instances)))
     return wordless if detail_bytes(wordless) <= room_bytes else replace(wordless, tool_names=())
+
+
+def _wordless(instance: Instance) -> Instance:
+    fault = instance.last_fault
+    return replace(instance, detail="", last_fault=None if fault is None else replace(fault, detail=""))

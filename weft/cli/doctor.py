@@ -18,10 +18,13 @@ from runner_svc.backends.key_variables import read_key
 from weft import __version__
 from weft.cli.options import DEFAULT_HOME, EXIT_FAILED, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
+from weft.client.resources import connect_registry
 from weft.host.config import DEFAULT_PORT, WeftConfig, load_config
 from weft.host.demo import configured_runners, llama_command
 from weft.host.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft.kernel.errors import WeftError
+from weft.resources.documents import ModelDocument
+from weft.resources.kinds import ResourceKind
 
 MIN_FREE_BYTES = 1024**3
 
@@ -85,6 +88,8 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     if config.runners is None or any(runner.runtime == "llama_server" for runner in config.runners):
         yield _attempt("llama.cpp server", _server, "pip install xllamacpp")
     yield _port(home, port if port is not None else config.port)
+    if home.running() is not None:
+        yield from _engines(home)
 
 
 def _platform() -> Finding:
@@ -179,6 +184,29 @@ def _port(home: WeftHome, port: int) -> Finding:
             other = DEFAULT_PORT + 1 if port == DEFAULT_PORT else DEFAULT_PORT
             return _failed("port", f"{port}: {error.strerror}", f"weft up --port {other}")
     return Finding(check="port", verdict=Verdict.OK, detail=f"{port} is free")
+
+
+def _engines(home: WeftHome) -> Iterator[Finding]:
+    """How the engines of the mesh on this home did: one finding per model whose engine ended because of a fault."""
+    try:
+        with connect_registry(home=home.root) as registry:
+            documents = registry.documents(ResourceKind.MODEL)
+    except WeftError as error:
+        yield Finding(check="engines", verdict=Verdict.WARNING, detail=error.message, remedy="weft events")
+        return
+    statuses = [document.status for document in documents if isinstance(document, ModelDocument)]
+    faulty = [status.instance for status in statuses if status and status.instance and status.instance.fault_count]
+    for instance in faulty:
+        count = instance.fault_count
+        yield Finding(
+            check="engines",
+            verdict=Verdict.WARNING,
+            detail=f"{instance.model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
+            f"the last time: {instance.last_fault or 'unknown'}",
+            remedy=f"weft describe model/{instance.model}",
+        )
+    if not faulty:
+        yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")
 
 
 def _attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:

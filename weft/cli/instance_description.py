@@ -81,6 +81,8 @@ def instance_lines(state: InstanceStatus, described: pb.InstanceDescription | No
     if state.phase == "ready":
         yield _fact("Stays loaded", until_words(state.unload_at, pinned=state.pinned))
     if described is None:
+        if state.fault_count:
+            yield _fact("Restarts", f"{state.fault_count}, the last time because: {state.last_fault or 'unknown'}")
         yield _fact("Process", "its runner cannot be asked")
         return
     yield from _process(described)

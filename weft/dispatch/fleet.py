@@ -60,6 +60,10 @@ class InstanceView:
     """How long loading will still take; None: unknown, or it does not load."""
     usual_load_seconds: float | None = None
     """How long a load from nothing takes, as earlier ones did; None: unknown."""
+    fault_count: int = 0
+    """How often its backend ended because of a fault since its runner started."""
+    last_fault: runner_pb2.InstanceFault | None = None
+    """The last of these, only ever read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +268,8 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceView:
         pinned=state.pinned,
         load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
         usual_load_seconds=state.usual_load.ToNanoseconds() / 1e9 if state.HasField("usual_load") else None,
+        fault_count=state.fault_count,
+        last_fault=state.last_fault if state.HasField("last_fault") else None,
     )
 
 

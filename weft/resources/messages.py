@@ -298,6 +298,8 @@ def _instance(state: runner_pb2.InstanceState) -> InstanceStatus:
         unload_at=_moment(state, "unload_time"),
         pinned=state.pinned,
         load_eta_seconds=state.load_eta.ToNanoseconds() / 1e9 if state.HasField("load_eta") else None,
+        fault_count=state.fault_count,
+        last_fault=state.last_fault.detail or None,
     )
 
 

@@ -64,6 +64,10 @@ class InstanceStatus(DocumentPart):
     """Whether it is never evicted for another model."""
     load_eta_seconds: float | None = None
     """How long loading will still take, from earlier loads."""
+    fault_count: int = 0
+    """How often its backend ended because of a fault since its runner started."""
+    last_fault: str | None = None
+    """How it ended the last time: the signal or the exit code, and the likely cause where there is one."""
 
 
 class ModelStatus(DocumentPart):

@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
+from registry_svc.domain import InstanceFault
 from registry_svc.instances import instance_message, instance_of
+from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
 
 State = runner_pb2.InstanceState
 
@@ -20,6 +23,8 @@ def _state() -> State:
         context_tokens=2048,
         detail="fine",
         pinned=True,
+        fault_count=3,
+        last_fault=runner_pb2.InstanceFault(reason=error_reason_pb2.ERROR_REASON_SERVER_DIED, detail="signal SIGKILL"),
         memory=runner_pb2.InstanceMemory(
             leased_bytes=5 << 30,
             measured_bytes=4 << 30,
@@ -51,6 +56,14 @@ def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
     assert instance_message(instance_of(empty, "state")).memory.HasField("measured_bytes")
 
 
+def test_a_kind_of_fault_that_only_a_newer_runner_knows_keeps_its_words() -> None:
+    state = State(model="qwen", phase=State.PHASE_READY, fault_count=1)
+    state.last_fault.reason = 9999  # type: ignore[assignment]  # as it comes from the wire
+    state.last_fault.detail = "bit rot"
+    instance = instance_of(state, "state")
+    assert instance.last_fault == InstanceFault(reason=Reason.UNSPECIFIED, detail="bit rot")
+
+
 @pytest.mark.parametrize(
     ("spoil", "field"),
     [
@@ -61,6 +74,8 @@ def test_memory_that_is_not_measured_is_told_from_none_at_all() -> None:
         (lambda state: setattr(state.memory, "estimate_source", "a\nb"), "memory.estimate_source"),
         (lambda state: state.memory.device_indexes.append(-1), "memory.device_indexes"),
         (lambda state: state.memory.device_indexes.extend(range(63)), "memory.device_indexes"),
+        (lambda state: setattr(state, "fault_count", -1), "fault_count"),
+        (lambda state: setattr(state.last_fault, "detail", "x" * 4097), "last_fault.detail"),
         (lambda state: setattr(state.unload_time, "seconds", 1 << 60), "unload_time"),
         (lambda state: setattr(state.load_eta, "seconds", -1), "load_eta"),
         (lambda state: setattr(state.load_eta, "seconds", 86_401), "load_eta"),

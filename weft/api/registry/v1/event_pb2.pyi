@@ -53,6 +53,10 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Its backend failed or is in a crash loop; the message says how."""
     EVENT_REASON_READY: _EventReason.ValueType  # 13
     """Its backend takes requests."""
+    EVENT_REASON_DIED: _EventReason.ValueType  # 14
+    """Its backend ended by itself: the message has the signal or the exit code, and the number of the restart."""
+    EVENT_REASON_RESTARTED: _EventReason.ValueType  # 15
+    """Its runner ended its backend because of a fault, such as a stall; the message says which."""
 
 class EventReason(_EventReason, metaclass=_EventReasonEnumTypeWrapper):
     """EventReason is what happened to a resource."""
@@ -85,6 +89,10 @@ EVENT_REASON_FAILED: EventReason.ValueType  # 12
 """Its backend failed or is in a crash loop; the message says how."""
 EVENT_REASON_READY: EventReason.ValueType  # 13
 """Its backend takes requests."""
+EVENT_REASON_DIED: EventReason.ValueType  # 14
+"""Its backend ended by itself: the message has the signal or the exit code, and the number of the restart."""
+EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
+"""Its runner ended its backend because of a fault, such as a stall; the message says which."""
 global___EventReason = EventReason
 
 @typing.final

@@ -24,25 +24,28 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import error_reason_pb2 as weft_dot_api_dot_common_dot_v1_dot_error__reason__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/runner.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9f\x03\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x33\n\x06status\x18\x07 \x01(\x0e\x32#.weft.api.registry.v1.Runner.Status\x12\x34\n\ncapability\x18\x08 \x01(\x0b\x32 .weft.api.registry.v1.Capability\x12\x37\n\x13last_heartbeat_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64ial_out\x18\x0b \x01(\x08\"H\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\"\x80\x01\n\nCapability\x12\x36\n\tinstances\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.InstanceState\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x14\n\x0cmax_requests\x18\x03 \x01(\x05\x12\x12\n\ntool_names\x18\x04 \x03(\t\"\xe6\x04\n\rInstanceState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x38\n\x05phase\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.InstanceState.Phase\x12\x13\n\x0bslots_total\x18\x03 \x01(\x05\x12\x12\n\nslots_used\x18\x04 \x01(\x05\x12\x1a\n\rload_progress\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x34\n\x06memory\x18\x08 \x01(\x0b\x32$.weft.api.registry.v1.InstanceMemory\x12/\n\x0bunload_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06pinned\x18\n \x01(\x08\x12+\n\x08load_eta\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nusual_load\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb9\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x0f\n\x0bPHASE_READY\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x12\n\x0ePHASE_STOPPING\x10\x05\x12\x14\n\x10PHASE_CRASH_LOOP\x10\x06\x12\x10\n\x0cPHASE_FAILED\x10\x07\x12\x15\n\x11PHASE_HIBERNATING\x10\x08\x42\x10\n\x0e_load_progress\"\xa0\x01\n\x0eInstanceMemory\x12\x14\n\x0cleased_bytes\x18\x01 \x01(\x03\x12\x1b\n\x0emeasured_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0f\x65stimated_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x65stimate_source\x18\x04 \x01(\t\x12\x16\n\x0e\x64\x65vice_indexes\x18\x05 \x03(\x05\x42\x11\n\x0f_measured_bytesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/runner.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%weft/api/common/v1/error_reason.proto\"\x9f\x03\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x33\n\x06status\x18\x07 \x01(\x0e\x32#.weft.api.registry.v1.Runner.Status\x12\x34\n\ncapability\x18\x08 \x01(\x0b\x32 .weft.api.registry.v1.Capability\x12\x37\n\x13last_heartbeat_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rinactive_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64ial_out\x18\x0b \x01(\x08\"H\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\"\x80\x01\n\nCapability\x12\x36\n\tinstances\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.InstanceState\x12\x10\n\x08\x64raining\x18\x02 \x01(\x08\x12\x14\n\x0cmax_requests\x18\x03 \x01(\x05\x12\x12\n\ntool_names\x18\x04 \x03(\t\"\xb4\x05\n\rInstanceState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x38\n\x05phase\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.InstanceState.Phase\x12\x13\n\x0bslots_total\x18\x03 \x01(\x05\x12\x12\n\nslots_used\x18\x04 \x01(\x05\x12\x1a\n\rload_progress\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\x05\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12\x34\n\x06memory\x18\x08 \x01(\x0b\x32$.weft.api.registry.v1.InstanceMemory\x12/\n\x0bunload_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06pinned\x18\n \x01(\x08\x12+\n\x08load_eta\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nusual_load\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x66\x61ult_count\x18\r \x01(\x05\x12\x37\n\nlast_fault\x18\x0e \x01(\x0b\x32#.weft.api.registry.v1.InstanceFault\"\xb9\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0e\n\nPHASE_IDLE\x10\x01\x12\x11\n\rPHASE_LOADING\x10\x02\x12\x0f\n\x0bPHASE_READY\x10\x03\x12\x12\n\x0ePHASE_DRAINING\x10\x04\x12\x12\n\x0ePHASE_STOPPING\x10\x05\x12\x14\n\x10PHASE_CRASH_LOOP\x10\x06\x12\x10\n\x0cPHASE_FAILED\x10\x07\x12\x15\n\x11PHASE_HIBERNATING\x10\x08\x42\x10\n\x0e_load_progress\"P\n\rInstanceFault\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReason\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\xa0\x01\n\x0eInstanceMemory\x12\x14\n\x0cleased_bytes\x18\x01 \x01(\x03\x12\x1b\n\x0emeasured_bytes\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0f\x65stimated_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x65stimate_source\x18\x04 \x01(\t\x12\x16\n\x0e\x64\x65vice_indexes\x18\x05 \x03(\x05\x42\x11\n\x0f_measured_bytesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.runner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNNER']._serialized_start=125
-  _globals['_RUNNER']._serialized_end=540
-  _globals['_RUNNER_STATUS']._serialized_start=468
-  _globals['_RUNNER_STATUS']._serialized_end=540
-  _globals['_CAPABILITY']._serialized_start=543
-  _globals['_CAPABILITY']._serialized_end=671
-  _globals['_INSTANCESTATE']._serialized_start=674
-  _globals['_INSTANCESTATE']._serialized_end=1288
-  _globals['_INSTANCESTATE_PHASE']._serialized_start=1085
-  _globals['_INSTANCESTATE_PHASE']._serialized_end=1270
-  _globals['_INSTANCEMEMORY']._serialized_start=1291
-  _globals['_INSTANCEMEMORY']._serialized_end=1451
+  _globals['_RUNNER']._serialized_start=164
+  _globals['_RUNNER']._serialized_end=579
+  _globals['_RUNNER_STATUS']._serialized_start=507
+  _globals['_RUNNER_STATUS']._serialized_end=579
+  _globals['_CAPABILITY']._serialized_start=582
+  _globals['_CAPABILITY']._serialized_end=710
+  _globals['_INSTANCESTATE']._serialized_start=713
+  _globals['_INSTANCESTATE']._serialized_end=1405
+  _globals['_INSTANCESTATE_PHASE']._serialized_start=1202
+  _globals['_INSTANCESTATE_PHASE']._serialized_end=1387
+  _globals['_INSTANCEFAULT']._serialized_start=1407
+  _globals['_INSTANCEFAULT']._serialized_end=1487
+  _globals['_INSTANCEMEMORY']._serialized_start=1490
+  _globals['_INSTANCEMEMORY']._serialized_end=1650
 # @@protoc_insertion_point(module_scope)

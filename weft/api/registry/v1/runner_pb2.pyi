@@ -13,6 +13,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.common.v1.error_reason_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -210,6 +211,8 @@ class InstanceState(google.protobuf.message.Message):
     PINNED_FIELD_NUMBER: builtins.int
     LOAD_ETA_FIELD_NUMBER: builtins.int
     USUAL_LOAD_FIELD_NUMBER: builtins.int
+    FAULT_COUNT_FIELD_NUMBER: builtins.int
+    LAST_FAULT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -226,6 +229,8 @@ class InstanceState(google.protobuf.message.Message):
     """Why it is in this phase, in words, when that needs saying."""
     pinned: builtins.bool
     """Whether it is never evicted for another model."""
+    fault_count: builtins.int
+    """How often its backend ended because of a fault since its runner started."""
     @property
     def memory(self) -> global___InstanceMemory:
         """Accelerator memory: what it holds, what it would take."""
@@ -242,6 +247,10 @@ class InstanceState(google.protobuf.message.Message):
     def usual_load(self) -> google.protobuf.duration_pb2.Duration:
         """How long a load from nothing takes, as earlier ones took. Absent: unknown."""
 
+    @property
+    def last_fault(self) -> global___InstanceFault:
+        """The last of these faults. Not set: there was none."""
+
     def __init__(
         self,
         *,
@@ -257,12 +266,36 @@ class InstanceState(google.protobuf.message.Message):
         pinned: builtins.bool = ...,
         load_eta: google.protobuf.duration_pb2.Duration | None = ...,
         usual_load: google.protobuf.duration_pb2.Duration | None = ...,
+        fault_count: builtins.int = ...,
+        last_fault: global___InstanceFault | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "context_tokens", b"context_tokens", "detail", b"detail", "fault_count", b"fault_count", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "phase", b"phase", "pinned", b"pinned", "slots_total", b"slots_total", "slots_used", b"slots_used", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
 
 global___InstanceState = InstanceState
+
+@typing.final
+class InstanceFault(google.protobuf.message.Message):
+    """InstanceFault is one end of a backend that was not asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
+    """What kind of fault it was."""
+    detail: builtins.str
+    """How the backend ended, in words: the signal or the exit code, and the likely cause where there is one."""
+    def __init__(
+        self,
+        *,
+        reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "reason", b"reason"]) -> None: ...
+
+global___InstanceFault = InstanceFault
 
 @typing.final
 class InstanceMemory(google.protobuf.message.Message):

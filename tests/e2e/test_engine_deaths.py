@@ -1,0 +1,71 @@
+"""An engine that dies is news: in events, in describe, in doctor, and to whoever asked it."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+
+from weft.api.registry.v1 import runner_pb2
+
+CAUSE = "before its first answer: weft.testing.fake_backend was probably built for another processor"
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    folder = tmp_path_factory.mktemp("deaths")
+    foreign = fake_runner("foreign", pool="other", crash_after_tokens=0, crash_signal="SIGSEGV")
+    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a"), foreign))) as running:
+        yield running
+
+
+async def _events(mesh: MeshProcess, model: str) -> list[tuple[str, str]]:
+    code, out, error = await run_weft("events", "model", model, "-o", "json", home=mesh.home)
+    assert code == 0, error
+    return [(event["reason"], event["message"]) for event in json.loads(out)["items"]]
+
+
+async def _is_ready(mesh: MeshProcess, runner: str, fault_count: int) -> bool:
+    for known in await mesh.runners():
+        if known.name == runner:
+            (instance,) = known.capability.instances
+            return instance.phase == runner_pb2.InstanceState.PHASE_READY and instance.fault_count == fault_count
+    return False
+
+
+async def test_the_death_of_an_engine_is_an_event_before_the_ready_that_follows(mesh: MeshProcess) -> None:
+    await eventually(lambda: _is_ready(mesh, "a", 0), 20.0, "not ready")
+    before = len(await _events(mesh, "m-a"))
+    os.kill((await mesh.describe("a")).process_id, signal.SIGKILL)
+    await eventually(lambda: _is_ready(mesh, "a", 1), 20.0, "not ready again")
+    assert (await _events(mesh, "m-a"))[before:] == [
+        ("died", "signal SIGKILL (restart 1)"),
+        ("ready", "its backend takes requests"),
+    ]
+    _, described, _ = await run_weft("describe", "model", "m-a", home=mesh.home)
+    assert "signal SIGKILL (restart 1)" in described
+    assert "1, the last time because: signal SIGKILL" in described
+
+
+async def test_an_engine_for_another_processor_says_so_wherever_a_user_looks(mesh: MeshProcess) -> None:
+    await eventually(lambda: _is_ready(mesh, "foreign", 0), 20.0, "not ready")
+    body: dict[str, Any] = {"model": "m-foreign", "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+        answer = await response.text()
+    assert CAUSE in answer
+    assert "-DGGML_NATIVE=OFF" in answer
+    died = [message for reason, message in await _events(mesh, "m-foreign") if reason == "died"]
+    assert died
+    assert all(message.startswith(f"signal SIGSEGV {CAUSE}") for message in died)
+    for command in (("describe", "model", "m-foreign"), ("doctor", "--config", str(_config(mesh)))):
+        _, out, _ = await run_weft(*command, "-o", "json", home=mesh.home)
+        assert CAUSE in out, command
+
+
+def _config(mesh: MeshProcess) -> Path:
+    return mesh.home.parent / "weft.yaml"

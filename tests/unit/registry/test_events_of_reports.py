@@ -1,0 +1,90 @@
+"""Which events a capability report makes: the death of an engine comes before what follows it."""
+
+from itertools import pairwise
+
+import pytest
+
+from registry_svc.domain import Capability, EventReason, Instance, InstanceFault, Phase
+from registry_svc.policy.chronicle import of_report
+from weft.kernel.reasons import Reason
+
+KILLED = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")
+
+
+def _report(phase: Phase, fault_count: int = 0, last_fault: InstanceFault | None = None) -> Capability:
+    instance = Instance(
+        model="m",
+        phase=phase,
+        slots_total=1,
+        slots_used=0,
+        load_progress=None,
+        context_tokens=0,
+        detail="",
+        fault_count=fault_count,
+        last_fault=last_fault,
+    )
+    return Capability(instances=(instance,))
+
+
+def _events(*reports: Capability, reported_before: bool = True) -> list[tuple[EventReason, str]]:
+    """The events of a row of reports, the first of which is known already."""
+    return [
+        (happening.reason, happening.message)
+        for earlier, report in pairwise(reports)
+        for happening in of_report(earlier, report, {"m"}, reported_before=reported_before)
+    ]
+
+
+READY = (EventReason.READY, "its backend takes requests")
+DIED = (EventReason.DIED, "signal SIGKILL (restart 1)")
+
+
+def test_a_death_is_told_before_the_ready_that_follows_it() -> None:
+    reports = (_report(Phase.READY), _report(Phase.STOPPING, 1, KILLED), _report(Phase.READY, 1, KILLED))
+    assert _events(*reports) == [DIED, READY]
+
+
+def test_a_death_and_the_ready_after_it_between_two_reports_are_both_told() -> None:
+    assert _events(_report(Phase.READY), _report(Phase.READY, 1, KILLED)) == [DIED, READY]
+
+
+def test_a_report_without_a_new_fault_tells_none() -> None:
+    assert _events(_report(Phase.READY, 1, KILLED), _report(Phase.READY, 1, KILLED)) == []
+
+
+def test_several_deaths_between_two_reports_are_counted() -> None:
+    events = _events(_report(Phase.READY, 1, KILLED), _report(Phase.LOADING, 4, KILLED))
+    assert events == [(EventReason.DIED, "signal SIGKILL (restarts 2 to 4, the last one)")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "event"),
+    [
+        (
+            InstanceFault(reason=Reason.OUT_OF_MEMORY, detail="exit code 1"),
+            (EventReason.DIED, "out of memory: exit code 1 (restart 1)"),
+        ),
+        (
+            InstanceFault(reason=Reason.OUT_OF_MEMORY, detail="signal SIGKILL: its memory limit was reached"),
+            (EventReason.DIED, "signal SIGKILL: its memory limit was reached (restart 1)"),
+        ),
+        (
+            InstanceFault(reason=Reason.STALL_TIMEOUT, detail="no token for 120 s"),
+            (EventReason.RESTARTED, "no token for 120 s (restart 1)"),
+        ),
+        (InstanceFault(reason=Reason.SERVER_DIED, detail=""), (EventReason.DIED, "server_died (restart 1)")),
+    ],
+    ids=["out of memory", "killed for memory", "stalled", "without words"],
+)
+def test_the_event_says_how_it_ended(fault: InstanceFault, event: tuple[EventReason, str]) -> None:
+    assert _events(_report(Phase.READY), _report(Phase.LOADING, 1, fault)) == [event]
+
+
+def test_what_never_ran_did_not_die() -> None:
+    fault = InstanceFault(reason=Reason.TEMPLATE_FAILED, detail="bad template")
+    events = _events(_report(Phase.LOADING), _report(Phase.FAILED, 1, fault))
+    assert [reason for reason, _ in events] == [EventReason.FAILED]
+
+
+def test_faults_from_before_a_restart_of_the_registry_are_no_news() -> None:
+    assert _events(Capability(), _report(Phase.READY, 3, KILLED), reported_before=False) == []
