@@ -159,4 +159,6 @@ def _holders_of(leases: Iterable[lease_pb2.Lease]) -> Iterable[MemoryHolder]:
             held_bytes=max(booked, lease.seen_bytes if lease.HasField("seen_bytes") else 0),
             pinned=lease.pinned,
             is_leaving=lease.state == lease_pb2.Lease.STATE_RELEASING,
+            is_lost=lease.state == lease_pb2.Lease.STATE_ORPHANED,
+            active_requests=lease.active_requests,
         )

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import nsmallest
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Needs
-from router_svc.policy.candidates import Candidate
+from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.capability import GateSummary, summarize
 from router_svc.policy.choice import Choice, Considered, Wish
-from router_svc.policy.choosing.considering import Samples, consider, count_of, score_of_chosen
+from router_svc.policy.choosing.considering import Samples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.choosing.pause_ends import PauseEnds
 from router_svc.policy.choosing.pool import Affinities, Pool
 from router_svc.policy.choosing.seats import RunnerLoad, Seat
@@ -177,6 +177,19 @@ class CandidateIndex:
         """Who could serve a request and what keeps each from it; the best first, of many only some."""
         self.advance(now)
         return consider(self._rungs_for(line, wish), wish, now)
+
+    def unwell(self, line: str, wish: Wish, now: float) -> tuple[tuple[str, str], ...]:
+        """Models that are ready, have a free slot, and get no request; with what keeps it from them, in words."""
+        self.advance(now)
+        unwell = {
+            seat.candidate.model: why
+            for rung in self._rungs_for(line, wish)
+            for seat in rung.permitted(wish.needs, wish.excluded)
+            if seat.candidate.readiness is Readiness.READY
+            and not (seat.is_open or seat.is_full or seat.runner_is_full)
+            and (why := gate(seat, wish, now))
+        }
+        return tuple(unwell.items())
 
     # -- what they were given
 

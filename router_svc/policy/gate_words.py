@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from router_svc.policy.candidates import Candidate
+from router_svc.policy.host_memory import MemoryHolder
 from router_svc.policy.load_plan import Resident
 from router_svc.policy.memory_gate import HostSpace
 from weft.kernel.sizes import size_words
@@ -33,10 +34,21 @@ def held_by_other_loads(candidate: Candidate, space: HostSpace, before: Sequence
     """Loads that were decided earlier come first (`before`: their models), or somebody is still on its way out."""
     moving = [holder for holder in space.in_motion() if holder.name not in before]
     words = [f"{model} (loaded before it)" for model in before]
-    words += [f"{_short(holder.name)} ({'unloading' if holder.is_leaving else 'loading'})" for holder in moving]
+    words += [f"{_short(holder.name)} ({_doing(holder, space)})" for holder in moving]
     if not words:
         return f"{_needs(candidate, space.host)}, promised to models that are loaded before it"
     return f"{_needs(candidate, space.host)}, held by {_some(words)}"
+
+
+def _doing(holder: MemoryHolder, space: HostSpace) -> str:
+    """What a model that takes no requests does with its memory, as far as it is known; see `_doing` of the registry."""
+    if holder.is_leaving:
+        return "unloading"
+    if holder.is_lost:
+        return "not heard of"
+    if holder.name in space.loading:
+        return "loading"
+    return "busy" if holder.active_requests else "idle"
 
 
 def refused_lately(candidate: Candidate, seconds: float) -> str:

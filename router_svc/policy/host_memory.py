@@ -15,6 +15,10 @@ class MemoryHolder:
     pinned: bool = False
     is_leaving: bool = False
     """Its memory is on its way back."""
+    is_lost: bool = False
+    """Its runner is not heard of, and the memory has not been seen back."""
+    active_requests: int = 0
+    """What it works on, as its runner said last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

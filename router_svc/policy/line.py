@@ -62,6 +62,8 @@ class Line:
         """Of them, requests of callers: by these they are told where they stand, and refused."""
         self.outlooks: dict[Kind, Outlook] = {}
         """What its members can do for requests of a kind; emptied with every change of that."""
+        self.unwell: dict[Kind, tuple[float, Sequence[tuple[str, str]]]] = {}
+        """Who gets no requests for another reason than its slots, as of when; emptied like the outlooks."""
         self.considered: dict[Kind, tuple[float, tuple[Considered, ...]]] = {}
         """Who could serve requests of a kind, as of when; emptied like the outlooks."""
         self.pace = Pace(limits.pace_window_seconds)

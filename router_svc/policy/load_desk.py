@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from router_svc.policy.candidate_index import CandidateIndex
-from router_svc.policy.candidates import Candidate
+from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.demands import demands_of
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.grants import CandidateKey
@@ -152,7 +152,8 @@ class LoadDesk:
         asked = demands_of(self._wanting, lambda outlook: self._worth_asking(outlook, now), now)
         hosts = {candidate.host for demand in asked.demands for candidate in demand.asleep if candidate.host}
         residents = {host: self._residents_of(host) for host in sorted(hosts)}
-        plan = self._planner.review(asked.demands, residents, self.board.hosts, self._waking(), now)
+        loading = self._loading_on(residents)
+        plan = self._planner.review(asked.demands, residents, self.board.hosts, self._waking(), now, loading=loading)
         lifted = self._held - plan.hold
         if plan.hold != self._held:
             self._held = plan.hold
@@ -164,6 +165,12 @@ class LoadDesk:
         """What is being woken, as the mesh shows it; as it slept where that has lost it."""
         found = ((before, self.index.candidate(before.model)) for before in self.wakes.under_way)
         return {before.model: before if now is None else now for before, now in found}
+
+    def _loading_on(self, hosts: Iterable[str]) -> set[str]:
+        """Models that hold memory of these hosts and load."""
+        books = (self.board.hosts[host] for host in hosts if host in self.board.hosts)
+        named = (self.index.candidate(holder.name) for book in books for holder in book.holders if holder.is_model)
+        return {each.model for each in named if each is not None and each.readiness is Readiness.LOADING}
 
     def band_for(self, candidate: Candidate) -> Priority:
         """The highest band of those for whom it is to be woken."""

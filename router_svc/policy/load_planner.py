@@ -22,6 +22,7 @@ not. What is decided is kept to, as long as there is demand for it and it can be
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from router_svc.policy import gate_words
 from router_svc.policy.arrival import ROUTE_PREFIX
@@ -59,15 +60,17 @@ class LoadPlanner:
         hosts: Mapping[str, HostMemory],
         waking: Mapping[str, Candidate],
         now: float,
+        *,
+        loading: AbstractSet[str] = frozenset(),
     ) -> LoadPlan:
         """What to do now.
 
         `residents` by host, at least of the hosts that `demands` concern. `waking`: models whose wake is under way, as
-        they are now, those that were begun before included. Costs time in proportion to the demands, their sleeping
-        models, and what is loaded on their hosts.
+        they are now, those that were begun before included. `loading`: models that load by their runners' word. Costs
+        time in proportion to the demands, their sleeping models, and what is loaded on their hosts.
         """
         doubted = {model for model, until in self._doubted_until.items() if until > now}
-        review = Review(residents, hosts, waking, now, doubted=doubted)
+        review = Review(residents, hosts, waking, now, doubted=doubted, loading=loading | waking.keys())
         for resident in (each for on_host in residents.values() for each in on_host):
             _remember(self._last_resident, resident.candidate.model, now)
         for demand in demands:

@@ -98,6 +98,8 @@ class Review:
     """What is lost when they give way, by whoever was asked about."""
     options: dict[OptionsKey, list[Option]] = field(default_factory=dict)
     """What was found already, as long as nothing else is promised."""
+    loading: Container[str] = frozenset()
+    """Models that load, by their runners' word or because they are being woken."""
     doubted: Container[str] = frozenset()
     """Models that did not get the memory that the book said was free."""
     begin: list[Start] = field(default_factory=list)
@@ -112,7 +114,9 @@ class Review:
         if memory is None or candidate.memory_bytes <= 0:
             return None
         if candidate.host not in self.spaces:
-            self.spaces[candidate.host] = HostSpace(memory, self.residents.get(candidate.host, ()), self.doubted)
+            self.spaces[candidate.host] = HostSpace(
+                memory, self.residents.get(candidate.host, ()), self.doubted, self.loading
+            )
         return self.spaces[candidate.host]
 
     def look_again(self, swap: Swap) -> None:

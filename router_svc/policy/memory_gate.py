@@ -16,9 +16,15 @@ class HostSpace:
     """
 
     def __init__(
-        self, memory: HostMemory, residents: Sequence[Resident], doubted: Container[str] = frozenset()
+        self,
+        memory: HostMemory,
+        residents: Sequence[Resident],
+        doubted: Container[str] = frozenset(),
+        loading: Container[str] = frozenset(),
     ) -> None:
         self.memory = memory
+        self.loading = loading
+        """Models that load, by their runners' word."""
         self._models = {holder.name: holder for holder in memory.holders if holder.is_model}
         self._residents = {resident.candidate.model: resident for resident in residents}
         self._doubted = doubted

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from router_svc.policy.candidates import Candidate, Readiness
 
+MAX_TAKERS = 64
+"""Members that take requests whose running work is looked at for an estimate."""
 MAX_ASLEEP = 16
 """Sleeping members that are looked at for a load."""
 
@@ -18,8 +20,10 @@ class Outlook:
     """Of those that take requests, as many as their runners work on at once."""
     ready: Candidate | None = None
     """One that takes requests; None: none does."""
-    only_ready: bool = False
-    """Whether it is the only one that does."""
+    taker_count: int = 0
+    """How many do."""
+    takers: tuple[Candidate, ...] = ()
+    """Those that take requests, at most MAX_TAKERS."""
     loading: tuple[str, ...] = ()
     """Models that will take requests without anybody's doing, at most MAX_ASLEEP."""
     loading_slots: int = 0
@@ -41,8 +45,9 @@ def outlook_of(
     preference: Callable[[Candidate], tuple[object, ...]],
 ) -> Outlook:
     """Look at the members of a line that those who wait may go to."""
-    count = slots = loading_slots = takers = 0
-    ready: Candidate | None = None
+    count = slots = loading_slots = 0
+    takers: list[Candidate] = []
+    taker_count = 0
     loading: list[str] = []
     waking: list[Candidate] = []
     asleep: list[Candidate] = []
@@ -50,8 +55,9 @@ def outlook_of(
         count += 1
         if member.readiness is Readiness.READY:
             slots += min(member.slots, member.runner_max_requests or member.slots)
-            ready = ready or member
-            takers += 1
+            taker_count += 1
+            if len(takers) < MAX_TAKERS:
+                takers.append(member)
         elif is_waking(member):
             waking.append(member)
         elif member.readiness is Readiness.LOADING:
@@ -64,8 +70,9 @@ def outlook_of(
     return Outlook(
         count=count,
         slots=slots,
-        ready=ready,
-        only_ready=takers == 1,
+        ready=takers[0] if takers else None,
+        taker_count=taker_count,
+        takers=tuple(takers),
         loading=tuple(loading),
         loading_slots=loading_slots,
         waking=tuple(member.model for member in waking),

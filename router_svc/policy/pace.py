@@ -4,6 +4,8 @@ import math
 
 AVERAGE_WEIGHT = 0.1
 """Share of the newest wait in the average."""
+MIN_STEADY_GRANTS = 8.0
+"""Grants of a backlogged line, older ones faded, below which their pace is chance."""
 
 
 class Pace:
@@ -45,6 +47,10 @@ class Pace:
             return None
         seen = self._window * -math.expm1((since - now) / self._window)
         return self._decayed(now) / seen
+
+    def is_steady(self, now: float) -> bool:
+        """Whether so many were granted a slot while somebody waited that their pace says something."""
+        return self._backlogged_since is not None and self._decayed(now) >= MIN_STEADY_GRANTS
 
     def _decayed(self, now: float) -> float:
         return self._count * math.exp((self._counted_at - now) / self._window)

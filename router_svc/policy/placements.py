@@ -9,6 +9,7 @@ from router_svc.policy.failover import FailureKind, classify, may_be_the_request
 from router_svc.policy.fair_share import FairShare
 from router_svc.policy.load_desk import LoadDesk
 from router_svc.policy.retry_budget import RetryBudget
+from router_svc.policy.running_work import RunningWork
 from router_svc.policy.tenant_caps import TenantCaps
 from router_svc.policy.waiting import LiveRequest
 from weft.kernel.reasons import Reason
@@ -22,6 +23,7 @@ class Placements:
         self,
         index: CandidateIndex,
         estimates: Estimates,
+        running: RunningWork,
         shares: FairShare,
         caps: TenantCaps,
         desk: LoadDesk,
@@ -29,6 +31,7 @@ class Placements:
     ) -> None:
         self._index = index
         self._estimates = estimates
+        self._running = running
         self._shares = shares
         self._caps = caps
         self._desk = desk
@@ -51,6 +54,7 @@ class Placements:
         request.charged = self._shares.charge(tenant, request.cost)
         self._caps.take(tenant)
         self._index.take(candidate, now)
+        self._running.add(request, candidate)
         self._desk.note_grant(candidate, now, durable=request.kind.durable)
         return Placed(
             key=request.key,
@@ -114,7 +118,10 @@ class Placements:
         elif served is not None and failure is None:
             first = None if content_at is None else content_at - request.placed_at
             seconds = now - request.placed_at
-            self._estimates.note_served(candidate, request.arrival.tenant, served, seconds, first)
+            arrival = request.arrival
+            self._estimates.note_served(
+                candidate, arrival.tenant, served, seconds, first, limit=arrival.max_output_tokens
+            )
             if content_at is None:
                 self._index.note_success(candidate, now)
         return is_relieved
@@ -128,6 +135,7 @@ class Placements:
         self._shares.correct(tenant, request.charged, tokens)
         is_relieved = self._caps.release(tenant)
         self._index.release(candidate)
+        self._running.remove(request, candidate)
         self._desk.note_release(candidate, now, durable=request.kind.durable)
         return candidate, is_relieved
 

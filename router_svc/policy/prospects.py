@@ -1,11 +1,12 @@
 """What waiting requests can hope for, and how long that takes as far as anybody knows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from router_svc.policy.arrival import ROUTE_PREFIX, Arrival
 from router_svc.policy.candidate_index import CandidateIndex
 from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.choice import Considered, Wish
+from router_svc.policy.choosing.considering import SAMPLE_SECONDS
 from router_svc.policy.estimates import Estimates, wait_seconds
 from router_svc.policy.grants import CandidateKey
 from router_svc.policy.limits import SchedulerLimits
@@ -13,9 +14,13 @@ from router_svc.policy.line import MAX_REMEMBERED_KINDS, Line
 from router_svc.policy.load_plan import GateWord
 from router_svc.policy.mesh_board import MeshBoard
 from router_svc.policy.outlook import Outlook, outlook_of
+from router_svc.policy.running_work import RunningWork
 from router_svc.policy.waiting import Kind, LiveRequest
 from router_svc.policy.wakes import WakeBook
+from weft.kernel.request import Operation
 
+GENERATES = frozenset({Operation.CHAT, Operation.COMPLETION})
+"""Operations whose answers grow token by token."""
 Parts = tuple[tuple[str, float], ...]
 """What something takes: words and seconds."""
 
@@ -29,12 +34,14 @@ class Prospects:
         board: MeshBoard,
         wakes: WakeBook,
         estimates: Estimates,
+        running: RunningWork,
         limits: SchedulerLimits,
     ) -> None:
         self._index = index
         self._board = board
         self._wakes = wakes
         self._estimates = estimates
+        self._running = running
         self._limits = limits
 
     def outlook(self, line: Line, kind: Kind) -> Outlook:
@@ -71,6 +78,17 @@ class Prospects:
         line.considered[request.kind] = (now, seen)
         return seen
 
+    def unwell(self, line: Line, request: LiveRequest, now: float) -> Sequence[tuple[str, str]]:
+        """Models that are ready, have a free slot, and get no request; with what keeps it from them, in words."""
+        known = line.unwell.get(request.kind)
+        if known is not None and now < known[0] + SAMPLE_SECONDS:
+            return known[1]
+        seen = self._index.unwell(line.name, self.wish(request), now)
+        if len(line.unwell) >= MAX_REMEMBERED_KINDS:
+            line.unwell.clear()
+        line.unwell[request.kind] = (now, seen)
+        return seen
+
     def slot_wait(self, line: Line, outlook: Outlook, position: int, now: float) -> float | None:
         """How long the one at this position waits for a slot of those that take requests; None: nobody knows."""
         rate = line.pace.grants_per_second(now)
@@ -79,6 +97,25 @@ class Prospects:
         if outlook.ready is None:
             return None
         return wait_seconds(position - 1, outlook.slots, self._estimates.mean_service_seconds(outlook.ready))
+
+    def told_slot_wait(
+        self, request: LiveRequest, line: Line, outlook: Outlook, position: int, now: float
+    ) -> float | None:
+        """What a request is told of its wait for a slot; None: it is not known.
+
+        An answer that grows token by token takes as long as was asked for, at the speed that was measured. The pace of
+        the line goes by what was asked for before, and would promise too much when that was shorter; it is used where
+        no lengths were measured, and only when it is steady.
+        """
+        if request.kind.durable or request.kind.needs.operation not in GENERATES:
+            return self.slot_wait(line, outlook, position, now)
+        callers = [of for of in line.classes.values() if not of.kind.durable]
+        waiting = sum(of.waiting for of in callers)
+        mean = sum(of.expected_tokens for of in callers) / waiting if waiting else request.expected_tokens
+        wait = self._running.wait_seconds(outlook.takers, outlook.slots, position - 1, mean, now)
+        if wait is not None or not line.pace.is_steady(now):
+            return wait
+        return self.slot_wait(line, outlook, position, now)
 
     def load_wait(self, outlook: Outlook, gate: GateWord | None, now: float) -> float | None:
         """How long a cold line waits until one of its members takes requests; None: nobody knows."""

@@ -26,6 +26,7 @@ from router_svc.policy.placements import Placements
 from router_svc.policy.prospects import Prospects
 from router_svc.policy.queue_lengths import QueueLength, queue_lengths
 from router_svc.policy.retry_budget import RetryBudget
+from router_svc.policy.running_work import RunningWork
 from router_svc.policy.settings import Settings
 from router_svc.policy.telling import Announcer
 from router_svc.policy.tenant_caps import TenantCaps
@@ -63,10 +64,11 @@ class Scheduler:
         lines = self._lines = Lines(limits, shares, caps)
         wakes = WakeBook(limits.wake_settle_seconds)
         board = self._board = MeshBoard(index, wakes)
-        prospects = self._prospects = Prospects(index, board, wakes, estimates, limits)
+        running = RunningWork(estimates)
+        prospects = self._prospects = Prospects(index, board, wakes, estimates, running, limits)
         desk = self._desk = LoadDesk(index, board, wakes, estimates, limits, lines.get)
         retries = RetryBudget(limits)
-        self._placements = Placements(index, estimates, shares, caps, desk, retries)
+        self._placements = Placements(index, estimates, running, shares, caps, desk, retries)
         self._admission = Admission(limits, prospects)
         announcer = Announcer(index, wakes, prospects, desk, caps, settings)
         self._room = WaitingRoom(limits, lines, shares, prospects, desk, self._admission, announcer)
@@ -213,7 +215,7 @@ class Scheduler:
             deadline_at = end if deadline_at is None else min(deadline_at, end)
         pool = line.name if route is None else route.candidates[0]
         output = self._estimates.output_tokens(pool, arrival.tenant, arrival.max_output_tokens)
-        return live_request(
+        request = live_request(
             arrival,
             line.name,
             line.kind_of(arrival.needs, durable=is_durable),
@@ -222,6 +224,8 @@ class Scheduler:
             keep_alive_seconds=None if route is None else route.keep_alive_seconds,
             now=now,
         )
+        request.expected_tokens = self._estimates.expected_tokens(pool, arrival.tenant, arrival.max_output_tokens)
+        return request
 
     def _first_ready(self, request: LiveRequest) -> Candidate | None:
         """Who is loaded and has what is needed, the first of a route's entries; None: nobody is loaded.

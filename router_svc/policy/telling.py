@@ -88,12 +88,16 @@ class Announcer:
         ready = outlook.ready
         assert ready is not None, "only where somebody takes requests are there slots to wait for"
         position = line.position_of(request)
-        eta = self._prospects.slot_wait(line, outlook, position, now)
+        eta = self._prospects.told_slot_wait(request, line, outlook, position, now)
         most = self._settings.pool(ready.pool).max_in_flight
         if most and self._index.in_flight_of_line(ready.pool) >= most:
             reason = words.pool_is_full(ready.pool, most)
-        elif outlook.only_ready and self._desk.is_held(ready):
+        elif outlook.taker_count == 1 and self._desk.is_held(ready):
             reason, eta = words.gives_way(ready.model), None
+        elif unwell := self._prospects.unwell(line, request, now):
+            busy = max(0, outlook.taker_count - len(unwell))
+            reason = words.nobody_is_free(request.arrival.target, busy, unwell)
+            eta = eta if busy else None
         else:
             reason = words.slots_are_busy(request.arrival.target, outlook.slots)
         return self._waits(request, line, position, reason, eta, now)

@@ -44,6 +44,7 @@ class Upkeep:
                 continue
             line.outlooks.clear()
             line.considered.clear()
+            line.unwell.clear()
             if line.waiting:
                 decisions += self._look(line, room, now)
             elif self._index.line_of(name) != name:

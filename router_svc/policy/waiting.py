@@ -59,6 +59,8 @@ class LiveRequest:
     line: str
     cost: float = 0.0
     """Estimated tokens."""
+    expected_tokens: float = 0.0
+    """Of its answer, when it arrived; see Estimates.expected_tokens."""
     keep_alive_seconds: float | None = None
     """What its route says."""
     charged: float = 0.0
@@ -98,6 +100,8 @@ class RequestClass:
     bands: list[FairQueue | None] = field(default_factory=lambda: [None] * len(BANDS))
     waiting: int = 0
     queued_tokens: float = 0.0
+    expected_tokens: float = 0.0
+    """Of the answers of all who wait."""
     arrived_sum: float = 0.0
     """Sum of the arrival times of all who wait."""
     counted_from: float = float("-inf")
@@ -121,6 +125,7 @@ class RequestClass:
         request.waits_in = self
         self.waiting += 1
         self.queued_tokens += request.cost
+        self.expected_tokens += request.expected_tokens
         self.arrived_sum += arrival.arrived_at
         self._keys.add(arrival.key)
         heapq.heappush(self._arrivals, (arrival.arrived_at, arrival.key))
@@ -137,10 +142,11 @@ class RequestClass:
         request.waits_in = None
         self.waiting -= 1
         self.queued_tokens -= request.cost
+        self.expected_tokens -= request.expected_tokens
         self.arrived_sum -= arrival.arrived_at
         self._keys.discard(arrival.key)
         if not self.waiting:
-            self.queued_tokens = self.arrived_sum = 0.0
+            self.queued_tokens = self.expected_tokens = self.arrived_sum = 0.0
             self._arrivals.clear()
 
     def turn(self) -> tuple[Priority, Turn] | None:

@@ -8,10 +8,25 @@ from router_svc.policy.candidates import Candidate
 from router_svc.policy.decisions import Loads, Waits
 from router_svc.policy.wakes import WakeStatus
 
+MAX_UNWELL_NAMED = 3
+"""Replicas whose trouble is told by name."""
+
 
 def slots_are_busy(target: str, slots: int) -> str:
     """All candidates that take requests are full."""
     return f"all {slots} slots of {target} are busy"
+
+
+def nobody_is_free(target: str, busy: int, unwell: Sequence[tuple[str, str]]) -> str:
+    """Some candidates that take requests have free slots and get none. `unwell`: their models, and why.
+
+    `busy`: how many others have no free slot.
+    """
+    named = [f"{model} ({why})" for model, why in unwell[:MAX_UNWELL_NAMED]]
+    if len(unwell) > MAX_UNWELL_NAMED:
+        named.append(f"and {len(unwell) - MAX_UNWELL_NAMED} more")
+    full = [f"{busy} of {busy + len(unwell)} replicas have no free slot"] if busy else []
+    return f"{target} takes no request now: {', '.join([*full, *named])}"
 
 
 def tenant_is_full(tenant: str, running: int, most: int) -> str:
@@ -63,4 +78,4 @@ def says_the_same(word: Waits | Loads, earlier: Waits | Loads | None) -> bool:
 
 def whole(seconds: float | None) -> float | None:
     """Whole seconds, so that an estimate that is hardly another one is not told anew."""
-    return None if seconds is None else float(math.ceil(seconds))
+    return None if seconds is None else float(math.ceil(round(seconds, 3)))

@@ -201,6 +201,6 @@ def test_models_are_named_by_what_the_lease_is_for_and_programs_by_what_they_cal
     assert memory.holders == (
         MemoryHolder(name="qwen", is_model=True, held_bytes=4 * GIB, pinned=True),
         MemoryHolder(name="llama", is_model=True, held_bytes=3 * GIB, is_leaving=True),
-        MemoryHolder(name="phi", is_model=True, held_bytes=GIB),
+        MemoryHolder(name="phi", is_model=True, held_bytes=GIB, is_lost=True),
         MemoryHolder(name="train.py", is_model=False, held_bytes=8 * GIB),
     )

@@ -1,7 +1,9 @@
 """Single decisions about loads, and what those who wait are told."""
 
 import math
+from typing import Any
 
+import pytest
 from load_harness import GIB, candidate
 
 from router_svc.policy.candidates import Candidate, Readiness
@@ -336,3 +338,29 @@ def test_a_load_that_finds_no_room_holds_nobody_whose_leaving_would_not_make_roo
     desk.review(asked, [busy("a", gib=1.0)])
     taken = book(("a", 1.0), programs=(("train.py", 4.0),))
     assert held(desk.review(asked, [busy("a", gib=1.0)], taken, waking=("b",), now=150.0)) == set()
+
+
+@pytest.mark.parametrize(
+    ("holder", "loading", "doing"),
+    [
+        ({}, (), "idle"),
+        ({"active_requests": 2}, (), "busy"),
+        ({}, ("a",), "loading"),
+        ({"is_lost": True}, (), "not heard of"),
+        ({"is_leaving": True}, (), "unloading"),
+    ],
+)
+def test_who_holds_memory_and_takes_no_requests_is_called_what_it_is(
+    holder: dict[str, Any], loading: tuple[str, ...], doing: str
+) -> None:
+    """Found by trying: an idle model that the mesh did not list any more was said to be loading."""
+    memory = HostMemory(
+        host="host-a",
+        total_bytes=6 * GIB,
+        free_bytes=2 * GIB,
+        holders=(MemoryHolder(name="a", is_model=True, held_bytes=4 * GIB, **holder),),
+    )
+    planner = LoadPlanner(LIMITS, Estimates())
+    asked = [demand("b", candidate("b"))]
+    plan = planner.review(asked, {"host-a": []}, {"host-a": memory}, {}, 100.0, loading=frozenset(loading))
+    assert plan.gates["b"].reason == f"VRAM: needs 4 GiB on host-a, held by a ({doing})"

@@ -1,8 +1,9 @@
 """What those who wait are told, and how often."""
 
-from scheduler_harness import arrival, candidate, scheduler
+from scheduler_harness import arrival, candidate, placed, scheduler
 
 from router_svc.policy.decisions import Decision, Served, Waits
+from weft.kernel.reasons import Reason
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 
@@ -45,13 +46,13 @@ def test_nobody_is_told_more_than_once_per_interval_however_fast_the_queue_moves
     assert heard == 5
 
 
-def test_the_time_left_follows_measured_answers_and_then_the_pace_of_the_line() -> None:
+def test_the_time_left_follows_measured_answers() -> None:
     mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
     mesh.submit(arrival(1), 0.0)
     assert waits(mesh.submit(arrival(2), 0.0))[2].eta_seconds is None
     mesh.report_first_content(1, 1.0)
     mesh.finish(1, 10.0, TOOK)
-    assert waits(mesh.submit(arrival(3, arrived_at=10.0), 10.0))[3].eta_seconds == 5.0
+    assert waits(mesh.submit(arrival(3, arrived_at=10.0), 10.0))[3].eta_seconds == 11.0, "the second one has just begun"
     for key in range(4, 7):
         mesh.submit(arrival(key, arrived_at=10.0), 10.0)
     for key in (2, 3, 4):
@@ -72,3 +73,94 @@ def test_the_average_wait_of_a_line_is_that_of_those_who_were_placed_lately() ->
     (length,) = mesh.queues()
     assert length.waiting == 0
     assert length.average_wait_seconds == 1.0, "a tenth of the newest wait, which was 10 s"
+
+
+def test_an_estimate_goes_by_what_is_asked_for_and_not_by_short_answers_before() -> None:
+    """Found by trying: after answers of 3 tokens a wait of 8 s was announced as 1 s, while 80 tokens were asked for."""
+    mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
+    for key in range(1, 6):
+        now = key * 1.0
+        mesh.submit(arrival(key, arrived_at=now, max_output_tokens=80), now)
+        mesh.report_first_content(key, now)
+        mesh.finish(key, now + 0.2, Served(prompt_tokens=5, cached_tokens=0, output_tokens=3))
+    mesh.submit(arrival(10, arrived_at=10.0, max_output_tokens=80), 10.0)
+    first = waits(mesh.submit(arrival(11, arrived_at=10.0, max_output_tokens=80), 10.0))[11]
+    second = waits(mesh.submit(arrival(12, arrived_at=10.0, max_output_tokens=80), 10.0))[12]
+    assert first.eta_seconds == 8.0, "80 tokens at 10 per second"
+    assert second.eta_seconds == 16.0
+    mesh.report_first_content(10, 10.0)
+    assert waits(mesh.tick(14.0))[11].eta_seconds == 4.0
+
+
+def test_an_estimate_stays_within_what_answers_usually_are_once_enough_were_seen() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
+    for key in range(1, 201):
+        mesh.submit(arrival(key, arrived_at=key * 10.0, max_output_tokens=4096), key * 10.0)
+        mesh.report_first_content(key, key * 10.0)
+        mesh.finish(key, key * 10.0 + 1.9, Served(prompt_tokens=5, cached_tokens=0, output_tokens=20))
+    mesh.submit(arrival(300, arrived_at=3000.0, max_output_tokens=4096), 3000.0)
+    told = waits(mesh.submit(arrival(301, arrived_at=3000.0, max_output_tokens=4096), 3000.0))[301]
+    assert told.eta_seconds is not None
+    assert 2.0 <= told.eta_seconds <= 6.0, "20 tokens take 2 s; 4096 would take 400"
+
+
+def test_answers_that_were_cut_off_at_their_maximum_do_not_make_a_longer_one_look_short() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=1e6)
+    for key in range(1, 101):
+        mesh.submit(arrival(key, arrived_at=key * 1.0, max_output_tokens=3), key * 1.0)
+        mesh.report_first_content(key, key * 1.0)
+        mesh.finish(key, key * 1.0 + 0.2, Served(prompt_tokens=5, cached_tokens=0, output_tokens=3))
+    mesh.submit(arrival(300, arrived_at=300.0, max_output_tokens=80), 300.0)
+    assert waits(mesh.submit(arrival(301, arrived_at=300.0, max_output_tokens=80), 300.0))[301].eta_seconds == 8.0
+
+
+def test_several_slots_come_free_one_after_the_other() -> None:
+    mesh = scheduler(candidate(slots=4), queue_timeout_seconds=1e6)
+    mesh.submit(arrival(1), 0.0)
+    mesh.report_first_content(1, 0.0)
+    mesh.finish(1, 9.9, TOOK)
+    for key in range(2, 6):
+        mesh.submit(arrival(key, arrived_at=10.0, max_output_tokens=100), 10.0)
+        mesh.report_first_content(key, 10.0)
+    etas = [waits(mesh.submit(arrival(key, arrived_at=10.0, max_output_tokens=100), 10.0))[key] for key in range(6, 12)]
+    assert [each.eta_seconds for each in etas] == [10.0] * 4 + [20.0] * 2
+
+
+def test_slots_are_called_busy_only_while_they_are() -> None:
+    """Found by trying: "all 4 slots are busy" of replicas that were paused after they had broken."""
+    mesh = scheduler(candidate("a", "m-a", pool="m", slots=2), candidate("b", "m-b", pool="m", slots=2))
+    mesh.submit(arrival(1), 0.0)
+    mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)
+    mesh.report_failed(1, 2, Reason.SERVER_DIED, 0.0)
+    word = waits(mesh.submit(arrival(2), 0.4))[2]
+    assert word.reason == (
+        "m takes no request now: m-a (broke; tried again in 0.6 s), m-b (broke; tried again in 0.6 s)"
+    )
+    assert word.eta_seconds is None
+
+
+def test_who_is_full_and_who_is_left_alone_are_told_apart() -> None:
+    mesh = scheduler(candidate("a", "m-a", pool="m"), candidate("b", "m-b", pool="m"))
+    (broken,) = placed(mesh.submit(arrival(1), 0.0)).values()
+    mesh.report_failed(1, 1, Reason.SERVER_DIED, 0.0)
+    word = waits(mesh.submit(arrival(2), 0.4))[2]
+    assert word.reason == (
+        f"m takes no request now: 1 of 2 replicas have no free slot, m-{broken} (broke; tried again in 0.6 s)"
+    )
+    after = waits(mesh.submit(arrival(3), 1.1))[3]
+    assert (after.reason, after.eta_seconds) == ("all 2 slots of m are busy", None), "no answer was measured yet"
+
+
+def test_of_many_replicas_that_are_left_alone_some_are_named_and_the_others_counted() -> None:
+    mesh = scheduler(*(candidate(name, f"m-{name}", pool="m") for name in "abcde"), max_attempts=9, retry_reserve=9.0)
+    mesh.submit(arrival(1), 0.0)
+    for attempt in range(1, 6):
+        mesh.report_failed(1, attempt, Reason.SERVER_DIED, 0.0)
+    assert waits(mesh.submit(arrival(2), 0.4))[2].reason.endswith("m-c (broke; tried again in 0.6 s), and 2 more")
+
+
+def test_a_runner_that_is_full_with_work_from_elsewhere_is_called_so() -> None:
+    mesh = scheduler(candidate(slots=4))
+    mesh.submit(arrival(1), 0.0)
+    (word,) = waits(mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 0.0)).values()
+    assert word.reason == "m takes no request now: m (full with work from elsewhere; tried again in 0.2 s)"
