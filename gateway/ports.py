@@ -189,8 +189,8 @@ class RegistryPort(Protocol):
         """Bring all of them to their declared state, or none."""
         ...
 
-    async def delete(self, kind: ResourceKind, name: str) -> None:
-        """Remove a resource."""
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+        """Remove a resource; `force`: unload what is loaded of it first."""
         ...
 
     async def settings(self) -> MeshSettings:

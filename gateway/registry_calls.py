@@ -18,12 +18,16 @@ class RegistryCalls:
         self._callers_field = callers_field
         self._timeout_seconds = timeout_seconds
 
-    async def ask(self, method: Any, request: Any) -> Any:
-        """The answer. Raises SERVICE_UNAVAILABLE when the registry is away, DEADLINE_EXCEEDED when it is slow."""
+    async def ask(self, method: Any, request: Any, timeout_seconds: float | None = None) -> Any:
+        """The answer, within `timeout_seconds` where a question may take longer than others.
+
+        Raises SERVICE_UNAVAILABLE when the registry is away, DEADLINE_EXCEEDED when it is slow.
+        """
+        timeout_seconds = timeout_seconds or self._timeout_seconds
         try:
-            return await method(request, timeout=self._timeout_seconds)
+            return await method(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
+            raise self._error(error, timeout_seconds) from error
 
     async def follow(self, call: Any) -> AsyncGenerator[Any]:
         """What a stream brings, to its end. The call ends with the iterator. Raises as `ask`."""
@@ -31,16 +35,16 @@ class RegistryCalls:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
+            raise self._error(error, self._timeout_seconds) from error
         finally:
             call.cancel()
 
-    def _error(self, error: grpc.aio.AioRpcError) -> WeftError:
+    def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> WeftError:
         found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
         if found.reason is Reason.SERVICE_UNAVAILABLE:
             return WeftError(found.reason, "the registry cannot be reached; models go on answering without it")
-        if found.reason is Reason.DEADLINE_EXCEEDED:
-            return WeftError(found.reason, f"the registry did not answer within {self._timeout_seconds:g} seconds")
+        if found.reason is Reason.DEADLINE_EXCEEDED and "operation" not in found.metadata:
+            return WeftError(found.reason, f"the registry did not answer within {timeout_seconds:g} seconds")
         if isinstance(found, FieldError):
             why = found.message.removeprefix(f"{found.field}: ")
             return FieldError(self._callers_field(found.field), why, found.reason)

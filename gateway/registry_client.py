@@ -38,6 +38,8 @@ from weft.resources.messages import (
     to_declaration,
 )
 
+FORCED_DELETE_TIMEOUT_SECONDS = 120.0
+"""Longest forced delete: the registry waits less than this for the requests of the model to end."""
 _OUTCOMES: dict[int, Literal["created", "configured", "unchanged"]] = {
     declaration_service_pb2.ApplyResult.OUTCOME_CREATED: "created",
     declaration_service_pb2.ApplyResult.OUTCOME_CONFIGURED: "configured",
@@ -141,10 +143,11 @@ class RegistryClient:
         answer = await self._calls.ask(self._declarations.Apply, request)
         return [_applied(result) for result in answer.results]
 
-    async def delete(self, kind: ResourceKind, name: str) -> None:
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
         """See RegistryPort.delete."""
-        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name)
-        await self._calls.ask(self._declarations.Delete, request)
+        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
+        timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
+        await self._calls.ask(self._declarations.Delete, request, timeout_seconds)
 
     async def settings(self) -> MeshSettings:
         """See RegistryPort.settings."""

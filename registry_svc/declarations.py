@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 import structlog
 
@@ -17,10 +18,11 @@ from registry_svc.domain import (
     RouteManifest,
 )
 from registry_svc.policy.chronicle import of_rows
-from registry_svc.policy.declaring import decide_agent, decide_model, decide_route, in_use
+from registry_svc.policy.declaring import decide_agent, decide_model, decide_route, in_use, still_loaded
 from registry_svc.policy.limits import require_room
 from registry_svc.policy.namespace import require_free
 from registry_svc.policy.targets import require_candidates, require_target
+from registry_svc.policy.unowned import is_loaded
 from registry_svc.wanted import Applied, Batch, ModelDeclaration, Outcome, PoolDeclaration, RunnerDeclaration
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -44,19 +46,37 @@ class _Plan:
     routes: list[DeclaredRoute] = field(default_factory=list)
 
 
+class Unloader(Protocol):
+    """What ends the engines of a model that is deleted."""
+
+    async def unload(self, model: str, requested_by: str) -> None:
+        """Unload a model and return when it is unloaded; raises the WeftError that says why it is not."""
+        ...
+
+
 class Declarations:
     """Applies and deletes; writes pass one by one with those of the roster."""
 
-    def __init__(self, core: RegistryCore) -> None:
+    def __init__(self, core: RegistryCore, unloader: Unloader) -> None:
         self._core = core
+        self._unloader = unloader
 
     async def apply(self, batch: Batch) -> list[Applied]:
         """One result per declaration, in order; see DeclarationService.Apply."""
         return await self._core.write(lambda: self._apply(batch))
 
-    async def delete(self, kind: Kind, name: str) -> None:
-        """Remove a resource whoever owns it; see DeclarationService.Delete."""
-        await self._core.write(lambda: self._delete(kind, name))
+    async def delete(self, kind: Kind, name: str, *, force: bool = False, requested_by: str = "") -> None:
+        """Remove a resource whoever owns it; see DeclarationService.Delete.
+
+        `force`: unload what is loaded of it first. A request that arrives meanwhile may load it once more; that engine
+        is unowned then, and unloaded as such.
+        """
+        self._core.require_open()
+        if force:
+            self._require_deletable(kind, name)
+            for model in self._loaded(kind, name)[1]:
+                await self._unloader.unload(model, requested_by)
+        await self._core.write(lambda: self._delete(kind, name, force=force))
 
     async def _apply(self, batch: Batch) -> list[Applied]:
         plan = self._planned(batch)
@@ -187,54 +207,69 @@ class Declarations:
         )
         require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
 
-    async def _delete(self, kind: Kind, name: str) -> None:
+    async def _delete(self, kind: Kind, name: str, *, force: bool) -> None:
+        self._require_deletable(kind, name)
+        runner, loaded = self._loaded(kind, name)
+        if loaded and not force:
+            raise still_loaded(kind, name, runner, loaded)
         match kind:
             case Kind.MODEL:
-                await self._delete_model(name)
+                await self._core.store.delete_names([name], [])
+                self._core.publish(self._core.mesh.drop(models=[name]), _deleted([(kind, name)]))
             case Kind.AGENT:
-                await self._delete_agent(name)
+                await self._core.store.delete_names([], [name])
+                self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(kind, name)]))
             case Kind.RUNNER:
                 await self._delete_runner(name)
-            case Kind.ROUTE:
-                await self._delete_route(name)
-            case Kind.POOL:
-                raise invalid_field("kind", "a pool follows from its models; delete those instead")
-        log.info("deleted", kind=kind.value, name=name)
-
-    async def _delete_model(self, name: str) -> None:
-        if self._core.mesh.model(name) is None:
-            raise _not_found(Kind.MODEL, name)
-        agents, routes = self._pointing_at({name}), self._core.mesh.routes.broken_by({name})
-        if agents or routes:
-            raise in_use(Kind.MODEL, name, agents, routes)
-        await self._core.store.delete_names([name], [])
-        self._core.publish(self._core.mesh.drop(models=[name]), _deleted([(Kind.MODEL, name)]))
-
-    async def _delete_agent(self, name: str) -> None:
-        if self._core.mesh.agent(name) is None:
-            raise _not_found(Kind.AGENT, name)
-        await self._core.store.delete_names([], [name])
-        self._core.publish(self._core.mesh.drop(agents=[name]), _deleted([(Kind.AGENT, name)]))
-
-    async def _delete_route(self, name: str) -> None:
-        if name not in self._core.mesh.routes:
-            raise _not_found(Kind.ROUTE, name)
-        await self._core.store.delete_names([], [], [name])
-        self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(Kind.ROUTE, name)]))
+            case _:
+                await self._core.store.delete_names([], [], [name])
+                self._core.publish(self._core.mesh.drop(routes=[name]), _deleted([(kind, name)]))
+        log.info("deleted", kind=kind.value, name=name, force=force)
 
     async def _delete_runner(self, name: str) -> None:
         mesh = self._core.mesh
         member = mesh.of_runner(name)
-        if member is None:
-            raise _not_found(Kind.RUNNER, name)
+        assert member is not None, "only a runner that is known is deleted"
         rows = [row for row in member.rows() if not mesh.is_declared(*row)]
-        own_agents = {agent for kind, agent in rows if kind is Kind.AGENT}
-        leaving = {model for kind, model in rows if kind is Kind.MODEL}
-        agents, routes = self._pointing_at(leaving) - own_agents, mesh.routes.broken_by(leaving)
-        if agents or routes:
-            raise in_use(Kind.RUNNER, name, agents, routes)
         await self._core.store.delete_sessions([member.session.id])
         self._core.publish(mesh.forget([member]), _deleted(rows))
+
+    def _require_deletable(self, kind: Kind, name: str) -> None:
+        """Raise NOT_FOUND, INVALID_ARGUMENT for a pool, or RESOURCE_IN_USE when agents or routes would name nothing."""
+        mesh = self._core.mesh
+        leaving, own_agents, is_known = set[str](), set[str](), False
+        match kind:
+            case Kind.MODEL:
+                leaving, is_known = {name}, mesh.model(name) is not None
+            case Kind.AGENT:
+                is_known = mesh.agent(name) is not None
+            case Kind.ROUTE:
+                is_known = name in mesh.routes
+            case Kind.RUNNER:
+                member = mesh.of_runner(name)
+                is_known = member is not None
+                rows = [] if member is None else [row for row in member.rows() if not mesh.is_declared(*row)]
+                own_agents = {agent for row_kind, agent in rows if row_kind is Kind.AGENT}
+                leaving = {model for row_kind, model in rows if row_kind is Kind.MODEL}
+            case Kind.POOL:
+                raise invalid_field("kind", "a pool follows from its models; delete those instead")
+        if not is_known:
+            raise _not_found(kind, name)
+        agents, routes = self._pointing_at(leaving) - own_agents, mesh.routes.broken_by(leaving)
+        if agents or routes:
+            raise in_use(kind, name, agents, routes)
+
+    def _loaded(self, kind: Kind, name: str) -> tuple[str, list[str]]:
+        """The live runner whose engines would lose their owner, and the models that it has loaded."""
+        mesh, member = self._core.mesh, None
+        if kind is Kind.MODEL and (published := mesh.published_model(name)) is not None:
+            member = published[1]
+        elif kind is Kind.RUNNER:
+            member = mesh.of_runner(name)
+        if member is None or not member.pulse.active:
+            return "", []
+        loaded = [each.model for each in member.capability.instances if is_loaded(each)]
+        return member.profile.name, [model for model in loaded if kind is Kind.RUNNER or model == name]
 
     def _pointing_at(self, leaving: set[str]) -> set[str]:
         """The agents that would point to nothing without these models."""

@@ -369,6 +369,7 @@ class EventReason(IntEnum):
     READY = 13
     DIED = 14
     RESTARTED = 15
+    UNOWNED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

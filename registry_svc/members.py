@@ -19,6 +19,7 @@ from registry_svc.policy.liveness import Pulse, heard, lost, share_of
 from registry_svc.policy.overlay import Publisher
 from registry_svc.policy.reports import detail_bytes
 from registry_svc.policy.sessions import Holder
+from registry_svc.policy.unowned import is_loaded
 from registry_svc.store.port import StoredPulse, StoredSession
 
 
@@ -38,6 +39,8 @@ class Member:
     """Newest heartbeat of this incarnation; None before the first one."""
     publications: dict[str, Publication] = field(default_factory=dict)
     agents: dict[str, AgentPublication] = field(default_factory=dict)
+    unowned: frozenset[str] = frozenset()
+    """Models that it has loaded and does not publish any more."""
     saved_pulse: Pulse | None = None
     """What the store knows; None: nothing worth keeping."""
     share: float = field(init=False)
@@ -51,6 +54,12 @@ class Member:
         self.share = share_of(self.profile.name)
         self.sleeping = _sleeping(self.capability)
         self.detail_bytes = detail_bytes(self.capability)
+
+    def withdraw(self, model: str) -> None:
+        """It does not publish this model any more, which may still be loaded."""
+        del self.publications[model]
+        loaded = any(each.model == model and is_loaded(each) for each in self.capability.instances)
+        self.unowned |= {model} if loaded else frozenset()
 
     def report(self, capability: Capability) -> None:
         """Take in what the runner says of itself. Called by the mesh, which counts."""

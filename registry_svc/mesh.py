@@ -116,6 +116,11 @@ class Mesh:
             return public_model(declared, None, None)
         return public_model(declared, member.publications[name], member.publisher())
 
+    def unowned_on(self, model: str) -> str | None:
+        """The runner that has a model loaded which it does not publish any more; None: no active one has."""
+        holding = (member for member in self if member.pulse.active and model in member.unowned)
+        return next((member.profile.name for member in holding), None)
+
     def agent(self, name: str) -> Agent | None:
         """The agent of this name."""
         declared, member = self._declared_agents.get(name), self._by_agent.get(name)
@@ -251,7 +256,7 @@ class Mesh:
     def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
         for name in models:
             if (holder := self._by_model.pop(name, None)) is not None:
-                del holder.publications[name]
+                holder.withdraw(name)
         for name in agents:
             if (holder := self._by_agent.pop(name, None)) is not None:
                 del holder.agents[name]

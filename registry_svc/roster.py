@@ -38,6 +38,7 @@ from registry_svc.policy.sessions import (
     unknown_session,
 )
 from registry_svc.policy.targets import require_target
+from registry_svc.policy.unowned import unowned_in
 from weft.kernel.ids import new_id, new_key
 
 log = structlog.get_logger("weft.registry")
@@ -174,6 +175,7 @@ class Roster:
             last_heartbeat_at=now,
             capability=self._kept(opening.capability, {each.name for each in opening.models}, earlier),
             reported=True,
+            unowned=unowned_in(opening.capability, {each.name for each in opening.models}),
             publications={each.name: self._publication(each, opening.profile.name, now) for each in opening.models},
             agents={each.name: self._agent_publication(each, opening.profile.name, now) for each in opening.agents},
         )
@@ -200,6 +202,7 @@ class Roster:
             member.sequence = beat.sequence
             if beat.capability is not None:
                 self._core.mesh.report(member, self._kept(beat.capability, member.publications, member))
+                member.unowned = unowned_in(beat.capability, member.publications)
         happenings = list[Happening]()
         if member.capability != earlier:
             happenings = of_report(earlier, member.capability, member.publications, reported_before=reported_before)

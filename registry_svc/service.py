@@ -13,7 +13,7 @@ from registry_svc.governance.gate import build_gate
 from registry_svc.grpc_runner_calls import GrpcRunnerCalls
 from registry_svc.keys.keys import ApiKeys
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.sessions import guests_of, sessions_of
+from registry_svc.ledger.sessions import guests_of, owners_of, sessions_of
 from registry_svc.operations.desk import OperationDesk
 from registry_svc.roster import Roster
 from registry_svc.servicers.declarations import DeclarationServicer
@@ -30,6 +30,7 @@ from registry_svc.store.sql import SqlStore
 from registry_svc.store.transactions import Transactions
 from registry_svc.sweeper import Sweeper
 from registry_svc.tokens import JoinTokens
+from registry_svc.unowned import UnownedModels
 from weft.api.operations.v1 import operation_service_pb2
 from weft.api.registry.v1 import (
     declaration_service_pb2,
@@ -76,15 +77,16 @@ class RegistryService:
         self._core = core
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(transactions))
-        sweeps = (self._expiry.sweep, self._keys.sweep)
-        self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
         self._channels = ChannelPool(security=config.security)
         self._calls = calls = GrpcRunnerCalls(core, self._channels)
         store, sessions = SqlLeaseStore(transactions), sessions_of(core)
-        self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core))
+        self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core), owners_of(core))
         """The book of accelerator memory."""
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationDesk(core, transactions, calls, gate, config.operations)
+        self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
+        sweeps = (self._expiry.sweep, self._keys.sweep, self._unowned.sweep)
+        self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
 
     @property
     def service_names(self) -> Sequence[str]:
@@ -104,7 +106,7 @@ class RegistryService:
             RunnerSessionServicer(Roster(core, self._calls.incarnation_at), core.config), server
         )
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
-            DeclarationServicer(Declarations(core), core.config), server
+            DeclarationServicer(Declarations(core, self._operations.unloader), core.config), server
         )
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(JoinTokens(core)), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
@@ -136,6 +138,7 @@ class RegistryService:
     async def _stop_books(self, grace_seconds: float) -> None:
         """Before the core: they need its database and its mesh."""
         self._keys.close()
+        await self._unowned.stop()
         await self._operations.stop(grace_seconds)
         await self.ledger.stop(grace_seconds)
 

@@ -161,4 +161,5 @@ def _holders_of(leases: Iterable[lease_pb2.Lease]) -> Iterable[MemoryHolder]:
             is_leaving=lease.state == lease_pb2.Lease.STATE_RELEASING,
             is_lost=lease.state == lease_pb2.Lease.STATE_ORPHANED,
             active_requests=lease.active_requests,
+            unowned=lease.unowned,
         )

@@ -25,6 +25,7 @@ SURFACE = "api"
 MAX_PAGE_SIZE = 1000
 
 _PAGE = frozenset({"pageSize", "pageToken"})
+_DELETE_OPTIONS = ("force",)
 _LISTS: dict[ResourceKind, type[BaseModel]] = {
     ResourceKind.MODEL: ModelList,
     ResourceKind.AGENT: AgentList,
@@ -55,7 +56,7 @@ def add_resources(app: FastAPI, parts: GatewayParts) -> None:
             tags=["resources"],
             summary=f"Delete {kind.value}",
             operation_id=f"delete_{kind.value}",
-            openapi_extra=answers(None, path="name"),
+            openapi_extra=answers(None, path="name", query=_DELETE_OPTIONS),
         )
 
 
@@ -115,14 +116,17 @@ def _members_endpoint(parts: GatewayParts) -> Endpoint:
 
 def _delete_endpoint(parts: GatewayParts, kind: ResourceKind) -> Endpoint:
     async def delete_resource(request: Request) -> Response:
-        """Delete a resource, whoever owns it; a live runner publishes its own again with its next session."""
+        """Delete a resource, whoever owns it; a live runner publishes its own again with its next session.
+
+        What a live runner has loaded is refused with 409, or unloaded first with `force`.
+        """
         facts = facts_of(request.scope)
         facts.surface = SURFACE
         require_local_caller(request.scope)
-        Query(request.scope)
+        force = Query(request.scope, frozenset(_DELETE_OPTIONS)).flag("force")
         name = name_of(request)
-        await parts.registry.delete(kind, name)
-        log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name)
+        await parts.registry.delete(kind, name, force=force)
+        log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
         return Response(status_code=204)
 
     return delete_resource

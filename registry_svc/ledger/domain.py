@@ -84,6 +84,8 @@ class Granted:
     lease: Lease
     seen: int | None
     """What its processes are seen to hold, in bytes; None: unknown."""
+    unowned: bool = False
+    """Whether no runner of the mesh answers for it: its holder is silent, or does not publish the model any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

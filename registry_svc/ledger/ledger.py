@@ -20,12 +20,13 @@ from registry_svc.ledger.domain import (
     Waiting,
 )
 from registry_svc.ledger.line import Line, Waiter
-from registry_svc.ledger.sessions import IsGuest, SessionOf, nobody
+from registry_svc.ledger.sessions import IsGuest, OwnsModel, SessionOf, nobody, owns_all
 from registry_svc.ledger.settling import Settler
 from registry_svc.ledger.waiting import require_place, require_possible
 from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
 from registry_svc.policy.ledger_time import is_fresh, processes_after, read_back, renewed, watched
 from registry_svc.policy.ledger_wish import Wish
+from registry_svc.policy.unowned import UnownedModel
 from registry_svc.runner_calls import RunnerCalls
 from registry_svc.store.lease_port import LeaseStore
 from registry_svc.writer import SingleWriter
@@ -64,11 +65,13 @@ class Ledger:
         calls: RunnerCalls,
         session_of: SessionOf,
         is_guest: IsGuest = nobody,
+        owns_model: OwnsModel = owns_all,
     ) -> None:
         self._store = store
         self._clock = clock
         self._config = config
         self._session_of = session_of
+        self._owns_model = owns_model
         self._nudged = asyncio.Event()
         """There may be something to do now."""
         self._stirred = asyncio.Event()
@@ -200,6 +203,11 @@ class Ledger:
         found = [self._host(name) for name in names]
         return [host for host in found if host is not None]
 
+    def unowned_models(self) -> list[UnownedModel]:
+        """The models that hold a lease and that their runner does not publish any more."""
+        held = (lease for lease in self._book if lease.state is LeaseState.HELD and self._is_unowned(lease))
+        return [UnownedModel(lease.grant.holder.name, lease.grant.purpose) for lease in held]
+
     def _host(self, name: str) -> HostMemory | None:
         seen, book = self._book.host(name), self._book.open(name)
         if seen is None or book is None or not seen.sight.devices:
@@ -209,7 +217,10 @@ class Ledger:
             source=seen.sight.source,
             seen_at=seen.seen_at,
             devices=tuple(DeviceMemory(sight=device, book=book.devices[device.index]) for device in seen.sight.devices),
-            leases=tuple(Granted(lease=each, seen=book.seen[each.grant.id]) for each in self._book.leases_on(name)),
+            leases=tuple(
+                Granted(lease=each, seen=book.seen[each.grant.id], unowned=self._is_unowned(each))
+                for each in self._book.leases_on(name)
+            ),
             waiting_count=len(self._line.on(name)),
         )
 
@@ -277,7 +288,14 @@ class Ledger:
 
     def _granted(self, lease: Lease) -> Granted:
         book = self._book.open(lease.grant.host)
-        return Granted(lease=lease, seen=None if book is None else book.seen.get(lease.grant.id))
+        seen = None if book is None else book.seen.get(lease.grant.id)
+        return Granted(lease=lease, seen=seen, unowned=self._is_unowned(lease))
+
+    def _is_unowned(self, lease: Lease) -> bool:
+        holder = lease.grant.holder
+        if lease.state is LeaseState.HELD and holder.kind is HolderKind.RUNNER:
+            return not self._owns_model(holder.name, lease.grant.purpose)
+        return lease.state is LeaseState.ORPHANED
 
     def _take_in(self, holder: Holder, use: LeaseUse) -> bool:
         """Whether the lease is still the holder's."""

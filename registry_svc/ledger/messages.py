@@ -63,6 +63,7 @@ def lease_message(granted: Granted) -> lease_pb2.Lease:
         pinned=lease.pinned,
         active_requests=lease.active_requests,
         seen_bytes=granted.seen,
+        unowned=granted.unowned,
     )
     message.create_time.FromDatetime(grant.created_at)
     if lease.last_used_at is not None:

@@ -10,6 +10,25 @@ IsGuest = Callable[[str], bool]
 """By a runner's name: whether it joined over a link, so that which host it is on is its own word."""
 
 
+OwnsModel = Callable[[str, str], bool]
+"""By a runner's name and a model's: whether the runner publishes the model, so that its memory has an owner."""
+
+
+def owns_all(_runner: str, _model: str) -> bool:
+    """See OwnsModel: every lease has an owner."""
+    return True
+
+
+def owners_of(core: RegistryCore) -> OwnsModel:
+    """Looks up whether a runner, active or not, publishes a model."""
+
+    def owns_model(runner: str, model: str) -> bool:
+        member = core.mesh.of_runner(runner)
+        return member is not None and (not model or model in member.publications)
+
+    return owns_model
+
+
 def nobody(_: str) -> bool:
     """See IsGuest: there are no guests."""
     return False

@@ -10,6 +10,7 @@ from registry_svc.operations.job import JobTools
 from registry_svc.operations.keeper import Keeper
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.settings import OperationSettings
+from registry_svc.operations.unloading import OperationUnloader
 from registry_svc.policy.operation_times import LoadTimes
 from registry_svc.runner_calls import RunnerCalls
 from registry_svc.servicers.operations import OperationServicer
@@ -42,6 +43,8 @@ class OperationDesk:
             attendance=Attendance(directory, core.clock),
         )
         self.operations = Operations(SqlOperationStore(transactions), tools, gatekeeper, settings)
+        self.unloader = OperationUnloader(self.operations)
+        """Unloads models that are deleted."""
         self._keeper = Keeper(self.operations, core.clock, settings.audit_head_interval_seconds)
 
     def register(self, server: grpc.aio.Server) -> None:

@@ -26,6 +26,10 @@ class Directory(Protocol):
         """The runner that serves a model; empty: none yet. None: no model of this name is known."""
         ...
 
+    def holder_of(self, model: str) -> str | None:
+        """See `runner_of`; also the runner that has the model loaded and does not publish it any more."""
+        ...
+
     def pool(self, name: str) -> tuple[PoolMember, ...]:
         """The members of a pool by name; empty: there is none of this name."""
         ...
@@ -53,6 +57,11 @@ class MeshDirectory:
         """See Directory.runner_of."""
         found = self._core.mesh.model(model)
         return None if found is None else found.runner
+
+    def holder_of(self, model: str) -> str | None:
+        """See Directory.holder_of."""
+        found = self.runner_of(model)
+        return self._core.mesh.unowned_on(model) if found is None else found
 
     def pool(self, name: str) -> tuple[PoolMember, ...]:
         """See Directory.pool."""

@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 from registry_svc.operations.attendance import Attendance
 from registry_svc.operations.directory import Directory
 from registry_svc.operations.figures import amount_of_all, seconds_of
-from registry_svc.operations.subjects import is_single, models_named
+from registry_svc.operations.subjects import is_single, models_named, models_to_unload
 from registry_svc.policy.operation_pools import plan_pool
 from registry_svc.policy.operation_times import LoadTimes
 from registry_svc.policy.operations import OperationProgress
@@ -120,7 +120,7 @@ class Job:
         until = self._tools.clock.monotonic() + UNDO_PATIENCE_SECONDS
         for model in self._begun:
             self._tell("unloading", f"unloading {model}")
-            runner = self._tools.directory.runner_of(model) or ""
+            runner = self._tools.directory.holder_of(model) or ""
             try:
                 await self._unload_patiently(runner, model, until, while_there=True)
             except WeftError as error:
@@ -229,7 +229,7 @@ class Job:
             total.load_time.CopyFrom(_duration(seconds_of(total.load_time) + seconds_of(result.load_time)))
 
     async def _unload_named(self, name: str) -> None:
-        models = models_named(name, self._tools.directory)
+        models = models_to_unload(name, self._tools.directory)
         if not models:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known any more")
         there = [model for model in models if self._is_there(model)]
@@ -240,7 +240,7 @@ class Job:
     async def _unload(self, model: str) -> None:
         self._require_wanted()
         self._tell("unloading", f"unloading {model}")
-        runner = self._tools.directory.runner_of(model) or ""
+        runner = self._tools.directory.holder_of(model) or ""
         answer = await self._unload_patiently(runner, model, self._patient_until)
         freed = (self._result.memory_freed_bytes, answer.memory_freed_bytes)
         self._result.memory_freed_bytes = amount_of_all(freed)
@@ -309,7 +309,7 @@ class Job:
             total.reusable_bytes = amount_of_all(answer.reusable_bytes for answer in answers)
 
     def _is_there(self, model: str) -> bool:
-        return self._tools.attendance.is_there(self._tools.directory.runner_of(model) or "")
+        return self._tools.attendance.is_there(self._tools.directory.holder_of(model) or "")
 
     def _require_wanted(self) -> None:
         if self._cancel_requested:

@@ -15,7 +15,7 @@ def require_known(action: operation_pb2.OperationAction, directory: Directory) -
         case "load_model":
             _require_loadable(action.load_model, "action.load_model", directory)
         case "unload_model":
-            _require_model(action.unload_model.model, "action.unload_model.model", directory)
+            _require_unloadable(action.unload_model.model, "action.unload_model.model", directory)
         case _:
             _require_flushable(action.flush_cache, "action.flush_cache", directory)
 
@@ -28,7 +28,7 @@ def subjects_of(action: operation_pb2.OperationAction, directory: Directory) -> 
             pool = () if is_single(load, directory) else _member_names(load.model, directory)
             return frozenset({load.model, *pool, *([load.evict_model] if load.evict_model else [])})
         case "unload_model":
-            return frozenset({action.unload_model.model, *models_named(action.unload_model.model, directory)})
+            return frozenset({action.unload_model.model, *models_to_unload(action.unload_model.model, directory)})
         case _:
             model = action.flush_cache.model
             return frozenset({model, *models_named(model, directory)} if model else ())
@@ -41,6 +41,12 @@ def models_named(name: str, directory: Directory) -> list[str]:
     return [name]
 
 
+def models_to_unload(name: str, directory: Directory) -> list[str]:
+    """See `models_named`; also a model that is loaded on a runner which does not publish it any more."""
+    named = models_named(name, directory)
+    return named if named or directory.holder_of(name) is None else [name]
+
+
 def is_single(load: operation_pb2.LoadModel, directory: Directory) -> bool:
     """Whether a load is for one model, rather than for some of a pool."""
     return not load.replicas and directory.runner_of(load.model) is not None
@@ -49,6 +55,11 @@ def is_single(load: operation_pb2.LoadModel, directory: Directory) -> bool:
 def _require_model(name: str, field: str, directory: Directory) -> None:
     if directory.runner_of(name) is None and not directory.pool(name):
         raise WeftError(Reason.MODEL_NOT_FOUND, f"no model or pool {name!r} is known", metadata={"field": field})
+
+
+def _require_unloadable(name: str, field: str, directory: Directory) -> None:
+    if directory.holder_of(name) is None:
+        _require_model(name, field, directory)
 
 
 def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: Directory) -> None:

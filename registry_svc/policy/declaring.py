@@ -1,6 +1,6 @@
 """What becomes of a declaration, given what is there."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from registry_svc.domain import (
     AgentManifest,
@@ -75,6 +75,22 @@ def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[st
         Reason.RESOURCE_IN_USE,
         f"the {kind.value} {name!r} is in use by {'; by '.join(words)}; delete them or point them elsewhere",
         metadata={kind.value: name, **told},
+    )
+
+
+def still_loaded(kind: Kind, name: str, runner: str, models: Sequence[str]) -> WeftError:
+    """The refusal to delete what a live runner has loaded: its engines would hold memory that nothing owns."""
+    if kind is Kind.RUNNER:
+        what = f"the runner {name!r} is live and has {_listed(sorted(models))} loaded; stop it or unload them first"
+    else:
+        what = (
+            f"the model {name!r} is published by the live runner {runner!r} and loaded there; unload it "
+            f"(`weft unload {name}`), or remove it from that runner's weft.yaml"
+        )
+    return WeftError(
+        Reason.RESOURCE_IN_USE,
+        f"{what}, or delete with force (`--force`, or `?force=true` over HTTP), which unloads first",
+        metadata={kind.value: name, "runner": runner, "loaded": ",".join(sorted(models)[:MAX_LISTED_NAMES])},
     )
 
 

@@ -10,6 +10,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.declaration_messages import applied_message
 from registry_svc.declaration_requests import to_batch
 from registry_svc.declarations import Declarations
+from registry_svc.operations.requests import to_actor
 from registry_svc.requests import to_kind
 from weft.api.registry.v1 import declaration_service_pb2, declaration_service_pb2_grpc
 from weft.kernel.names import require_name
@@ -38,5 +39,6 @@ class DeclarationServicer(declaration_service_pb2_grpc.DeclarationServiceService
     ) -> declaration_service_pb2.DeleteResponse:
         """See the contract."""
         async with answering(context):
-            await self._declarations.delete(to_kind(request.kind, "kind"), require_name(request.name, "name"))
+            kind, name = to_kind(request.kind, "kind"), require_name(request.name, "name")
+            await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
             return declaration_service_pb2.DeleteResponse()

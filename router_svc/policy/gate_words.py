@@ -21,9 +21,7 @@ def held_until_idle(candidate: Candidate, host: str, victims: Sequence[Resident]
 
 def held_for_good(candidate: Candidate, space: HostSpace) -> str:
     """Others hold it that give way for nobody."""
-    words = [
-        f"{_short(holder.name)} ({'pinned' if holder.is_model else 'a program'})" for holder in space.kept_for_good()
-    ]
+    words = [f"{_short(holder.name)} ({_why_kept(holder)})" for holder in space.kept_for_good()]
     unleased = space.unleased_bytes()
     if unleased:
         words.append(f"processes without a lease ({size_words(unleased)})")
@@ -57,6 +55,14 @@ def refused_lately(candidate: Candidate, seconds: float) -> str:
     if not candidate.memory_bytes:
         return f"VRAM: {candidate.model} did not fit on {candidate.host or candidate.runner} a moment ago; {again}"
     return f"{_needs(candidate, candidate.host)}, which were not there a moment ago; {again}"
+
+
+def _why_kept(holder: MemoryHolder) -> str:
+    if not holder.is_model:
+        return "a program"
+    if holder.is_lost:
+        return "not heard of"
+    return "unowned" if holder.unowned else "pinned"
 
 
 def _needs(candidate: Candidate, host: str) -> str:

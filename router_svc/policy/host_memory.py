@@ -19,6 +19,8 @@ class MemoryHolder:
     """Its runner is not heard of, and the memory has not been seen back."""
     active_requests: int = 0
     """What it works on, as its runner said last."""
+    unowned: bool = False
+    """Whether no runner of the mesh answers for it any more: then no load can count on its giving way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,12 +110,12 @@ class HostSpace:
         return 0 if resident is None else resident.candidate.memory_bytes
 
     def kept_for_good(self) -> list[MemoryHolder]:
-        """Holders that give way for nobody: programs and pinned models, the largest first."""
+        """Holders that give way for nobody: programs, pinned and unowned models, the largest first."""
         pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
         kept = [
             each
             for each in self.memory.holders
-            if not each.is_leaving and (not each.is_model or each.pinned or each.name in pinned)
+            if not each.is_leaving and (not each.is_model or each.pinned or each.unowned or each.name in pinned)
         ]
         return sorted(kept, key=lambda holder: (-holder.held_bytes, holder.name))
 
@@ -129,7 +129,8 @@ class HostSpace:
         return [
             holder
             for holder in self.memory.holders
-            if holder.is_leaving or (holder.is_model and not holder.pinned and holder.name not in self._residents)
+            if holder.is_leaving
+            or (holder.is_model and not holder.pinned and not holder.unowned and holder.name not in self._residents)
         ]
 
     def unleased_bytes(self) -> int:

@@ -33,9 +33,14 @@ def delete(
     ignore_not_found: Annotated[
         bool, typer.Option("--ignore-not-found", help="What is not there counts as deleted.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Unload what a live runner has loaded of it, then delete it.")
+    ] = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Delete resources, agents and routes first, or tasks that are over. One that fails does not keep the others.
+
+    What a live runner has loaded is not deleted: unload it first, or use --force.
 
     Example: weft delete agent reviewer
     """
@@ -45,7 +50,7 @@ def delete(
             return
         targets = _targets(resources or [], files or [])
         with connect_registry(home=home) as registry:
-            failures = [_delete(registry, target, ignore_not_found) for target in targets]
+            failures = [_delete(registry, target, ignore_not_found, force=force) for target in targets]
         codes = [code for code in failures if code]
         if codes:
             raise typer.Exit(codes[0])
@@ -65,10 +70,10 @@ def _targets(words: list[str], files: list[Path]) -> list[Target]:
     return sorted(found, key=lambda target: target.kind not in (ResourceKind.AGENT, ResourceKind.ROUTE))
 
 
-def _delete(registry: Registry, target: Target, ignore_not_found: bool) -> int:
+def _delete(registry: Registry, target: Target, ignore_not_found: bool, *, force: bool) -> int:
     """Delete one; 0, or the exit code of its failure."""
     try:
-        registry.delete(target.kind, target.name)
+        registry.delete(target.kind, target.name, force=force)
     except WeftError as error:
         if is_missing(error) and ignore_not_found:
             return 0

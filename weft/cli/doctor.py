@@ -16,6 +16,7 @@ import typer
 
 from runner_svc.backends.key_variables import read_key
 from weft import __version__
+from weft.cli.doctor_memory import unowned_leases
 from weft.cli.options import DEFAULT_HOME, EXIT_FAILED, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
 from weft.client.resources import connect_registry
@@ -76,6 +77,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     yield _platform()
     yield _packages()
     yield _home(home)
+    yield from _memory(home)
     yield _socket_path(home)
     try:
         config = load_config(config_path)
@@ -128,6 +130,17 @@ def _home(home: WeftHome) -> Finding:
             remedy="make room, or choose another disk with --home",
         )
     return Finding(check="home", verdict=Verdict.OK, detail=f"{home.root}: {free // 1024**3} GiB free")
+
+
+def _memory(home: WeftHome) -> Iterator[Finding]:
+    unowned = unowned_leases(home)
+    if unowned:
+        yield Finding(
+            check="memory",
+            verdict=Verdict.WARNING,
+            detail=f"held without an owner: {unowned}",
+            remedy="weft unload MODEL, or restart that runner",
+        )
 
 
 def _socket_path(home: WeftHome) -> Finding:

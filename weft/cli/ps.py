@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.cli.memory_description import until_words
 from weft.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
@@ -11,7 +12,7 @@ from weft.client.resources import connect_registry, describe_runner
 from weft.kernel.sizes import size_words
 from weft.resources.documents import RunnerDocument
 from weft.resources.kinds import ResourceKind
-from weft.resources.statuses import InstanceStatus
+from weft.resources.statuses import InstanceStatus, RunnerStatus
 
 MAX_ASKED_AT_ONCE = 16
 """Runners; one that does not answer must not hold up the others."""
@@ -76,6 +77,31 @@ def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
             "pid": instance.process_id if instance is not None else 0,
             "restarts": instance.restart_count if instance is not None else 0,
         }
+    known = {state.model for state in status.instances}
+    unknown = (one for one in described.values() if one.model not in known and one.process_id)
+    yield from (_unowned(runner.name, status, one) for one in unknown)
+
+
+def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription) -> dict[str, Any]:
+    """The row of a model that the runner has and that the mesh does not know any more."""
+    return {
+        "model": instance.model,
+        "runner": runner,
+        "host": status.host,
+        "runtime": status.runtime,
+        "state": "unowned",
+        "detail": "the runner does not publish it any more",
+        "slotsUsed": len(instance.active_request_ids),
+        "slotsTotal": 0,
+        "memoryBytes": 0,
+        "deviceIndexes": [],
+        "pinned": False,
+        "unloadAt": None,
+        "until": "-",
+        "contextTokens": 0,
+        "pid": instance.process_id,
+        "restarts": instance.restart_count,
+    }
 
 
 def _memory_bytes(state: InstanceStatus) -> int:

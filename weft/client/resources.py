@@ -52,6 +52,8 @@ from weft.resources.messages import (
 
 CALL_TIMEOUT_SECONDS = 5.0
 APPLY_TIMEOUT_SECONDS = 60.0
+FORCED_DELETE_TIMEOUT_SECONDS = 120.0
+"""Longest forced delete: the registry waits less than this for the requests of the model to end."""
 PAGE_SIZE = 1000
 
 pb = registry_service_pb2
@@ -169,9 +171,10 @@ class Registry:
         response = self._call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
         return [_applied(result) for result in response.results]
 
-    def delete(self, kind: ResourceKind, name: str) -> None:
-        """Delete a resource. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
-        self._call(self._declarations.Delete, declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name))
+    def delete(self, kind: ResourceKind, name: str, *, force: bool = False) -> None:
+        """Delete a resource; `force` unloads it first. Raises NOT_FOUND, MODEL_NOT_FOUND or RESOURCE_IN_USE."""
+        request = declaration_service_pb2.DeleteRequest(kind=kind_number(kind), name=name, force=force)
+        self._call(self._declarations.Delete, request, FORCED_DELETE_TIMEOUT_SECONDS if force else None)
 
     def settings(self) -> MeshSettings:
         """What is set for the whole mesh."""

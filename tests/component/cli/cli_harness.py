@@ -76,6 +76,8 @@ class ScriptedMesh:
     chat_asides: list[event_pb2.InferenceEvent] = field(default_factory=list)
     """What an answer says beside its text."""
     asked: list[inference_service_pb2.ChatRequest] = field(default_factory=list)
+    loaded: set[str] = field(default_factory=set)
+    """Models that are deleted by force alone."""
     watches: int = 0
     events_were_listed: threading.Event = field(default_factory=threading.Event)
 
@@ -230,6 +232,8 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         users += [name for route in state.routes.values() for name in route.manifest.candidates]
         if request.kind == _KINDS["model"] and request.name in users:
             refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is in use")
+        if request.name in rows and request.name in self._mesh.loaded and not request.force:
+            refuse(context, Reason.RESOURCE_IN_USE, f"the model {request.name!r} is loaded")
         if rows.pop(request.name, None) is None:
             refuse(context, Reason.NOT_FOUND, f"there is no {request.name!r}")
         return declaration_service_pb2.DeleteResponse()

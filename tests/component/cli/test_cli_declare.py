@@ -142,6 +142,14 @@ def test_delete_takes_names_and_files_and_agents_first(mesh: ScriptedMesh, tmp_p
     assert mesh.run("delete", "model/solo", "model/qwen-2").stdout == "model/solo deleted\nmodel/qwen-2 deleted\n"
 
 
+def test_delete_of_what_is_loaded_is_a_conflict_and_force_unloads_it(mesh: ScriptedMesh) -> None:
+    mesh.loaded.add("solo")
+    refused = mesh.run("delete", "model", "solo")
+    assert (refused.exit_code, refused.stdout) == (4, "")
+    forced = mesh.run("delete", "model", "solo", "--force")
+    assert (forced.exit_code, forced.stdout) == (0, "model/solo deleted\n")
+
+
 def test_delete_of_what_is_not_there(mesh: ScriptedMesh) -> None:
     result = mesh.run("delete", "model", "sollo", "solo")
     assert result.exit_code == 3

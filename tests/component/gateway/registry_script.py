@@ -100,8 +100,8 @@ class ScriptedRegistry:
         self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
         return [self._applied(entry) for entry in documents]
 
-    async def delete(self, kind: ResourceKind, name: str) -> None:
-        self._note("delete", kind, name)
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+        self._note("delete", kind, name, *(["force"] if force else []))
 
     async def settings(self) -> MeshSettings:
         self._note("settings")

@@ -166,6 +166,15 @@ async def test_a_delete_answers_204_without_a_body(path: str) -> None:
     assert registry.asked == [("delete", ResourceKind(kind), name)]
 
 
+async def test_a_forced_delete_says_so_to_the_registry_and_nothing_else_is_taken_for_a_flag() -> None:
+    registry = ScriptedRegistry()
+    async with serving(registry=registry) as gateway:
+        assert (await gateway.request("DELETE", "/api/v1/models/tiny?force=true")).status == 204
+        error = error_of(await gateway.request("DELETE", "/api/v1/models/tiny?force=maybe"), 400)
+    assert error["param"] == "force"
+    assert registry.asked == [("delete", ResourceKind.MODEL, "tiny", "force")]
+
+
 async def test_a_pool_cannot_be_deleted() -> None:
     async with serving() as gateway:
         error = error_of(await gateway.request("DELETE", "/api/v1/pools/chat"), 405)

@@ -210,7 +210,7 @@ async def test_members_and_events_and_deletes(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, servicer):
         members = await client.members("tiny")
         events = await client.list_events(EventFilter(kind=ResourceKind.AGENT, name="coder"), 5)
-        await client.delete(ResourceKind.RUNNER, "titan")
+        await client.delete(ResourceKind.RUNNER, "titan", force=False)
     assert (members.pool, members.is_explicit, members.size, members.active_count) == ("chat", True, 1, 1)
     assert [(entry.sequence, entry.resource_kind, entry.reason) for entry in events] == [
         (1, ResourceKind.AGENT, "woke"),

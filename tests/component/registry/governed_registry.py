@@ -35,6 +35,9 @@ class NobodyThere:
     def runner_of(self, model: str) -> str | None:
         return "" if model in ("qwen", "other") else None
 
+    def holder_of(self, model: str) -> str | None:
+        return self.runner_of(model)
+
     def pool(self, name: str) -> tuple[PoolMember, ...]:
         return ()
 

@@ -211,6 +211,8 @@ class Stage:
         self.calls = ScriptedCalls()
         self.sessions: dict[str, str] = {}
         """The present incarnation of each runner."""
+        self.withdrawn: set[tuple[str, str]] = set()
+        """Runners, and models that they do not publish any more."""
         self.guests: set[str] = set()
         """Runners that joined over a link."""
         self.ledger = self._new_ledger()
@@ -315,7 +317,15 @@ class Stage:
         return [f"{each.grant.purpose} {each.state.name.lower()}" for each in in_order]
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(self.store, self.clock, self.config, self.calls, self._session_of, self.guests.__contains__)
+        return Ledger(
+            self.store,
+            self.clock,
+            self.config,
+            self.calls,
+            self._session_of,
+            self.guests.__contains__,
+            lambda runner, model: (runner, model) not in self.withdrawn,
+        )
 
     def _session_of(self, runner: str) -> tuple[str, str] | None:
         life = self.sessions.get(runner)

@@ -140,6 +140,9 @@ class FakeDirectory:
     def runner_of(self, model: str) -> str | None:
         return self.models.get(model)
 
+    def holder_of(self, model: str) -> str | None:
+        return self.models.get(model)
+
     def pool(self, name: str) -> tuple[PoolMember, ...]:
         if name in self.pools:
             return tuple(self.pools[name])

@@ -12,6 +12,13 @@ from registry_svc.tokens import JoinTokens
 from weft.testing.fake_clock import FakeClock
 
 
+class NothingLoaded:
+    """An unloader that no test here needs."""
+
+    async def unload(self, model: str, requested_by: str) -> None:
+        raise AssertionError(f"{requested_by} unloads {model}, and no runner is there")
+
+
 class BareRegistry:
     """The parts of a registry, started together."""
 
@@ -19,7 +26,7 @@ class BareRegistry:
         self.core = RegistryCore(store, clock, config)
         self.roster = Roster(self.core)
         self.expiry = Expiry(self.core)
-        self.declarations = Declarations(self.core)
+        self.declarations = Declarations(self.core, NothingLoaded())
         self.catalogue = Catalogue(self.core)
         self.tokens = JoinTokens(self.core)
         self.settings = SettingsDesk(self.core)

@@ -262,17 +262,23 @@ class DeleteRequest(google.protobuf.message.Message):
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
     kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType
     """What kind of resource."""
     name: builtins.str
     """Its name."""
+    force: builtins.bool
+    """Unload what is loaded of it, then delete it. Where governance is on, what is loaded is refused all the same: an
+    unload needs its own authorization.
+    """
     def __init__(
         self,
         *,
         kind: weft.api.registry.v1.resource_kind_pb2.ResourceKind.ValueType = ...,
         name: builtins.str = ...,
+        force: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["force", b"force", "kind", b"kind", "name", b"name"]) -> None: ...
 
 global___DeleteRequest = DeleteRequest
 

@@ -65,7 +65,9 @@ class DeclarationServiceServicer(object):
     def Delete(self, request, context):
         """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
 
-        A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. A pool cannot be deleted.
+        A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+        model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
+        `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

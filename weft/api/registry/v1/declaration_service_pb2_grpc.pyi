@@ -38,7 +38,9 @@ class DeclarationServiceStub:
     ]
     """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
 
-    A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. A pool cannot be deleted.
+    A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+    model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
+    `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
     """
 
 class DeclarationServiceAsyncStub:
@@ -61,7 +63,9 @@ class DeclarationServiceAsyncStub:
     ]
     """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
 
-    A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. A pool cannot be deleted.
+    A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+    model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
+    `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
     """
 
 class DeclarationServiceServicer(metaclass=abc.ABCMeta):
@@ -88,7 +92,9 @@ class DeclarationServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[weft.api.registry.v1.declaration_service_pb2.DeleteResponse, collections.abc.Awaitable[weft.api.registry.v1.declaration_service_pb2.DeleteResponse]]:
         """Delete removes a resource whoever owns it; a live runner publishes its own again with its next session.
 
-        A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. A pool cannot be deleted.
+        A model that an agent points to is refused with FAILED_PRECONDITION / RESOURCE_IN_USE. So is, without `force`, a
+        model that a live runner publishes and has loaded, and a live runner that has models loaded: the metadata's
+        `runner` says which. With `force` those are unloaded first. A pool cannot be deleted.
         """
 
 def add_DeclarationServiceServicer_to_server(servicer: DeclarationServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

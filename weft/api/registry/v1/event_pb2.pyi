@@ -57,6 +57,8 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Its backend ended by itself: the message has the signal or the exit code, and the number of the restart."""
     EVENT_REASON_RESTARTED: _EventReason.ValueType  # 15
     """Its runner ended its backend because of a fault, such as a stall; the message says which."""
+    EVENT_REASON_UNOWNED: _EventReason.ValueType  # 16
+    """It has a model loaded that it does not publish any more, so the memory has no owner; the registry unloads it."""
 
 class EventReason(_EventReason, metaclass=_EventReasonEnumTypeWrapper):
     """EventReason is what happened to a resource."""
@@ -93,6 +95,8 @@ EVENT_REASON_DIED: EventReason.ValueType  # 14
 """Its backend ended by itself: the message has the signal or the exit code, and the number of the restart."""
 EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
 """Its runner ended its backend because of a fault, such as a stall; the message says which."""
+EVENT_REASON_UNOWNED: EventReason.ValueType  # 16
+"""It has a model loaded that it does not publish any more, so the memory has no owner; the registry unloads it."""
 global___EventReason = EventReason
 
 @typing.final

@@ -299,6 +299,7 @@ class Lease(google.protobuf.message.Message):
     CREATE_TIME_FIELD_NUMBER: builtins.int
     LAST_USED_TIME_FIELD_NUMBER: builtins.int
     SEEN_BYTES_FIELD_NUMBER: builtins.int
+    UNOWNED_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """Unique, random."""
     fencing_number: builtins.int
@@ -317,6 +318,10 @@ class Lease(google.protobuf.message.Message):
     """How many requests its holder works on under it."""
     seen_bytes: builtins.int
     """Memory that its processes were last seen to hold. Absent: unknown."""
+    unowned: builtins.bool
+    """Whether no runner of the mesh answers for it: its holder is not heard of, or its runner does not publish the model
+    any more. The registry has it unloaded as soon as the holder can be reached.
+    """
     @property
     def holder(self) -> global___LeaseHolder:
         """Who holds it."""
@@ -349,9 +354,10 @@ class Lease(google.protobuf.message.Message):
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         last_used_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         seen_bytes: builtins.int | None = ...,
+        unowned: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seen_bytes", b"_seen_bytes", "create_time", b"create_time", "holder", b"holder", "last_used_time", b"last_used_time", "seen_bytes", b"seen_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seen_bytes", b"_seen_bytes", "active_requests", b"active_requests", "create_time", b"create_time", "fencing_number", b"fencing_number", "holder", b"holder", "host", b"host", "last_used_time", b"last_used_time", "lease_id", b"lease_id", "pinned", b"pinned", "priority", b"priority", "purpose", b"purpose", "seen_bytes", b"seen_bytes", "shares", b"shares", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seen_bytes", b"_seen_bytes", "active_requests", b"active_requests", "create_time", b"create_time", "fencing_number", b"fencing_number", "holder", b"holder", "host", b"host", "last_used_time", b"last_used_time", "lease_id", b"lease_id", "pinned", b"pinned", "priority", b"priority", "purpose", b"purpose", "seen_bytes", b"seen_bytes", "shares", b"shares", "state", b"state", "unowned", b"unowned"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_seen_bytes", b"_seen_bytes"]) -> typing.Literal["seen_bytes"] | None: ...
 
 global___Lease = Lease

@@ -1,0 +1,229 @@
+"""Deleting what a live runner has loaded: refused, or unloaded first; and memory that lost its owner all the same."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from operation_stage import ScriptedCalls
+from roster_harness import BareRegistry
+
+from registry_svc.config import RegistryConfig
+from registry_svc.declarations import Declarations
+from registry_svc.domain import Capability, Heartbeat, Instance, Kind, Manifest, Opening, Phase, RunnerProfile, Session
+from registry_svc.operations.desk import OperationDesk
+from registry_svc.operations.gatekeeper import GovernanceMode, GovernanceRules, OpenGate
+from registry_svc.operations.settings import OperationSettings
+from registry_svc.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
+from registry_svc.store.sql import SqlStore
+from registry_svc.unowned import UnownedModels
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.testing.fake_clock import FakeClock
+
+LIMIT_SECONDS = 20.0
+
+
+def instance(model: str, phase: Phase = Phase.READY) -> Instance:
+    return Instance(
+        model=model, phase=phase, slots_total=1, slots_used=0, load_progress=None, context_tokens=0, detail=""
+    )
+
+
+def opening(*instances: Instance, models: tuple[str, ...] = ("m1", "m2"), incarnation: str = "life-1") -> Opening:
+    return Opening(
+        request_id=f"open-{incarnation}",
+        session_id="",
+        profile=RunnerProfile(
+            name="r1", incarnation=incarnation, address="unix:/r1", host="h1", runtime="fake", version="1"
+        ),
+        capability=Capability(instances=instances),
+        models=tuple(
+            Manifest(name=name, pool_name="", operations=(Operation.CHAT,), context_tokens=0, digest="", remote=False)
+            for name in models
+        ),
+    )
+
+
+@dataclass
+class Mesh:
+    registry: BareRegistry
+    declarations: Declarations
+    desk: OperationDesk
+    calls: ScriptedCalls
+    unowned: UnownedModels
+    leased: list[UnownedModel]
+    session: Session
+    sequence: int = 0
+
+    async def delete(self, kind: Kind, name: str, *, force: bool = False) -> None:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await self.declarations.delete(kind, name, force=force, requested_by="test")
+
+    async def refused(self, kind: Kind, name: str, *, force: bool = False) -> WeftError:
+        with pytest.raises(WeftError) as caught:
+            await self.delete(kind, name, force=force)
+        return caught.value
+
+    async def beat(self, *instances: Instance) -> None:
+        self.sequence += 1
+        report = Capability(instances=instances)
+        await self.registry.roster.hear(
+            Heartbeat(session_id=self.session.id, incarnation="life-1", sequence=self.sequence, capability=report)
+        )
+
+    async def after(self, seconds: float) -> list[str]:
+        """What runners are asked for once so much time has passed."""
+        await self.registry.core.clock.advance(seconds)  # type: ignore[attr-defined]  # a fake clock
+        await self.unowned.sweep()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        heard, self.calls.heard[:] = list(self.calls.heard), []
+        return heard
+
+    def events(self) -> list[str]:
+        found = self.registry.core.events.newest(None, "", 1000)
+        return [f"{each.happening.name} {each.happening.reason.name.lower()}" for each in found]
+
+
+class GovernedGate(OpenGate):
+    def describe(self) -> GovernanceRules:
+        return GovernanceRules(mode=GovernanceMode.SHARED_KEY)
+
+
+@asynccontextmanager
+async def mesh_of(tmp_path: Path, *instances: Instance, gate: Callable[[], OpenGate] = OpenGate) -> AsyncIterator[Mesh]:
+    clock, calls = FakeClock(), ScriptedCalls()
+    config = RegistryConfig(database_url=f"sqlite+aiosqlite:///{tmp_path / 'registry.db'}")
+    store = SqlStore(config.database_url)
+    registry = BareRegistry(store, clock, config)
+    await registry.start()
+    desk = OperationDesk(registry.core, store, calls, gate(), OperationSettings())
+    await desk.start()
+    leased: list[UnownedModel] = []
+    unowned = UnownedModels(registry.core, calls, lambda: leased)
+    declarations = Declarations(registry.core, desk.unloader)
+    session = await registry.roster.open_session(opening(*instances))
+    try:
+        yield Mesh(registry, declarations, desk, calls, unowned, leased, session)
+    finally:
+        await unowned.stop()
+        await desk.stop(1.0)
+        await registry.stop()
+
+
+async def test_a_model_that_a_live_runner_has_loaded_is_not_deleted_and_the_refusal_names_the_runner(
+    tmp_path: Path,
+) -> None:
+    async with mesh_of(tmp_path, instance("m1"), instance("m2", Phase.HIBERNATING)) as mesh:
+        error = await mesh.refused(Kind.MODEL, "m1")
+        assert error.reason is Reason.RESOURCE_IN_USE
+        assert error.metadata == {"model": "m1", "runner": "r1", "loaded": "m1"}
+        for word in ("'r1'", "weft unload m1", "weft.yaml", "--force"):
+            assert word in error.message
+        assert mesh.registry.core.mesh.model("m1") is not None
+        await mesh.beat(instance("m1", Phase.HIBERNATING), instance("m2", Phase.HIBERNATING))
+        await mesh.delete(Kind.MODEL, "m1")
+        assert mesh.registry.core.mesh.model("m1") is None
+        assert mesh.calls.heard == [], "nothing was loaded, so nothing was unloaded"
+
+
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.READY, Phase.DRAINING])
+async def test_a_live_runner_with_models_loaded_is_not_deleted(tmp_path: Path, phase: Phase) -> None:
+    async with mesh_of(tmp_path, instance("m1", phase)) as mesh:
+        error = await mesh.refused(Kind.RUNNER, "r1")
+        assert (error.reason, error.metadata["loaded"]) == (Reason.RESOURCE_IN_USE, "m1")
+        await mesh.registry.roster.close_session(mesh.session.id, "life-1")
+        await mesh.delete(Kind.RUNNER, "r1")
+
+
+async def test_a_forced_delete_unloads_first_and_the_model_stays_away_until_the_runners_next_session(
+    tmp_path: Path,
+) -> None:
+    async with mesh_of(tmp_path, instance("m1"), instance("m2", Phase.HIBERNATING)) as mesh:
+        await mesh.delete(Kind.MODEL, "m1", force=True)
+        assert await mesh.after(0.0) == ["unload m1 on r1"]
+        await mesh.beat(instance("m1", Phase.HIBERNATING), instance("m2", Phase.HIBERNATING))
+        assert mesh.registry.core.mesh.model("m1") is None
+        assert await mesh.after(10 * UNLOAD_GRACE_SECONDS) == []
+        audit, _ = await mesh.desk.operations.audit_page(0, 10)
+        assert len(audit) > 0, "the unload is in the audit log"
+        reopened = replace(opening(instance("m1", Phase.HIBERNATING), incarnation="life-2"), session_id=mesh.session.id)
+        await mesh.registry.roster.open_session(reopened)
+        assert mesh.registry.core.mesh.model("m1") is not None
+
+
+async def test_a_forced_delete_of_a_runner_unloads_all_that_it_has_loaded(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, instance("m1"), instance("m2")) as mesh:
+        await mesh.delete(Kind.RUNNER, "r1", force=True)
+        assert mesh.calls.heard == ["unload m1 on r1", "unload m2 on r1"]
+        assert mesh.registry.core.mesh.of_runner("r1") is None
+
+
+async def test_nothing_is_deleted_when_the_unload_of_a_forced_delete_fails(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, instance("m1")) as mesh:
+        mesh.calls.failures["m1"] = [WeftError(Reason.INTERNAL, "it hangs")]
+        error = await mesh.refused(Kind.MODEL, "m1", force=True)
+        assert "nothing was deleted" in error.message
+        assert mesh.registry.core.mesh.model("m1") is not None
+
+
+async def test_a_forced_delete_of_an_engine_that_the_runner_did_not_start_deletes_it(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, instance("m1")) as mesh:
+        mesh.calls.failures["m1"] = [WeftError(Reason.UNSUPPORTED_OPERATION, "it is attached")]
+        await mesh.delete(Kind.MODEL, "m1", force=True)
+        assert mesh.registry.core.mesh.model("m1") is None
+
+
+async def test_a_forced_delete_passes_no_governance(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, instance("m1"), gate=GovernedGate) as mesh:
+        error = await mesh.refused(Kind.MODEL, "m1", force=True)
+        assert error.reason is Reason.OPERATION_REFUSED
+        assert "weft unload m1 --token" in error.message
+        assert mesh.calls.heard == []
+
+
+async def test_a_model_that_is_loaded_and_not_published_any_more_is_an_event_and_is_unloaded_in_bounded_time(
+    tmp_path: Path,
+) -> None:
+    """The delete had found it asleep, and it was loaded at that very moment."""
+    async with mesh_of(tmp_path, instance("m1", Phase.HIBERNATING)) as mesh:
+        await mesh.delete(Kind.MODEL, "m1")
+        await mesh.beat(instance("m1"))
+        assert await mesh.after(0.0) == []
+        assert "r1 unowned" not in mesh.events(), "a forced delete may unload it at this moment"
+        assert await mesh.after(UNLOAD_GRACE_SECONDS) == ["unload m1 on r1"]
+        assert "r1 unowned" in mesh.events()
+        assert await mesh.after(UNLOAD_RETRY_SECONDS / 2) == []
+        assert await mesh.after(UNLOAD_RETRY_SECONDS / 2) == ["unload m1 on r1"], "it is still loaded"
+        await mesh.beat(instance("m1", Phase.HIBERNATING))
+        assert await mesh.after(2 * UNLOAD_RETRY_SECONDS) == []
+        assert mesh.events().count("r1 unowned") == 1
+
+
+async def test_a_lease_of_a_model_that_is_not_published_is_unloaded_though_no_report_shows_it(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        mesh.leased.append(UnownedModel("r1", "m9"))
+        await mesh.after(0.0)
+        assert await mesh.after(UNLOAD_GRACE_SECONDS) == ["unload m9 on r1"]
+
+
+async def test_an_engine_that_the_runner_did_not_start_is_asked_for_once(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as mesh:
+        mesh.calls.failures["m9"] = [WeftError(Reason.UNSUPPORTED_OPERATION, "it is attached")]
+        await mesh.beat(instance("m9"))
+        await mesh.after(0.0)
+        assert await mesh.after(UNLOAD_GRACE_SECONDS) == ["unload m9 on r1"]
+        assert await mesh.after(10 * UNLOAD_RETRY_SECONDS) == []
+
+
+async def test_unload_finds_a_model_that_is_loaded_and_not_published_any_more(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, instance("m1", Phase.HIBERNATING)) as mesh:
+        await mesh.delete(Kind.MODEL, "m1")
+        await mesh.beat(instance("m1"))
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await mesh.desk.unloader.unload("m1", "test")
+        assert mesh.calls.heard == ["unload m1 on r1"]

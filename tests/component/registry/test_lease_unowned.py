@@ -1,0 +1,40 @@
+"""Leases that no runner of the mesh answers for are shown as such."""
+
+from lease_stage import GIB, Stage, program, use
+
+from registry_svc.ledger.messages import host_message
+from registry_svc.policy.unowned import UnownedModel
+from weft.cli.doctor_memory import unowned_words
+
+
+def unowned(stage: Stage) -> dict[str, bool]:
+    return {lease.lease.grant.purpose: lease.unowned for host in stage.ledger.hosts() for lease in host.leases}
+
+
+async def test_a_lease_of_a_model_that_its_runner_does_not_publish_any_more_is_unowned() -> None:
+    async with Stage() as stage:
+        runner = stage.runner()
+        await stage.loaded(runner, GIB, purpose="m1")
+        await stage.loaded(runner, GIB, purpose="m2")
+        await stage.loaded(program(), GIB, purpose="training")
+        assert unowned(stage) == {"m1": False, "m2": False, "training": False}
+        stage.withdrawn.add(("r1", "m1"))
+        assert unowned(stage) == {"m1": True, "m2": False, "training": False}
+        assert stage.ledger.unowned_models() == [UnownedModel("r1", "m1")]
+        (message,) = map(host_message, stage.ledger.hosts())
+        assert [lease.purpose for lease in message.leases if lease.unowned] == ["m1"]
+        assert unowned_words([message]) == "1 GiB on host-a for m1 of r1"
+
+
+async def test_an_orphaned_lease_is_unowned_and_one_on_its_way_back_is_not() -> None:
+    async with Stage() as stage:
+        runner = stage.runner()
+        silent, process = await stage.loaded(runner, GIB, purpose="m1")
+        await stage.pass_time(200.0)
+        assert (stage.states(), unowned(stage)) == (["m1 orphaned"], {"m1": True})
+        assert stage.ledger.unowned_models() == [], "its holder cannot be asked to unload it"
+        await stage.renew(runner, use(silent, process))
+        assert unowned(stage) == {"m1": False}
+        stage.withdrawn.add(("r1", "m1"))
+        await stage.release(silent)
+        assert unowned(stage) == {"m1": False}
