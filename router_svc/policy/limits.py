@@ -91,7 +91,9 @@ class SchedulerLimits:
     pace_window_seconds: float = 60.0
     """Time over which the pace of a line is averaged."""
     max_load_pause_seconds: float = 900.0
-    """How long the queue timeout stands still in all for loads of which none has come."""
+    """How long the queue timeout stands still in all for loads, of one request and of those that wait in vain with it.
+    A request that has waited for this and the queue timeout waits for no further load: only for a wake that was begun
+    before, which has a bound of its own (`max_wait_seconds` of its recipe)."""
     max_cold_wait_seconds: float = 20.0
     """How long requests wait for a sleeping model until others have to give way for it, whatever that costs."""
     min_turn_seconds: float = 2.0

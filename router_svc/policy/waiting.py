@@ -69,6 +69,10 @@ class LiveRequest:
     """From when on the queue timeout counts, while it waits."""
     waited_seconds: float = 0.0
     """How long it has waited so far, while it does not wait."""
+    in_queue_since: float = 0.0
+    """When it last began to wait ..."""
+    in_queue_seconds: float = 0.0
+    """... and how long it had waited before, loads included."""
     bounces: int = 0
     failures: int = 0
     """Attempts that broke and wakes that failed."""
@@ -219,6 +223,7 @@ def live_request(
         deadline_at=deadline_at,
         attempt=arrival.attempts_used,
         waited_seconds=max(0.0, now - arrival.arrived_at),
+        in_queue_seconds=max(0.0, now - arrival.arrived_at),
         kind=kind,
         line=line,
         cost=cost,

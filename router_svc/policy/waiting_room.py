@@ -81,16 +81,19 @@ class WaitingRoom:
         of = _class_of(request)
         self._joined.add(request.line)
         request.queued_since = now - request.waited_seconds
+        request.in_queue_since = now
         outlook = self._prospects.outlook(line, request.kind)
         if of.waiting == 1:
             self.settle_pause(of, outlook, now)
         self._desk.want(of, outlook)
-        self._await_timeout(request, max(now, request.queued_since + self._limits.queue_timeout_seconds))
+        at = min(request.queued_since + self._limits.queue_timeout_seconds, self._longest_wait_ends_at(request))
+        self._await_timeout(request, max(now, at))
 
     def unqueue(self, request: LiveRequest, now: float) -> None:
         """It does not wait any more."""
         of = _class_of(request)
         request.waited_seconds = now - self._counted_from(request, of, now)
+        request.in_queue_seconds += now - request.in_queue_since
         self._expiries.forget(request.key)
         self._lines.remove(request, now)
         if not of.waiting:
@@ -142,8 +145,11 @@ class WaitingRoom:
             return None
         since = self._counted_from(request, of, now)
         at = since + self._limits.queue_timeout_seconds
-        if now < at:
-            self._await_timeout(request, at)
+        most = self._longest_wait_ends_at(request)
+        if now >= most and not self._awaits_wake_begun_before(of, most):
+            since = request.in_queue_since - request.in_queue_seconds
+        elif now < at:
+            self._await_timeout(request, min(at, most if now < most else now + self._limits.tell_interval_seconds))
             return None
         outlook, gate = self.outlook(request), self._desk.gate_of(of)
         refusal = self._admission.timed_out(request, self.line(request), outlook, now - since, now)
@@ -155,6 +161,17 @@ class WaitingRoom:
         if of.stands_still(now, self._limits.max_load_pause_seconds):
             return now
         return max(request.queued_since, of.counted_from)
+
+    def _longest_wait_ends_at(self, request: LiveRequest) -> float:
+        """After this no load that begins anew keeps it waiting, however often the queue timeout began anew."""
+        most = self._limits.queue_timeout_seconds + self._limits.max_load_pause_seconds
+        return request.in_queue_since + most - request.in_queue_seconds
+
+    def _awaits_wake_begun_before(self, of: RequestClass, moment: float) -> bool:
+        if not of.is_paused or of.awaited_wake is None:
+            return False
+        began_at = self._desk.wakes.began_at(of.awaited_wake)
+        return began_at is not None and began_at < moment
 
     def _await_timeout(self, request: LiveRequest, at: float) -> None:
         """Look at it then, or at its deadline. Durable requests have no queue timeout."""

@@ -66,6 +66,11 @@ class WakeBook:
         """Whether a wake of this model has not ended, or is not confirmed by the fleet."""
         return model in self._under_way
 
+    def began_at(self, model: str) -> float | None:
+        """When the wake of this model that is under way was begun; None: none is."""
+        wake = self._under_way.get(model)
+        return None if wake is None else wake.started_at
+
     @property
     def under_way(self) -> tuple[Candidate, ...]:
         """All of them, as they were when their wakes were begun."""

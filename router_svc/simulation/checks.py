@@ -10,7 +10,7 @@ from router_svc.policy.arrival import Arrival
 from router_svc.policy.candidates import Candidate, Readiness
 from router_svc.policy.decisions import Decision, Placed, Rejects, StopsWaking, Wakes
 from router_svc.policy.mesh_change import MeshChange
-from router_svc.simulation.hosts import Host, World
+from router_svc.simulation.hosts import Host, Phase, World
 from router_svc.simulation.patience import Patience
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.serving import Attempt
@@ -29,6 +29,7 @@ LATE_SECONDS = 0.5
 _BROKE = frozenset({Reason.SERVER_DIED, Reason.WORKER_LOST, Reason.CONNECT_FAILED})
 
 
+_IN_MOTION = frozenset({Phase.CLAIMING, Phase.LOADING, Phase.STOPPING})
 _OF_QUEUES = frozenset({Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT})
 
 
@@ -44,6 +45,10 @@ class Followed:
     on: Candidate | None = None
     """None: it waits."""
     waits_since: float
+    waited_seconds: float = 0.0
+    """How long it waited before."""
+    quiet_since: float = 0.0
+    """Since when it waits and nothing goes on where it could be served."""
     attempts: int = 0
     broken_on: set[CandidateKey] = field(default_factory=set)
 
@@ -62,7 +67,8 @@ class Auditor:
         self._over: set[int] = set()
         self._told: dict[str, Candidate] = {}
         self._books: Mapping[str, HostMemory] = {}
-        self._waking: set[str] = set()
+        self._waking: dict[str, float] = {}
+        """Models that are woken, and since when."""
         self._by_word: set[str] = set()
         self._used_at: dict[str, float] = {}
         """When a caller's request on a model last ended."""
@@ -79,7 +85,7 @@ class Auditor:
 
     def submitted(self, request: SimulatedRequest, now: float) -> None:
         """A request arrived."""
-        self._followed[request.arrival.key] = Followed(request=request, waits_since=now)
+        self._followed[request.arrival.key] = Followed(request=request, waits_since=now, quiet_since=now)
 
     def failed(self, key: int, attempt: Attempt, reason: Reason, now: float) -> None:
         """An attempt failed before any content."""
@@ -108,7 +114,7 @@ class Auditor:
 
     def wake_ended(self, model: str) -> None:
         """A wake that the scheduler began has ended."""
-        self._waking.discard(model)
+        self._waking.pop(model, None)
         self._by_word.add(model)
 
     def changed(self, host: Host) -> None:
@@ -134,7 +140,7 @@ class Auditor:
         _demand(followed.on is None, f"a decision about request {key}, which runs on {followed.on}")
         if isinstance(decision, Placed):
             self._check_place(decision, followed, now)
-            self._take(followed, decision)
+            self._take(followed, decision, now)
         elif isinstance(decision, Rejects):
             self._check_refusal(decision, followed, now)
 
@@ -149,6 +155,8 @@ class Auditor:
             late = deadline_at is not None and now > deadline_at + LATE_SECONDS
             _demand(not late, f"request {followed.arrival.key} waits beyond its deadline")
             self._demand_hope(followed, now)
+            if followed.arrival.priority is not Priority.DURABLE:
+                self._demand_end(followed, world, now)
         free = [candidate for candidate in self._told.values() if self._has_room(candidate)]
         patient = [followed for followed in waiting if self._may_run(followed)]
         found = self._patience.impatience(patient, free, world, now)
@@ -203,12 +211,14 @@ class Auditor:
         model = wakes.model
         _demand(model not in self._waking, f"{model} is woken twice at once")
         _demand(model in self._told, f"{model} is woken, and nobody knows it")
-        self._waking.add(model)
+        self._waking[model] = now
         candidate = self._told[model]
         book = self._books.get(candidate.host)
         if book is not None and candidate.memory_bytes and candidate.readiness is Readiness.ASLEEP:
             yielding = [
-                each for each in book.holders if each.is_model and not each.pinned and not self._works(each.name)
+                each
+                for each in book.holders
+                if each.is_model and not each.pinned and not each.unowned and not self._works(each.name)
             ]
             room = book.free_bytes + sum(holder.held_bytes for holder in yielding)
             # The book may be older than what runners said since.
@@ -244,9 +254,10 @@ class Auditor:
     def _works(self, model: str) -> bool:
         return any(count for key, count in self._on_candidate.items() if key[0] == model)
 
-    def _take(self, followed: Followed, placed: Placed) -> None:
+    def _take(self, followed: Followed, placed: Placed, now: float) -> None:
         candidate, tenant = self._told[placed.candidate.model], followed.arrival.tenant
         followed.on, followed.attempts = candidate, placed.attempt
+        followed.waited_seconds += now - followed.waits_since
         self._on_candidate[candidate.key] += 1
         self._on_runner[_runner(candidate)] += 1
         self._of_tenant[tenant] += 1
@@ -262,7 +273,7 @@ class Auditor:
 
     def _release(self, followed: Followed, now: float) -> None:
         candidate = followed.on
-        followed.on, followed.waits_since = None, now
+        followed.on, followed.waits_since, followed.quiet_since = None, now, now
         if candidate is not None:
             if followed.arrival.priority is not Priority.DURABLE:
                 self._used_at[candidate.model] = now
@@ -286,6 +297,24 @@ class Auditor:
             f"request {followed.arrival.key} waits, and nobody can ever serve it",
         )
 
+    def _demand_end(self, followed: Followed, world: World, now: float) -> None:
+        """No caller waits for longer than the bounds, nor for longer than the queue timeout where nothing goes on."""
+        limits, key = self._scenario.limits, followed.arrival.key
+        members = self._targets.members(followed.arrival.target)
+        hosts = [host for host in world.hosts.values() if any(member.host.name == host.name for member in members)]
+        if any(member.name in self._waking for member in members) or any(map(_is_at_work, hosts)):
+            followed.quiet_since = now
+        slack = limits.wake_settle_seconds + limits.tell_interval_seconds + 2 * LATE_SECONDS
+        quiet = now - followed.quiet_since
+        _demand(
+            quiet <= limits.queue_timeout_seconds + slack,
+            f"request {key} waits {quiet:.1f} s and nothing goes on for it",
+        )
+        most = limits.queue_timeout_seconds + limits.max_load_pause_seconds
+        waited = followed.waited_seconds + now - followed.waits_since
+        is_awaited = any(self._waking.get(member.name, inf) < now - waited + most for member in members)
+        _demand(waited <= most + slack or is_awaited, f"request {key} waits {waited:.1f} s; the bound is {most:.1f} s")
+
     def _may_run_anywhere(self, followed: Followed) -> bool:
         """Whether it could have a slot that another one gets. Who was tried before may have to wait for its retry."""
         return not followed.attempts and self._may_run(followed)
@@ -307,6 +336,10 @@ class Auditor:
 
     def _demand_at_most(self, count: int, limit: int, what: str) -> None:
         _demand(not limit or count <= limit, f"{count} of {limit} {what} are taken")
+
+
+def _is_at_work(host: Host) -> bool:
+    return any(each.active or each.phase in _IN_MOTION for each in host.instances)
 
 
 def _runner(candidate: Candidate) -> tuple[str, str]:

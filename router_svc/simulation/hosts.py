@@ -11,6 +11,7 @@ from router_svc.simulation.scenario import HostGroup, ModelKind, Scenario
 from weft.kernel.request import Operation, Priority
 
 PROGRAM = "a program"
+UNOWNED = "a model that is gone"
 LONGEST_WAKE_SECONDS = 300.0
 SESSIONS_IN_CACHE_PER_SLOT = 2
 _OPERATIONS = frozenset({Operation.CHAT})
@@ -107,6 +108,7 @@ class Host:
     name: str
     total_bytes: int = 0
     program_bytes: int = 0
+    unowned_bytes: int = 0
     max_requests: int = 0
     remote: bool = False
     instances: list[Instance] = field(default_factory=list)
@@ -141,7 +143,7 @@ class Host:
 
     def free_bytes(self) -> int:
         """What a load could get now."""
-        return self.total_bytes - self.program_bytes - self.booked_bytes()
+        return self.total_bytes - self.program_bytes - self.unowned_bytes - self.booked_bytes()
 
     def note(self, now: float) -> None:
         """Account for the time that has passed; called before anything changes."""
@@ -168,6 +170,8 @@ class Host:
         ]
         if self.program_bytes:
             holders.append(MemoryHolder(name=PROGRAM, is_model=False, held_bytes=self.program_bytes))
+        if self.unowned_bytes:
+            holders.append(MemoryHolder(name=UNOWNED, is_model=True, held_bytes=self.unowned_bytes, unowned=True))
         return HostMemory(
             host=self.name,
             total_bytes=self.total_bytes,
@@ -204,6 +208,7 @@ class World:
                 name=name,
                 total_bytes=group.memory_bytes,
                 program_bytes=group.program_bytes,
+                unowned_bytes=group.unowned_bytes,
                 max_requests=group.max_requests,
             )
 

@@ -190,7 +190,7 @@ def cold_wait_bound(scenario: Scenario, world: World) -> float:
 def _could_fit(instance: Instance) -> bool:
     host = instance.host
     pinned = [other for other in host.instances if other.kind.pinned and other.phase in HOLDS_MEMORY]
-    room = host.total_bytes - host.program_bytes - sum(other.kind.memory_bytes for other in pinned)
+    room = host.total_bytes - host.program_bytes - host.unowned_bytes - sum(other.kind.memory_bytes for other in pinned)
     return host.is_up and (not host.has_book or instance.kind.memory_bytes <= room)
 
 

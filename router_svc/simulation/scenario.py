@@ -27,6 +27,8 @@ class HostGroup:
     """Accelerator memory that may be booked; 0: none."""
     program_bytes: int = 0
     """Of it, what a program holds all the time."""
+    unowned_bytes: int = 0
+    """Of it, what a model holds all the time that is not in the mesh any more."""
     max_requests: int = 0
     """Requests that its runner works on at once over all its models; 0: as many as there are slots."""
 

@@ -95,7 +95,8 @@ class SchedulingSection(Section):
     pace_window_seconds: Seconds = 60.0
     """Time over which it is averaged how fast a pool serves."""
     max_load_pause_seconds: Seconds = 900.0
-    """How long the queue timeout stands still in all for loads of which none has come."""
+    """How long the queue timeout stands still in all for loads, of one request and of those that wait in vain with it.
+    A wake that was begun before is waited for to its own `max_wait_seconds`."""
     memory_retry_seconds: Seconds = 5.0
     """How long a model is left alone for whose load there was no memory after all."""
     lease_patience_seconds: Seconds = 5.0

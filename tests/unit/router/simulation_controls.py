@@ -250,3 +250,23 @@ class LeavesSlotsIdle(Sound):
     def apply(self, change: MeshChange, now: float) -> list[Decision]:
         narrow = tuple(replace(candidate, slots=1) for candidate in change.candidates)
         return super().apply(replace(change, candidates=narrow), now)
+
+
+class WaitsForEveryLoad(Sound):
+    """The queue timeout begins anew with every load, however many there are."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario, max_load_pause_seconds=1e9)
+
+
+class CountsOnUnownedMemory(Sound):
+    """What a model holds that is not in the mesh any more is taken for a load that will be over soon."""
+
+    def apply(self, change: MeshChange, now: float) -> list[Decision]:
+        if change.hosts is not None:
+            owned = {
+                name: replace(host, holders=tuple(replace(each, unowned=False) for each in host.holders))
+                for name, host in change.hosts.items()
+            }
+            change = replace(change, hosts=owned)
+        return super().apply(change, now)

@@ -3,10 +3,10 @@
 import itertools
 from typing import Any
 
-from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
+from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, refusals, rejected, scheduler, woken
 
 from router_svc.policy.candidates import Candidate
-from router_svc.policy.decisions import Decision, Loads, Rejects, Waits, Wakes
+from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.estimates import MAX_EVICTION_SECONDS
 from router_svc.policy.host_memory import HostMemory, MemoryHolder
 from weft.kernel.reasons import Reason
@@ -229,3 +229,56 @@ def test_a_first_load_that_waited_for_the_registry_is_not_learned_as_a_slow_one(
     mesh.show([asleep(usual_load_seconds=2.0)], 102.0)
     (word,) = (each for each in mesh.submit(arrival(2, arrived_at=110.0), 110.0) if isinstance(each, Loads))
     assert word.eta_seconds == 2.0 + MAX_EVICTION_SECONDS
+
+
+def test_memory_without_an_owner_is_no_load_that_is_waited_for() -> None:
+    """A deleted model held it; those behind it were never told that they waited in vain."""
+    mesh = scheduler(max_cold_wait_seconds=20.0, queue_timeout_seconds=30.0)
+    gone = MemoryHolder(name="deleted", is_model=True, held_bytes=5 * GIB, unowned=True)
+    book = {"gpu": HostMemory(host="gpu", total_bytes=8 * GIB, free_bytes=3 * GIB, holders=(gone,))}
+    mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=book)
+    assert words(mesh.submit(arrival(1, "llama"), 0.0)) == {1: "VRAM: needs 5 GiB on gpu, held by deleted (unowned)"}
+    ticks = ((quarter / 4, refusals(mesh.tick(quarter / 4))) for quarter in range(1, 140))
+    ((at, refused),) = ((at, refused) for at, refused in ticks if refused)
+    assert (at, refused[1].reason) == (30.0, Reason.QUEUE_TIMEOUT)
+    assert "held by deleted (unowned)" in refused[1].message
+
+
+def test_a_load_that_gets_memory_which_has_no_owner_begins_when_it_is_free() -> None:
+    mesh = scheduler()
+    gone = MemoryHolder(name="deleted", is_model=True, held_bytes=5 * GIB, unowned=True)
+    book = {"gpu": HostMemory(host="gpu", total_bytes=8 * GIB, free_bytes=3 * GIB, holders=(gone,))}
+    llama = [asleep("run-llama", "llama", **ON_HOST)]
+    mesh.show(llama, 0.0, hosts=book)
+    assert woken(mesh.submit(arrival(1, "llama"), 0.0)) == []
+    assert woken(mesh.show(llama, 10.0, hosts=memory())) == ["llama"]
+
+
+def test_a_request_waits_for_a_wake_that_was_begun_before_its_longest_wait_and_for_no_further_one() -> None:
+    mesh = scheduler(queue_timeout_seconds=5.0, max_load_pause_seconds=10.0, memory_retry_seconds=2.0)
+    mesh.show([asleep("run-llama", "llama", **ON_HOST)], 0.0, hosts=memory())
+    assert woken(mesh.submit(arrival(1, "llama"), 0.0)) == ["llama"]
+    for quarter in range(1, 160):
+        assert rejected(mesh.tick(quarter / 4)) == {}, "its wake has a bound of its own"
+    assert rejected(mesh.wake_finished("llama", failed("no room", Reason.INSUFFICIENT_MEMORY), 40.0)) == {}
+    ended, quarter = dict[int, Reason](), 160
+    while not ended:
+        quarter += 1
+        ended = rejected(mesh.tick(quarter / 4))
+    assert (ended, quarter / 4 <= 41.0) == ({1: Reason.QUEUE_TIMEOUT}, True)
+
+
+def test_a_request_that_is_placed_again_keeps_what_it_waited_for_loads() -> None:
+    """What it had waited for a load was forgotten with every attempt that its runner did not take."""
+    mesh = scheduler(queue_timeout_seconds=5.0, max_load_pause_seconds=10.0, max_bounces=100, stale_view_bounces=100)
+    mesh.show([asleep("run-llama", "llama")], 0.0)
+    now, decided = 0.0, mesh.submit(arrival(1, "llama"), 0.0)
+    while not rejected(decided) and now < 100.0:
+        now += 3.0
+        mesh.wake_finished("llama", None, now)
+        granted = mesh.show([candidate("run-llama", "llama")], now)
+        attempt = next((each.attempt for each in granted if isinstance(each, Placed)), None)
+        if attempt is not None:
+            mesh.report_failed(1, attempt, Reason.BACKEND_NOT_READY, now)
+        decided = [*mesh.show([asleep("run-llama", "llama")], now), *mesh.tick(now + 0.25)]
+    assert (rejected(decided), now <= 21.0) == ({1: Reason.QUEUE_TIMEOUT}, True)

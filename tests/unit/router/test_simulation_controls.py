@@ -5,6 +5,7 @@ import re
 import pytest
 from simulation_controls import (
     CountsLineByLine,
+    CountsOnUnownedMemory,
     ForcesForDurable,
     ForgetsDeadlines,
     IdlesBesideDurable,
@@ -25,6 +26,7 @@ from simulation_controls import (
     ServesTheOldestLowerBand,
     ShedsDurable,
     Sound,
+    WaitsForEveryLoad,
 )
 
 from router_svc.policy.limits import SchedulerLimits
@@ -34,7 +36,7 @@ from router_svc.simulation.checks import Auditor, InvariantError
 from router_svc.simulation.hosts import Phase, World
 from router_svc.simulation.random_scenario import random_scenario
 from router_svc.simulation.replay import check_scenario, check_seed
-from router_svc.simulation.scenario import HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
+from router_svc.simulation.scenario import GIBIBYTE, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 from weft.kernel.request import Priority
 
 SEEDS = 200
@@ -55,6 +57,7 @@ PLANTED = {
     KeepsNoShare: "durable requests of .* were passed over",
     ForcesForDurable: "in the place of what callers use",
     ForgetsDeadlines: "beyond its deadline|after its deadline",
+    CountsOnUnownedMemory: "and nothing goes on for it",
 }
 
 
@@ -129,6 +132,34 @@ def test_a_band_that_waits_for_the_turns_of_another_lower_one_is_found() -> None
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"requests of m were passed over \d+ times in a row for m"):
         check_scenario(scenario, ServesTheOldestLowerBand)
+
+
+def test_a_wait_without_an_end_for_one_load_after_the_other_is_found() -> None:
+    """Two models take turns on one host, and every load began the queue timeout of those behind it anew."""
+    names = ("m", "n")
+    scenario = Scenario(
+        name="turns",
+        hosts=(HostGroup(name="h", memory_bytes=4 * GIBIBYTE),),
+        models=tuple(
+            ModelKind(name=name, memory_bytes=3 * GIBIBYTE, slots=1, load_seconds=Amount(mean=2.0)) for name in names
+        ),
+        tenants=(Tenant(name="t"),),
+        traffic=tuple(
+            Traffic(tenant="t", target=name, rate=Rate(per_second=1.0), output_tokens=Amount(mean=40.0, highest=40.0))
+            for name in names
+        ),
+        limits=SchedulerLimits(
+            queue_depth_per_runner=200,
+            overload_after_seconds=1e9,
+            queue_timeout_seconds=5.0,
+            max_cold_wait_seconds=4.0,
+            max_load_pause_seconds=10.0,
+        ),
+        duration_seconds=60.0,
+    )
+    check_scenario(scenario)
+    with pytest.raises(InvariantError, match=r"request \d+ waits \d+\.\d s; the bound is 15\.0 s"):
+        check_scenario(scenario, WaitsForEveryLoad)
 
 
 def test_without_a_planted_bug_nothing_is_found_on_the_same_seeds() -> None:
