@@ -116,6 +116,8 @@ class RequestClass:
     """When they began to wait for a load, if none has come since; those that came to nothing among them."""
     awaited_wake: str | None = None
     """The model whose wake they wait for."""
+    awaited_began_at: float = float("inf")
+    """When the wake was begun that they wait for, or waited for last; infinite: none was."""
     _arrivals: list[tuple[float, int]] = field(default_factory=list)
     _keys: set[int] = field(default_factory=set)
 

@@ -1,6 +1,7 @@
 """All requests that are not over, and those of them that wait: in which line, until when, and told what."""
 
 from collections.abc import Collection
+from math import inf
 
 from router_svc.policy import refusals, words
 from router_svc.policy.admission import Admission
@@ -124,9 +125,11 @@ class WaitingRoom:
             return
         of.begin_pause(now)
         if outlook.loading:
-            of.awaited_wake = None
+            of.awaited_wake, of.awaited_began_at = None, inf
         elif of.awaited_wake not in outlook.waking:
             of.awaited_wake = next(iter(outlook.waking), None)
+            began_at = None if of.awaited_wake is None else self._desk.wakes.began_at(of.awaited_wake)
+            of.awaited_began_at = inf if began_at is None else began_at
 
     def expire(self, now: float) -> list[Decision]:
         """Refuse those whose deadline or queue timeout has come."""
@@ -146,11 +149,13 @@ class WaitingRoom:
         since = self._counted_from(request, of, now)
         at = since + self._limits.queue_timeout_seconds
         most = self._longest_wait_ends_at(request)
-        if now >= most and not self._awaits_wake_begun_before(of, most):
-            since = request.in_queue_since - request.in_queue_seconds
-        elif now < at:
+        # A wake that was begun in time is waited for to its end, and a slot then as after any other load.
+        is_due = now >= most and of.awaited_began_at >= most
+        if now < at and not is_due:
             self._await_timeout(request, min(at, most if now < most else now + self._limits.tell_interval_seconds))
             return None
+        if is_due:
+            since = request.in_queue_since - request.in_queue_seconds
         outlook, gate = self.outlook(request), self._desk.gate_of(of)
         refusal = self._admission.timed_out(request, self.line(request), outlook, now - since, now)
         if gate is None or not outlook.is_cold:
@@ -166,12 +171,6 @@ class WaitingRoom:
         """After this no load that begins anew keeps it waiting, however often the queue timeout began anew."""
         most = self._limits.queue_timeout_seconds + self._limits.max_load_pause_seconds
         return request.in_queue_since + most - request.in_queue_seconds
-
-    def _awaits_wake_begun_before(self, of: RequestClass, moment: float) -> bool:
-        if not of.is_paused or of.awaited_wake is None:
-            return False
-        began_at = self._desk.wakes.began_at(of.awaited_wake)
-        return began_at is not None and began_at < moment
 
     def _await_timeout(self, request: LiveRequest, at: float) -> None:
         """Look at it then, or at its deadline. Durable requests have no queue timeout."""
