@@ -77,6 +77,7 @@ class RegistryService:
         self._core = core
         self._expiry = Expiry(core)
         self._keys = ApiKeys(core, SqlKeyStore(transactions))
+        self._tokens = JoinTokens(core)
         self._channels = ChannelPool(security=config.security)
         self._calls = calls = GrpcRunnerCalls(core, self._channels)
         store, sessions = SqlLeaseStore(transactions), sessions_of(core)
@@ -85,7 +86,7 @@ class RegistryService:
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationDesk(core, transactions, calls, gate, config.operations)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
-        sweeps = (self._expiry.sweep, self._keys.sweep, self._unowned.sweep)
+        sweeps = (self._expiry.sweep, self._keys.sweep, self._tokens.sweep, self._unowned.sweep)
         self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
 
     @property
@@ -108,7 +109,7 @@ class RegistryService:
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
             DeclarationServicer(Declarations(core, self._operations.unloader), core.config), server
         )
-        join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(JoinTokens(core)), server)
+        join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsDesk(core)), server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger), server)

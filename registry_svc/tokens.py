@@ -3,6 +3,7 @@
 import hmac
 import secrets
 import string
+from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import sha256
 
@@ -12,6 +13,7 @@ from registry_svc.core import RegistryCore
 from registry_svc.domain import JoinToken
 from registry_svc.policy.limits import require_room
 from weft.kernel.errors import WeftError
+from weft.kernel.moments import seconds_ahead
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry")
@@ -56,6 +58,29 @@ class JoinTokens:
                 Reason.UNAUTHENTICATED, "the join token is not valid; ask an operator of the mesh for a new one"
             )
         return token
+
+    async def sweep(self) -> None:
+        """Bring back the times of tokens that were made later than now, because the clock was set back."""
+        self._core.require_open()
+        if self._ahead():
+            await self._core.writer.run(self._bring_back)
+
+    async def _bring_back(self) -> None:
+        for token in self._ahead():
+            await self._core.store.save_join_token(token)
+            self._core.join_tokens[token.id] = token
+            log.warning("a join token was made later than now: the clock was set back", id=token.id)
+
+    def _ahead(self) -> list[JoinToken]:
+        """Tokens that were made later than now, as they must be instead."""
+        now = self._core.clock.utc_now()
+        found: list[JoinToken] = []
+        for token in self._core.join_tokens.values():
+            ahead = seconds_ahead(token.created_at, now)
+            if ahead:
+                expires_at = None if token.expires_at is None else token.expires_at - ahead
+                found.append(replace(token, created_at=now, expires_at=expires_at))
+        return found
 
     async def _create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
         now, limit = self._core.clock.utc_now(), self._core.config.max_join_tokens

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from weft.kernel.moments import seconds_ahead
 from weft.kernel.principal import KeyVerifier, kept_access
 
 
@@ -40,12 +41,26 @@ class ApiKey:
 
     def is_good(self, now: datetime) -> bool:
         """Whether a caller may come with it."""
-        over = self.over_at()
-        return over is None or now < over
+        # A revocation holds whatever the clock says: it may have been set back since.
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def over_at(self) -> datetime | None:
         """When it ended, or will; None: it will not by itself."""
         return min((at for at in (self.revoked_at, self.expires_at) if at is not None), default=None)
+
+    def brought_back(self, now: datetime) -> "ApiKey":
+        """The same as if made or rotated now, where that lies in the future: a clock was set back."""
+        made = seconds_ahead(self.created_at, now)
+        rotated = timedelta() if self.rotated_at is None else seconds_ahead(self.rotated_at, now)
+        if not made and not rotated:
+            return self
+        return replace(
+            self,
+            created_at=self.created_at - made,
+            expires_at=None if self.expires_at is None else self.expires_at - made,
+            rotated_at=None if self.rotated_at is None else self.rotated_at - rotated,
+            previous_expires_at=None if self.previous_expires_at is None else self.previous_expires_at - rotated,
+        )
 
     def revoked(self, now: datetime) -> "ApiKey":
         """The same, good for nothing from now on."""

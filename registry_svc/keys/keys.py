@@ -105,10 +105,11 @@ class ApiKeys:
         return self._pepper, tuple(self._keys[key_id] for key_id in self._good), self._watchers.subscribe()
 
     async def sweep(self) -> None:
-        """Tell which keys have expired, and forget those that ended long ago."""
+        """Tell which keys have expired, forget those that ended long ago, and bring back what a clock had ahead."""
         self._core.require_open()
         now = self._core.clock.utc_now()
-        if any(not self._keys[key_id].is_good(now) for key_id in self._good) or self._forgettable(now):
+        is_any_over = any(not self._keys[key_id].is_good(now) for key_id in self._good)
+        if is_any_over or self._forgettable(now) or self._ahead(now):
             await self._core.writer.run(self._sweep)
 
     async def _with_pepper(self, stored: StoredKeys, now: datetime) -> tuple[tuple[ApiKey, ...], bytes]:
@@ -188,8 +189,22 @@ class ApiKeys:
 
     async def _sweep(self) -> None:
         now = self._core.clock.utc_now()
+        await self._bring_back(self._ahead(now))
         self._tell_removed([key_id for key_id in self._good if not self._keys[key_id].is_good(now)])
         await self._forget([key.id for key in self._forgettable(now)])
+
+    def _ahead(self, now: datetime) -> list[ApiKey]:
+        """Keys that were made or rotated later than now, as they must be instead."""
+        return [back for key in self._keys.values() if (back := key.brought_back(now)) is not key]
+
+    async def _bring_back(self, keys: list[ApiKey]) -> None:
+        if not keys:
+            return
+        await self._store.save(keys)
+        log.warning("keys were made later than now: the clock was set back", count=len(keys))
+        self._keys |= {key.id: key for key in keys}
+        self._ring = None
+        self._watchers.publish([KeyChanged(key) for key in keys if key.id in self._good])
 
     def _forgettable(self, now: datetime) -> list[ApiKey]:
         longest = timedelta(seconds=self._config.keep_seconds)

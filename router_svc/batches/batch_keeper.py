@@ -150,6 +150,8 @@ class BatchKeeper:
         `all_broken`: nobody but this router takes batches in, and it just began.
         """
         now = self._now()
+        while await self._batches.bring_back(now, SWEPT_AT_ONCE):
+            pass
         await self._drop_broken(now if all_broken else now - INTAKE_LIMIT_SECONDS)
         await self._settle_unended()
         over = now - self._limits.keep_batch_seconds

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import Row, Select, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Row, Select, and_, delete, func, insert, or_, select, true, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.batches.file_sql import is_kept
@@ -16,6 +16,7 @@ from router_svc.store.tables import batches
 from router_svc.tasks.rows import utc
 from weft.dispatch.batches import Batch, BatchState, LineCounts, LineError, NewBatch
 from weft.dispatch.files import BATCH_OUTPUT
+from weft.sql.moments import BoundedMoment, bring_back
 
 TAKING_IN = 0
 """State of one whose lines are being taken in."""
@@ -136,6 +137,17 @@ class BatchTable:
                 Unended(seq=row.seq, tenant=row.tenant, id=row.id, is_cancelled=row.cancelled_at is not None)
                 for row in await connection.execute(query)
             ]
+
+    async def bring_back(self, now: float, limit: int) -> int:
+        """Those that were made or ended later than now, before a clock was set back, were so now; how many."""
+        c = batches.c
+        over = (c.lines_ended_at, c.ended_at)
+        moments = [
+            BoundedMoment(key=c.seq, column=c.created_at, latest=now, where=true(), along=(c.window_ends_at,)),
+            *(BoundedMoment(key=c.seq, column=column, latest=now, where=true()) for column in over),
+        ]
+        async with self._database.writing() as connection:
+            return await bring_back(connection, moments, limit)
 
     async def broken(self, before: float, limit: int) -> Sequence[str]:
         """Ids of those that are not whole and were begun before, the oldest first."""

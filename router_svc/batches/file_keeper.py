@@ -87,6 +87,8 @@ class FileKeeper:
     async def sweep(self, *, all_broken: bool = False) -> None:
         """Forget what is over, and what broke off. `all_broken`: nobody but this router uploads, and it just began."""
         now = self._now()
+        while await self._table.bring_back(now, SWEPT_AT_ONCE):
+            pass
         await self._table.hide_expired(now)
         before = now if all_broken else now - INTAKE_LIMIT_SECONDS
         more = True

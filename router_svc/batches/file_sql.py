@@ -15,6 +15,7 @@ from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files
 from router_svc.tasks.rows import utc
 from weft.dispatch.files import NewFile, StoredFile
+from weft.sql.moments import BoundedMoment, bring_back
 
 REMOVED_AT_ONCE = 16
 """Pieces that one transaction deletes: others have their turn in between."""
@@ -119,6 +120,14 @@ class FileTable:
                 .values(is_whole=False)
             )
             return done.rowcount > 0
+
+    async def bring_back(self, now: float, limit: int) -> int:
+        """Those that were begun later than now, before a clock was set back, begin now; how many, at most `limit`."""
+        made = BoundedMoment(
+            key=files.c.seq, column=files.c.created_at, latest=now, where=true(), along=(files.c.expires_at,)
+        )
+        async with self._database.writing() as connection:
+            return await bring_back(connection, [made], limit)
 
     async def hide_expired(self, now: float) -> int:
         """Hide those whose time is over; how many."""

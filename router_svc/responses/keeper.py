@@ -10,6 +10,9 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
+SWEPT_AT_ONCE = 100
+"""Answers that one statement of a sweep moves: others have their turn in between."""
+
 
 class ResponseKeeper:
     """See `weft.dispatch.stored_responses.ResponseStore`."""
@@ -63,7 +66,10 @@ class ResponseKeeper:
 
     async def sweep(self) -> None:
         """Forget what is over, and count what is left."""
-        await self._table.forget_before(self._clock.utc_now() - timedelta(seconds=self._limits.keep_seconds))
+        now = self._clock.utc_now()
+        while await self._table.bring_back(now, SWEPT_AT_ONCE):
+            pass
+        await self._table.forget_before(now - timedelta(seconds=self._limits.keep_seconds))
         self._kept = dict(await self._table.kept())
         self._total_bytes = sum(kept.size for kept in self._kept.values())
 

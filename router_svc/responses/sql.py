@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Row, delete, func, insert, select, update
+from sqlalchemy import Row, delete, func, insert, select, true, update
 
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
 from weft.dispatch.stored_responses import MAX_CHAIN, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.sql.moments import BoundedMoment, bring_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,12 @@ class ResponseTable:
             if size is not None:
                 await connection.execute(delete(responses).where(responses.c.id == response_id))
             return size
+
+    async def bring_back(self, now: datetime, limit: int) -> int:
+        """Answers made later than now, before a clock was set back, were made now; how many, at most `limit`."""
+        made = BoundedMoment(key=responses.c.id, column=responses.c.created_at, latest=now, where=true())
+        async with self._database.writing() as connection:
+            return await bring_back(connection, [made], limit)
 
     async def forget_before(self, moment: datetime) -> int:
         """Forget the answers made before it; returns how many they were."""

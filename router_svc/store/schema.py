@@ -9,6 +9,6 @@ SCHEMA = Schema(
     owner="router",
     metadata=metadata,
     scripts=Path(__file__).parent / "migrations",
-    newest="0002",
+    newest="0003",
     version_table="router_alembic_version",
 )

@@ -74,6 +74,7 @@ tasks = Table(
     Column("max_attempts", Integer, nullable=False),
     Column("owner", String(MAX_ID_CHARS), nullable=False),
     Column("lease_until", Double, nullable=True),
+    Column("lease_seconds", Double, nullable=True),
     Column("pending_limit_seconds", Double, nullable=False),
     Column("window_ends_at", Double, nullable=True),
     Column("ready_at", Double, nullable=False),
@@ -103,7 +104,8 @@ tasks = Table(
     sqlite_autoincrement=True,
 )
 """Requests that outlive their callers. Times are UTC seconds since the epoch; `state` as in weft.dispatch.tasks;
-`attempt` is half of the fence, `failures` are those of the attempts that count; `batch_id` is empty for none."""
+`attempt` is half of the fence, `failures` are those of the attempts that count; `batch_id` is empty for none;
+`lease_seconds` is the length of the lease that ends at `lease_until`."""
 
 task_specs = Table(
     "task_specs",
@@ -202,3 +204,13 @@ batches = Table(
 )
 """Many tasks as one. State 0 is one whose lines are being taken in, which nobody sees; its tasks have state 0 as well,
 and nobody begins them. The counts are written when every line is at its end; before that the tasks are counted."""
+
+promises = Table(
+    "promises",
+    metadata,
+    Column("id", Integer, nullable=False, autoincrement=False),
+    Column("store_id", String(MAX_ID_CHARS), nullable=False),
+    Column("commits", BigInteger, nullable=False),
+    PrimaryKeyConstraint("id"),
+)
+"""One row: which database this is, and how many transactions of it were acknowledged. See `store.promises`."""

@@ -45,6 +45,7 @@ def values_of(row: TaskRow, state: int) -> dict[str, object]:
         "max_attempts": row.max_attempts,
         "owner": "",
         "lease_until": None,
+        "lease_seconds": None,
         "pending_limit_seconds": row.pending_limit_seconds,
         "window_ends_at": row.window_ends_at,
         "ready_at": AT_ONCE,

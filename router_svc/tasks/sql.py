@@ -13,11 +13,13 @@ from router_svc.tasks import sql_claims, sql_reads, sql_submit, sql_sweeps
 from router_svc.tasks.lanes import Lane
 from router_svc.tasks.postgres_news import PostgresNews, tell
 from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged
+from router_svc.tasks.sql_moments import moments_of
 from router_svc.tasks.store_port import Claim, Ending, LostLease, NewPiece, PendingTask, TaskRow
 from weft.dispatch.tasks import Submitted, Task, TaskDetails, TaskFailure, TaskPage, TaskPiece, TaskQuery
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
+from weft.sql.moments import bring_back, is_any_ahead
 
 Done = TypeVar("Done")
 
@@ -156,6 +158,20 @@ class SqlTaskStore:
             changed = [TaskChanged(each.claim.task_id) for each in lost]
             await self._tell(connection, [*changed, *(LaneFilled(each.lane) for each in lost)])
             return lost
+
+        return await self._commits.run(op)
+
+    async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
+        """See TaskStore.bring_back."""
+        moments = moments_of(now, longest_pause_seconds)
+        # Where there is nothing to do, which is nearly always, no writer waits for the looking.
+        if not await self._read(lambda connection: is_any_ahead(connection, moments)):
+            return 0
+
+        async def op(connection: AsyncConnection) -> int:
+            count = await bring_back(connection, moments, limit)
+            await self._tell(connection, [ManyChanged()] if count else [])
+            return count
 
         return await self._commits.run(op)
 

@@ -26,7 +26,7 @@ IS_OVER: ColumnElement[bool] = tasks.c.state > literal_column("2")
 
 Fence = Callable[[Claim], ColumnElement[bool]]
 
-UNCLAIMED: Mapping[str, object] = {"owner": "", "lease_until": None}
+UNCLAIMED: Mapping[str, object] = {"owner": "", "lease_until": None, "lease_seconds": None}
 """Columns of a task that nobody runs."""
 NOTHING_SAID: Mapping[str, object] = {"last_index": 0, "result_size": 0}
 """Columns of a task whose answer is forgotten."""
@@ -66,7 +66,7 @@ async def claim(connection: AsyncConnection, task_id: str, owner: str, now: floa
         update(tasks)
         .where(tasks.c.seq == free)
         .values(state=TaskState.RUNNING.value, owner=owner, attempt=tasks.c.attempt + 1, **NOTHING_SAID)
-        .values(lease_until=lease_until, started_at=now)
+        .values(lease_until=lease_until, lease_seconds=lease_until - now, started_at=now)
         .returning(tasks.c.attempt)
     )
     attempt: int | None = (await connection.execute(taking)).scalar_one_or_none()

@@ -195,6 +195,14 @@ class TaskStore(Protocol):
         """Claims whose lease is over: the task waits again, or fails where it has no attempt left."""
         ...
 
+    async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
+        """Move moments that lie further off than they can, because a clock was set back; how many.
+
+        A lease ends within its length, a pause within the longest, a wait within its limit; no end is in the future. At
+        most `limit` of each kind are moved.
+        """
+        ...
+
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
         """Fail those that waited too long: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED where a window is over. Their ids."""
         ...

@@ -1,4 +1,7 @@
-"""Housekeeping: tasks that waited too long fail, tasks that are long over are forgotten, and tenants are counted."""
+"""Housekeeping: tasks that waited too long fail, tasks that are long over are forgotten, and tenants are counted.
+
+What lies further off than it can, because the clock was set back, is brought back first.
+"""
 
 import asyncio
 
@@ -6,7 +9,7 @@ import structlog
 
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.open_counts import OpenCounts
-from router_svc.tasks.signals import TaskChanged, TaskSignals
+from router_svc.tasks.signals import ManyChanged, TaskChanged, TaskSignals
 from router_svc.tasks.store_port import TaskStore
 from router_svc.tasks.wall import Wall
 from weft.dispatch.tasks import TaskState
@@ -39,9 +42,20 @@ class TaskSweeper:
 
     async def sweep(self) -> None:
         """One round. Raises SERVICE_UNAVAILABLE."""
+        await self._bring_back()
         await self._fail_expired()
         await self._forget_ended()
         await self._counts.count()
+
+    async def _bring_back(self) -> None:
+        limits = self._limits
+        while True:
+            moved = await self._store.bring_back(self._wall.now(), limits.max_retry_delay_seconds, limits.sweep_batch)
+            if not moved:
+                return
+            log.warning("moments of tasks lay too far off: the clock was set back", moments=moved)
+            self._signals.announce(ManyChanged())
+            await asyncio.sleep(0)
 
     async def _fail_expired(self) -> None:
         while True:

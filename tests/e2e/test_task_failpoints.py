@@ -1,8 +1,9 @@
 """A router that dies where what it does is not atomic: what was acknowledged is done, and nothing is done twice."""
 
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from grpc.aio import AioRpcError
@@ -79,6 +80,21 @@ async def test_a_task_that_was_claimed_and_not_begun_waits_again_when_its_lease_
     assert first.reason == error_reason_pb2.ERROR_REASON_WORKER_LOST
     assert (second.claim_time.ToNanoseconds() - first.claim_time.ToNanoseconds()) / 1e9 >= LEASE_SECONDS
     assert first.owner != second.owner
+
+
+async def test_a_task_whose_router_was_killed_with_its_clock_an_hour_ahead_is_begun_again(
+    mesh: TaskMesh, tasks: Tasks
+) -> None:
+    mesh.start_deadly_router("claimed:1")
+    with suppress(AioRpcError):
+        await tasks.submit(TOKENS, key="ahead", is_once=True)
+    mesh.wait_dead()
+    with closing(sqlite3.connect(mesh.home / "state" / "router.db")) as database, database:
+        changed = database.execute("UPDATE tasks SET lease_until = lease_until + 3600 WHERE state = 2")
+        assert changed.rowcount == 1
+    mesh.start("router")
+    again = await tasks.submit(TOKENS, key="ahead")
+    assert (await _is_done_once(mesh, tasks, again.task.id)).attempt == 2
 
 
 async def test_a_result_that_was_kept_and_told_to_nobody_is_the_end_and_nothing_is_run_again(

@@ -79,6 +79,10 @@ class FakeClock:
         self._move_to(end)
         await self._settle()
 
+    def set_wall(self, seconds: float) -> None:
+        """Move the time of day by so much, back where it is negative, as whoever sets a clock does."""
+        self._utc += timedelta(seconds=seconds)
+
     async def wait_for_sleepers(self, count: int) -> None:
         """Return once at least `count` tasks are asleep."""
         while self.sleepers < count:

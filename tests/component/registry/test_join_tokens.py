@@ -83,6 +83,22 @@ async def test_tokens_survive_a_restart_and_only_their_hashes_are_on_disk(tmp_pa
     assert files_with(tmp_path, b"kept"), "the search finds what is there"
 
 
+async def test_a_token_that_was_made_while_the_clock_was_ahead_is_good_for_its_lifetime_alone(tmp_path: Path) -> None:
+    clock = FakeClock()
+    clock.set_wall(86_400.0)
+    async with running_registry(tmp_path, clock=clock) as before:
+        _, token = await make(before, seconds=600)
+    clock.set_wall(-86_400.0)
+    async with running_registry(tmp_path, clock=clock) as after:
+        await after.advance(60.0)
+        await after.tokens.CheckJoinToken(Check(token=token))
+        await after.advance(600.0)
+        with refused(Reason.UNAUTHENTICATED):
+            await after.tokens.CheckJoinToken(Check(token=token))
+        (listed,) = (await after.tokens.ListJoinTokens(List())).join_tokens
+        assert listed.create_time.ToDatetime() <= clock.utc_now().replace(tzinfo=None)
+
+
 def files_with(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_file() and text in path.read_bytes()]
 

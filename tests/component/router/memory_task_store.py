@@ -297,6 +297,10 @@ class MemoryTaskStore:
         over = [kept for kept in self.kept.values() if kept.state is TaskState.RUNNING and kept.lease_until <= now]
         return [self._take_back(kept, now) for kept in over[:limit]]
 
+    async def bring_back(self, now: float, longest_pause_seconds: float, limit: int) -> int:
+        self._look()
+        return 0
+
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
         self._look()
         over = [kept for kept in self.kept.values() if kept.state is TaskState.PENDING and kept.expires_at <= now]

@@ -8,6 +8,7 @@ import pytest
 from registry_svc.keys.config import KeysConfig
 from registry_svc.keys.domain import ApiKey
 from weft.kernel.errors import FieldError
+from weft.kernel.moments import CLOCK_MARGIN_SECONDS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -35,6 +36,23 @@ def test_a_key_is_good_until_the_first_of_its_ends() -> None:
     assert (expiring.is_good(NOW - HOUR), expiring.is_good(NOW)) == (True, False)
     assert replace(expiring, revoked_at=NOW - HOUR).over_at() == NOW - HOUR
     assert replace(expiring, revoked_at=NOW + HOUR).over_at() == NOW
+
+
+def test_a_revoked_key_is_never_good_again_even_if_the_clock_is_set_back() -> None:
+    assert not KEY.revoked(NOW).is_good(NOW - timedelta(days=10_000))
+
+
+def test_a_key_that_was_made_while_the_clock_was_ahead_lives_no_longer_than_its_lifetime() -> None:
+    key = replace(KEY, created_at=NOW + HOUR, expires_at=NOW + 2 * HOUR)
+    assert key.brought_back(NOW) == replace(key, created_at=NOW, expires_at=NOW + HOUR)
+    assert replace(key, expires_at=None).brought_back(NOW).expires_at is None
+    assert KEY.brought_back(NOW) is KEY
+    assert KEY.brought_back(KEY.created_at - timedelta(seconds=CLOCK_MARGIN_SECONDS)) is KEY
+
+
+def test_a_secret_that_was_replaced_while_the_clock_was_ahead_is_good_for_its_grace_alone() -> None:
+    rotated = KEY.rotated(b"second", NOW + 2 * HOUR, HOUR).brought_back(NOW)
+    assert (rotated.rotated_at, rotated.previous_expires_at) == (NOW, NOW + HOUR)
 
 
 def test_digests_are_not_shown() -> None:

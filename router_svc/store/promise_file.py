@@ -1,0 +1,114 @@
+"""What a router has promised, in a file apart from its database: how many of its transactions were acknowledged.
+
+It is written after each commit and before its acknowledgement, to the system's memory alone, which outlives a kill of
+the router; the disk has it within FLUSH_SECONDS. So what is acknowledged in the last FLUSH_SECONDS before a power cut
+may be missing from it, and is not missed in the database; a loss of anything earlier is.
+"""
+
+import asyncio
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from router_svc.policy.promises import Loss, Promise
+
+log = structlog.get_logger("weft.router.store")
+
+FLUSH_SECONDS = 1.0
+RECORD_BYTES = 256
+"""Of the one record, padded: less than a sector, so that a power cut leaves the one before or this one."""
+LOSS_SUFFIX = ".loss.json"
+
+
+class PromiseFile:
+    """Written by the one router that has the database. Life cycle: `read`, `open`, `note` again and again, `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._flush: asyncio.Task[None] | None = None
+        self._noted = 0
+
+    @property
+    def loss_path(self) -> Path:
+        """Where a loss is written down, for whoever looks after the mesh."""
+        return self._path.with_name(f"{self._path.name}{LOSS_SUFFIX}")
+
+    def read(self) -> Promise | None:
+        """The promise of an earlier life; None: there is none, or it cannot be read, which is logged."""
+        try:
+            text = self._path.read_bytes()[:RECORD_BYTES]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("the record of acknowledgements cannot be read", path=str(self._path), why=error.strerror)
+            return None
+        try:
+            found: Any = json.loads(text)
+            return Promise(store_id=str(found["store_id"]), commits=int(found["commits"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            log.warning("the record of acknowledgements is damaged and begins anew", path=str(self._path))
+            return None
+
+    def open(self, promise: Promise) -> None:
+        """Begin with this one. Raises OSError."""
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.truncate(self._descriptor, RECORD_BYTES)
+        self._write(promise)
+        os.fsync(self._descriptor)
+
+    def note(self, promise: Promise) -> None:
+        """This is about to be acknowledged. Raises OSError."""
+        # Two transactions may end here in another order than they began.
+        if self._descriptor is None or promise.commits <= self._noted:
+            return
+        self._write(promise)
+        if self._flush is None:
+            self._flush = asyncio.create_task(self._flush_later(), name="promise-flush")
+
+    async def close(self) -> None:
+        """Everything is on disk. Safe to call twice."""
+        flush, self._flush = self._flush, None
+        if flush is not None:
+            flush.cancel()
+            with suppress(asyncio.CancelledError):
+                await flush
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.fsync(descriptor)
+            os.close(descriptor)
+
+    def write_down(self, loss: Loss, noticed_at: str) -> None:
+        """Leave word of a loss beside this file. Raises OSError."""
+        word = {
+            "noticed_at": noticed_at,
+            "kind": loss.kind.value,
+            "what": loss.words,
+            "promised": {"store_id": loss.promised.store_id, "commits": loss.promised.commits},
+            "found": {"store_id": loss.found.store_id, "commits": loss.found.commits},
+        }
+        with os.fdopen(os.open(self.loss_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(json.dumps(word, indent=2) + "\n")
+
+    def _write(self, promise: Promise) -> None:
+        assert self._descriptor is not None, "it is open"
+        record = json.dumps({"store_id": promise.store_id, "commits": promise.commits}).encode()
+        os.pwrite(self._descriptor, record.ljust(RECORD_BYTES - 1) + b"\n", 0)
+        self._noted = promise.commits
+
+    async def _flush_later(self) -> None:
+        await asyncio.sleep(FLUSH_SECONDS)
+        descriptor, self._flush = self._descriptor, None
+        if descriptor is not None:
+            own = os.dup(descriptor)
+            try:
+                await asyncio.to_thread(os.fsync, own)
+            except OSError as error:
+                log.warning("the record of acknowledgements is not on disk", why=error.strerror)
+            finally:
+                os.close(own)

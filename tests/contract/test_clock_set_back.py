@@ -1,0 +1,141 @@
+"""What was written while a clock was ahead does not lie further off than it can, on every kind of database."""
+
+import pytest
+from sqlalchemy import select
+from stored_batches import DAY_SECONDS, NEW_FILE, content, line, lines, running
+from stored_tasks import DONE, LEASE, NOW, a_row, begun, claimed, reverted, seen, store_on, waiting
+
+import router_svc.responses.service
+from router_svc.responses.config import ResponseLimits
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import batches, files, tasks
+from router_svc.tasks.sql import SqlTaskStore
+from weft.dispatch.stored_responses import StoredResponse
+from weft.dispatch.tasks import TaskState
+from weft.kernel.errors import WeftError
+from weft.kernel.moments import CLOCK_MARGIN_SECONDS
+from weft.testing.fake_clock import FakeClock
+
+pytest_plugins = ("database_fixtures", "task_store_fixtures")
+
+HOUR = 3600.0
+BACK = NOW - HOUR
+"""What time it really is, where everything was written at NOW."""
+LONGEST_PAUSE, LIMIT = 60.0, 100
+SWEEP_SECONDS = 300.0
+
+
+async def _back(kept: SqlTaskStore, now: float = BACK) -> int:
+    return await kept.bring_back(now, LONGEST_PAUSE, LIMIT)
+
+
+async def test_a_lease_that_lies_further_off_than_its_length_is_over_within_its_length(kept: SqlTaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    assert await _back(kept) == 1
+    assert await kept.revert_expired(BACK + LEASE - 1, 10) == ()
+    (lost,) = await kept.revert_expired(BACK + LEASE, 10)
+    assert lost.claim == claim
+    assert (await seen(kept, "task-1")).state is TaskState.PENDING
+
+
+async def test_a_lease_of_a_router_with_longer_leases_is_its_own_matter(kept: SqlTaskStore) -> None:
+    await kept.submit(a_row("task-1"))
+    assert await kept.claim("task-1", "r2", NOW, NOW + HOUR) is not None
+    assert await _back(kept, NOW) == 0
+
+
+async def test_clocks_that_differ_by_the_margin_move_nothing(kept: SqlTaskStore) -> None:
+    await begun(kept, "task-1")
+    await begun(kept, "task-2")
+    await kept.submit(a_row("task-3"))
+    claim = await begun(kept, "task-4")
+    assert await kept.end(claim, DONE, NOW)
+    assert await _back(kept, NOW - CLOCK_MARGIN_SECONDS) == 0
+
+
+async def test_a_pause_is_never_longer_than_the_longest(kept: SqlTaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    assert await reverted(kept, claim, ready_at=NOW + 1)
+    assert not await waiting(kept, now=BACK + LONGEST_PAUSE)
+    assert await _back(kept) == 2
+    assert [task.id for task in await waiting(kept, now=BACK + LONGEST_PAUSE)] == ["task-1"]
+
+
+async def test_a_task_waits_no_longer_than_its_limit(kept: SqlTaskStore) -> None:
+    await kept.submit(a_row("task-1", pending_limit_seconds=600.0))
+    assert await _back(kept) == 1
+    assert await kept.fail_expired(BACK + 599.0, 10) == []
+    assert await kept.fail_expired(BACK + 600.0, 10) == ["task-1"]
+
+
+async def test_a_task_that_ended_in_the_future_is_kept_as_long_as_any(kept: SqlTaskStore) -> None:
+    claim = await begun(kept, "task-1")
+    assert await kept.end(claim, DONE, NOW)
+    assert await _back(kept) == 1
+    ended_at = (await seen(kept, "task-1")).ended_at
+    assert ended_at is not None
+    assert ended_at.timestamp() == BACK
+    assert await kept.forget_ended(BACK + 1.0, 10) == 1
+
+
+async def test_no_more_is_moved_at_once_than_asked_and_what_is_moved_stays(kept: SqlTaskStore) -> None:
+    for number in range(3):
+        await kept.submit(a_row(f"task-{number}"))
+    moved = [await kept.bring_back(BACK, LONGEST_PAUSE, 2) for _ in range(3)]
+    assert moved == [2, 1, 0]
+    await claimed(kept, "task-0", now=BACK)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """An hour ahead until somebody sets it."""
+    clock = FakeClock()
+    clock.set_wall(HOUR)
+    return clock
+
+
+async def test_files_and_batches_end_when_their_time_is_over(database_url: str, clock: FakeClock) -> None:
+    async with running(database_url, clock=clock) as world:
+        await world.files.save(NEW_FILE, content(b"{}"))
+        await world.batches.create(world.new_batch(), lines(line("a")))
+        clock.set_wall(-HOUR)
+        await clock.advance(SWEEP_SECONDS, sleepers=1)
+        now = clock.utc_now().timestamp()
+        ((made, over),) = await world.rows(files.c.created_at, files.c.expires_at)
+        assert (made, over) == (now, now + 30 * DAY_SECONDS)
+        async with world.database.reading() as connection:
+            query = select(batches.c.created_at, batches.c.window_ends_at)
+            assert (await connection.execute(query)).one() == (now, now + DAY_SECONDS)
+
+
+async def test_lines_of_a_batch_end_with_its_window(database_url: str, clock: FakeClock) -> None:
+    async with running(database_url, clock=clock) as world:
+        await world.batches.create(world.new_batch(), lines(line("a")))
+        clock.set_wall(-HOUR)
+        store = store_on(database_url)
+        await store.start()
+        now = clock.utc_now().timestamp()
+        assert await store.bring_back(now, LONGEST_PAUSE, LIMIT) == 1
+        ends = now + DAY_SECONDS
+        assert await world.rows(tasks.c.window_ends_at, tasks.c.expires_at) == [(ends, ends)]
+        await store.stop()
+
+
+async def test_an_answer_that_was_kept_in_the_future_is_kept_as_long_as_any(
+    database_url: str, clock: FakeClock
+) -> None:
+    service = router_svc.responses.service.build(
+        RouterDatabase(database_url), ResponseLimits(keep_seconds=60.0, sweep_interval_seconds=10.0), clock=clock
+    )
+    await service.start()
+    made = clock.utc_now()
+    await service.store.save(
+        StoredResponse(id="resp_1", tenant="ann", previous_id="", created_at=made, body=b"{}", items=b"[]")
+    )
+    clock.set_wall(-HOUR)
+    await clock.advance(10.0, sleepers=1)
+    assert (await service.store.get("ann", "resp_1")).created_at <= clock.utc_now()
+    await clock.advance(80.0, sleepers=1)
+    with pytest.raises(WeftError):
+        await service.store.get("ann", "resp_1")
+    await service.stop(0)
