@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, Connection, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -14,11 +14,16 @@ from weft.kernel.errors import invalid_field
 class Database(Protocol):
     """One database, with one registry on it at a time."""
 
+    url: URL
     driver_errors: tuple[type[Exception], ...]
     """What the driver raises past SQLAlchemy when the database fails."""
 
     def take(self) -> AsyncEngine:
         """Take ownership at the latest with the engine's first connection; raises ALREADY_EXISTS when it is taken."""
+        ...
+
+    def require_whole(self, connection: Connection) -> None:
+        """Raise what `weft.sql.opening` has words for when the database is damaged, as far as that is looked at."""
         ...
 
     async def mark(self, connection: AsyncConnection) -> None:

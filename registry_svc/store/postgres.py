@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import URL, delete, event, insert
+from sqlalchemy import URL, Connection, delete, event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from registry_svc.store.tables import ownership
@@ -63,7 +63,7 @@ class PostgresDatabase:
             driver.InternalClientError,
         )
         self._lock_not_available: type[Exception] = driver.LockNotAvailableError
-        self._url = url
+        self.url = url
         self._engine: AsyncEngine | None = None
         self._connection: Any | None = None
         """The driver's connection that holds the lock, or held it last."""
@@ -73,7 +73,7 @@ class PostgresDatabase:
     def take(self) -> AsyncEngine:
         """See Database.take."""
         self._engine = create_async_engine(
-            self._url,
+            self.url,
             hide_parameters=True,
             pool_size=1,
             max_overflow=0,
@@ -91,6 +91,9 @@ class PostgresDatabase:
             connection.run_async(self._claim)
 
         return self._engine
+
+    def require_whole(self, connection: Connection) -> None:
+        """See Database.require_whole: the server looks after its own files."""
 
     async def mark(self, connection: AsyncConnection) -> None:
         """See Database.mark."""
@@ -118,7 +121,7 @@ class PostgresDatabase:
         words = f": {cause.args[0]}" if sqlstate and not sqlstate.startswith(_DATA_EXCEPTION_CLASS) else ""
         if isinstance(cause, OSError):
             words = f": {cause}"
-        shown_url = self._url.set(query={}).render_as_string(hide_password=True)
+        shown_url = self.url.set(query={}).render_as_string(hide_password=True)
         return f"{shown_url}: {type(cause).__name__} {sqlstate}{words}"
 
     async def _claim(self, connection: Any) -> None:

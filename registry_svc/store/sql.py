@@ -49,6 +49,7 @@ from registry_svc.store.tables import (
 )
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.sql.opening import opening
 from weft.sql.schema import bring_up_to_date
 
 log = structlog.get_logger("weft.registry.store")
@@ -83,11 +84,12 @@ class SqlStore:
     async def open(self) -> None:
         """See Store.open."""
         try:
-            with self._explained():
+            with opening(SCHEMA.owner, self._database.url, self._database.driver_errors):
                 self._engine = self._database.take()
-            async with self.transaction() as connection:
-                await connection.run_sync(bring_up_to_date, SCHEMA)
-                await self._database.mark(connection)
+                async with self._turn, self._engine.begin() as connection:
+                    await connection.run_sync(self._database.require_whole)
+                    await connection.run_sync(bring_up_to_date, SCHEMA)
+                    await self._database.mark(connection)
         except BaseException:
             await self.close()
             raise

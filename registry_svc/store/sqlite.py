@@ -1,9 +1,10 @@
 """SQLite: owned by a lock file beside the database, tuned for commits that stay."""
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from registry_svc.store.lock import FileLock
+from weft.sql.opening import require_whole
 from weft.sql.sqlite import file_of, make_private, tame
 
 
@@ -13,7 +14,7 @@ class SqliteDatabase:
     driver_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, url: URL) -> None:
-        self._url = url
+        self.url = url
         self._path = file_of(url)
         self._lock = None if self._path is None else FileLock(self._path.with_name(f"{self._path.name}.lock"))
         self._engine: AsyncEngine | None = None
@@ -24,9 +25,13 @@ class SqliteDatabase:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             make_private(self._path)
-        self._engine = create_async_engine(self._url, hide_parameters=True)
+        self._engine = create_async_engine(self.url, hide_parameters=True)
         tame(self._engine)
         return self._engine
+
+    def require_whole(self, connection: Connection) -> None:
+        """See Database.require_whole."""
+        require_whole(connection, self.url)
 
     async def mark(self, connection: AsyncConnection) -> None:
         """See Database.mark: nothing, the lock says it all."""
@@ -41,4 +46,4 @@ class SqliteDatabase:
 
     def explain(self, error: Exception) -> str:
         """See Database.explain. SQLite's own words name tables and columns, never values."""
-        return f"{self._url.database}: {error}"
+        return f"{self.url.database}: {error}"

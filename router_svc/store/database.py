@@ -15,6 +15,7 @@ from sqlalchemy.pool import NullPool
 from router_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
+from weft.sql.opening import code_of, opening, require_whole
 from weft.sql.schema import bring_up_to_date
 from weft.sql.sqlite import WRITES, file_of, make_private, tame
 
@@ -78,7 +79,7 @@ class RouterDatabase:
 
     async def _begin(self) -> None:
         try:
-            with _explained():
+            with opening(SCHEMA.owner, self._url):
                 self._engine = self._connect()
                 # Where there is nothing to bring up to date this only reads: a backup under way does not stop a start.
                 await self._bring_up_to_date()
@@ -129,6 +130,8 @@ class RouterDatabase:
         async with self._turn, self._opened().begin() as connection:
             if not self._is_sqlite:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            else:
+                await connection.run_sync(require_whole, self._url)
             await connection.run_sync(bring_up_to_date, SCHEMA)
 
     def _opened(self) -> AsyncEngine:
@@ -164,17 +167,10 @@ def _explained() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as error:
         # The driver's own text may quote what was written; its code does not.
-        log.error("the database failed", kind=type(error).__name__, code=_code_of(error))  # noqa: TRY400
+        log.error("the database failed", kind=type(error).__name__, code=code_of(error))  # noqa: TRY400
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE, "the router's database failed; its log says how", retry_after_seconds=1
         ) from error
-
-
-def _code_of(error: Exception) -> str | int | None:
-    """What the database calls the failure: SQLITE_FULL, or an SQLSTATE of PostgreSQL, or the system's number."""
-    cause = getattr(error, "orig", None) or error
-    names = (getattr(cause, name, None) for name in ("sqlite_errorname", "sqlstate", "errno"))
-    return next((name for name in names if name), None)
 
 
 def _parsed(database_url: str) -> URL:

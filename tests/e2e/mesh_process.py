@@ -143,7 +143,7 @@ def running_mesh(home: Path, *arguments: str, within: tuple[str, ...] = ()) -> I
     mesh = MeshProcess(home, process)
     family: list[psutil.Process] = []
     try:
-        _wait_until_ready(mesh)
+        wait_until_ready(mesh)
         family = mesh.family()
         yield mesh
         family += mesh.family()
@@ -179,7 +179,8 @@ def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def _wait_until_ready(mesh: MeshProcess) -> None:
+def wait_until_ready(mesh: MeshProcess) -> None:
+    """Return once `weft up` has written down where it serves."""
     up_file = mesh.home / "run" / "up.json"
     deadline = time.monotonic() + START_SECONDS
     while not (up_file.exists() and str(mesh.process.pid) in up_file.read_text()):

@@ -18,7 +18,7 @@ from weft.host.config import load_config
 from weft.host.home import WeftHome
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft.kernel.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from weft.host.up import UpHost
@@ -38,7 +38,7 @@ def demo(
         home = WeftHome(Path(folder))
         home.create()
         config = load_config(None, {"port": 0})
-        configure_logging("host", file=BoundedLogFile(home.logs / "host.log", config.log.max_file_bytes))
+        configure_logging("host", file=home.log_file("host", config.log.max_file_bytes))
         from weft.host.up import UpHost  # noqa: PLC0415 - see weft.cli.serve
 
         with home.claim():

@@ -9,7 +9,7 @@ from weft.cli.stages import StageDisplay
 from weft.host.config import WeftConfig
 from weft.host.critical import CriticalTasks
 from weft.host.home import WeftHome
-from weft.host.signals import stop_requested, until
+from weft.host.signals import ignore_hangups, stop_requested, until
 from weft.host.up import UpHost
 from weft.kernel.service import stop_tasks
 
@@ -30,7 +30,8 @@ async def run_up(config: WeftConfig, home: WeftHome, config_path: Path | None) -
 
 
 async def _stop(host: UpHost, again: asyncio.Event) -> None:
-    """Drain and end everything; a second signal ends the draining."""
+    """Drain and end everything; a second SIGINT or SIGTERM ends the draining."""
+    ignore_hangups()
     again.clear()
     stopping, hurrying = asyncio.create_task(host.stop()), asyncio.create_task(again.wait())
     await asyncio.wait({stopping, hurrying}, return_when=asyncio.FIRST_COMPLETED)

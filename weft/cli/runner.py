@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import join_tokens
-from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
+from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft.cli.output import safe_text, say
+from weft.cli.serving import serving
 from weft.kernel.errors import invalid_field
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def join(
 
     Example: weft runner join https://mesh.example:7443 --name laptop --url http://127.0.0.1:11434/v1 --model llama
     """
-    with reporting():
+    with serving():
         from weft.host.join import JoinPlan, pick_published  # noqa: PLC0415 - see weft.cli.serve
         from weft.host.join_address import parse_join_address, parse_trust  # noqa: PLC0415
         from weft.host.runner_environment import read_environment  # noqa: PLC0415
@@ -125,13 +126,13 @@ def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:
 
     from weft.host.home import WeftHome  # noqa: PLC0415
     from weft.host.join import join as join_mesh  # noqa: PLC0415
-    from weft.kernel.telemetry import BoundedLogFile, configure_logging  # noqa: PLC0415
+    from weft.kernel.telemetry import configure_logging  # noqa: PLC0415
 
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
-    log_file = folder.logs / f"runner-{plan.runner.name}.log"
-    configure_logging("runner", level=config.log.level, file=BoundedLogFile(log_file, config.log.max_file_bytes))
-    say(f"runner {plan.runner.name} joins {url}; logs: {log_file}\n")
+    log_file = folder.log_file(f"runner-{plan.runner.name}", config.log.max_file_bytes)
+    configure_logging("runner", level=config.log.level, file=log_file)
+    say(f"runner {plan.runner.name} joins {url}; logs: {folder.logs / f'runner-{plan.runner.name}.log'}\n")
     uvloop.run(join_mesh(plan, config, folder, LinkReporter(plan).show))
     say("stopped\n")
 

@@ -12,13 +12,14 @@ import structlog
 import typer
 import uvloop
 
-from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
+from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft.cli.output import say
+from weft.cli.serving import serving
 from weft.host.config import WeftConfig, load_config
 from weft.host.home import WeftHome
 from weft.host.runner_environment import RunnerEnvironment, read_environment
 from weft.host.serving import Announce
-from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft.kernel.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from weft.host.runner import MakeSurface
@@ -44,7 +45,7 @@ def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None,
 
     Example: weft serve registry --listen 127.0.0.1:7070
     """
-    with reporting():
+    with serving():
         loaded, folder = _prepare("registry", home, config, {})
         from weft.host.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
 
@@ -62,7 +63,7 @@ def serve_router(
 
     Example: weft serve router --registry 127.0.0.1:7070 --listen 127.0.0.1:7071
     """
-    with reporting():
+    with serving():
         loaded, folder = _prepare("router", home, config, {"registry": registry})
         from weft.host.router import serve_router as run  # noqa: PLC0415 - see the module docstring
 
@@ -81,7 +82,7 @@ def serve_gateway(
 
     Example: weft serve gateway --registry 127.0.0.1:7070 --router 127.0.0.1:7071 --port 8080
     """
-    with reporting():
+    with serving():
         overrides = {} if port is None else {"port": port}
         loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
         from weft.host.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
@@ -104,7 +105,7 @@ def serve_runner(
 
     Example: weft serve runner --config weft.yaml --runner gpu-0 --registry 127.0.0.1:7070
     """
-    with reporting():
+    with serving():
         name = f"runner-{runner}" if runner else "runner"
         environment = read_environment(os.environ)
         loaded, folder = _prepare(name, home, config, {"registry": registry}, environment=environment)
@@ -159,9 +160,7 @@ def _prepare(
     folder = WeftHome(home.expanduser().absolute())
     folder.create()
     # On a terminal somebody watches; everywhere else the file under the home is where people look.
-    log_file = (
-        None if sys.stderr.isatty() else BoundedLogFile(folder.logs / f"{service}.log", loaded.log.max_file_bytes)
-    )
+    log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
     form = None if environment is None else environment.log_format
     configure_logging(service, level=loaded.log.level, file=log_file, form=form)
     return loaded, folder

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
-from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, reporting
+from weft.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
+from weft.cli.serving import serving
 from weft.host.config import load_config
 from weft.host.demo import with_http_port
 from weft.host.home import WeftHome
 from weft.host.runner_environment import with_model_folders
-from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft.kernel.telemetry import configure_logging
 
 
 def up(
@@ -36,7 +37,7 @@ def up(
 
     Example: weft up --home /tmp/mesh --port 9000
     """
-    with reporting():
+    with serving():
         overrides: dict[str, Any] = {"port": port, "grpc_port": grpc_port}
         given = {name: value for name, value in overrides.items() if value is not None}
         loaded = with_model_folders(load_config(config, given), os.environ)
@@ -44,7 +45,7 @@ def up(
             loaded = with_http_port(loaded, http_port)
         folder = WeftHome(home.expanduser().absolute())
         folder.create()
-        log_file = None if verbose else BoundedLogFile(folder.logs / "host.log", loaded.log.max_file_bytes)
+        log_file = None if verbose else folder.log_file("host", loaded.log.max_file_bytes)
         configure_logging("host", level=loaded.log.level, file=log_file)
         from weft.cli.mesh import run_up  # noqa: PLC0415 - see the module docstring
 

@@ -14,6 +14,7 @@ from typing import Any
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import BoundedLogFile
 
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel allows 107; a little is left for what gRPC adds."""
@@ -58,9 +59,12 @@ class WeftHome:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.run, self.state, self.logs):
                 # Folders that are there already say nothing about whether they can be written.
-                with tempfile.TemporaryFile(dir=folder) as probe:
-                    probe.write(bytes(PROBE_BYTES))
-                    probe.flush()
+                _require_writable(folder)
+
+    def log_file(self, service: str, max_bytes: int) -> BoundedLogFile:
+        """The log of a service. Raises INVALID_ARGUMENT when it cannot be opened."""
+        with self._explained():
+            return BoundedLogFile(self.logs / f"{service}.log", max_bytes)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -129,3 +133,14 @@ class WeftHome:
             f"another weft (pid {pid if pid.isdecimal() else 'unknown'}) runs on {self.root}{where}; "
             "stop it, or start a second mesh with --home DIR --port N"
         )
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises OSError with the folder's name."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+    except OSError as error:
+        error.filename = str(folder)
+        raise

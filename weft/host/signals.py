@@ -8,12 +8,23 @@ from weft.kernel.service import stop_tasks
 
 
 def stop_requested() -> asyncio.Event:
-    """Set by SIGINT or SIGTERM. The handler only records; whoever waits acts."""
+    """Set by SIGINT, SIGTERM or SIGHUP. The handler only records; whoever waits acts.
+
+    A SIGHUP that was ignored when the process started stays ignored: that is what `nohup` is for.
+    """
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, event.set)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, event.set)
     return event
+
+
+def ignore_hangups() -> None:
+    """Let no further SIGHUP count: a terminal that closes sends several, from the kernel and from its shell."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
 
 
 async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:

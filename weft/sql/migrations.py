@@ -24,6 +24,5 @@ def migrate(connection: Connection, schema: Schema, revision: str = "head") -> N
     except CommandError as error:
         raise WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            f"the {schema.owner}'s database has a schema this release does not know; "
-            "run the release that wrote it, or newer",
+            "it has a schema this release does not know; run the release that wrote it, or a newer one",
         ) from error

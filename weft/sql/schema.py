@@ -5,7 +5,11 @@ from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, inspect, select
 
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
 REVISION_CHARS = 32
+MAX_NAMED_TABLES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,8 @@ class Schema:
 def bring_up_to_date(connection: Connection, schema: Schema) -> None:
     """Within `connection`'s transaction; where there is nothing to do it only reads.
 
-    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know.
+    Raises SERVICE_UNAVAILABLE when the database has a schema that this release does not know, or is a file of another
+    program: tables of ours are not put beside its own.
     """
     versions = _version_table(schema)
     present = inspect(connection)
@@ -35,6 +40,7 @@ def bring_up_to_date(connection: Connection, schema: Schema) -> None:
     if revision == schema.newest:
         return
     if revision is None and not any(present.has_table(name) for name in schema.metadata.tables):
+        _require_own_file(connection)
         schema.metadata.create_all(connection, checkfirst=False)
         versions.create(connection, checkfirst=known)
         connection.execute(versions.insert().values(version_num=schema.newest))
@@ -43,6 +49,19 @@ def bring_up_to_date(connection: Connection, schema: Schema) -> None:
     from weft.sql.migrations import migrate  # noqa: PLC0415
 
     migrate(connection, schema)
+
+
+def _require_own_file(connection: Connection) -> None:
+    """A file with tables, and none of them a version table, is not ours; on a server databases are shared."""
+    if connection.dialect.name != "sqlite":
+        return
+    found = sorted(inspect(connection).get_table_names())
+    if found and not any(name.endswith("alembic_version") for name in found):
+        raise WeftError(
+            Reason.SERVICE_UNAVAILABLE,
+            f"it belongs to another program (its tables: {', '.join(found[:MAX_NAMED_TABLES])}); move it away, or name "
+            "another file",
+        )
 
 
 def _version_table(schema: Schema) -> Table:

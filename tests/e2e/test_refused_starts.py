@@ -1,0 +1,144 @@
+"""What cannot start says why in one sentence, with the exit code of docs/cli.md and without a traceback."""
+
+import asyncio
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mesh_process import START_SECONDS, WEFT, fake_runner, user_environment, write_config
+
+FAILED, USAGE = 1, 2
+SMALL_DISK_BYTES = 40 * 1024
+"""Enough for the folders and locks of a home, and too little for a database."""
+COMMANDS = [["up"], *(["serve", service] for service in ("registry", "router", "gateway", "runner"))]
+
+
+async def _start(
+    command: list[str], home: Path, *, within: tuple[str, ...] = (), prepare: Callable[[], None] | None = None
+) -> tuple[int, list[str]]:
+    """Exit code and the lines on stderr of a command that must end by itself."""
+    config = write_config(home.parent, fake_runner("a"))
+    process = await asyncio.create_subprocess_exec(
+        *(*within, *WEFT, *command, "--home", str(home), "--config", str(config)),
+        env=user_environment(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=prepare,
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert b"Traceback" not in out + err, (out + err).decode()
+    assert process.returncode is not None
+    return process.returncode, [line for line in err.decode().splitlines() if line]
+
+
+def _can_mount() -> bool:
+    """Whether this user may have mounts of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not _can_mount(), reason="no mount namespaces here: `unshare --mount` is refused")
+
+
+@needs_mounts
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+async def test_a_read_only_home_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    home = tmp_path / "home"
+    for folder in ("run", "state", "logs"):
+        (home / folder).mkdir(parents=True)
+    # A read-only bind mount in a namespace of its own: permissions would not stop root.
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    code, lines = await _start(command, home, within=("unshare", "--mount", "sh", "-c", mount, str(home)))
+    why = f"Read-only file system ({home / 'run'})"
+    assert lines == [f"weft: the home {home} cannot be used: {why}; choose another with --home"]
+    assert code == USAGE
+
+
+@needs_mounts
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+async def test_a_home_on_a_full_disk_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    fill = (
+        'mount -t tmpfs -o size=256k tmpfs "$0" && mkdir "$0/run" "$0/state" "$0/logs" && '
+        '{ cat /dev/zero > "$0/filler" 2>/dev/null; exec "$@"; }'
+    )
+    code, lines = await _start(command, home, within=("unshare", "--mount", "sh", "-c", fill, str(home)))
+    why = f"No space left on device ({home / 'run'}); free some space on its disk"
+    assert lines == [f"weft: the home {home} cannot be used: {why}, or choose another with --home"]
+    assert code == USAGE
+
+
+def _small_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK_BYTES, SMALL_DISK_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("command", "owner"),
+    [(["up"], "registry"), (["serve", "registry"], "registry"), (["serve", "router"], "router")],
+    ids=["up", "registry", "router"],
+)
+async def test_a_disk_that_is_full_before_the_database_is_made_is_one_sentence(
+    tmp_path: Path, command: list[str], owner: str
+) -> None:
+    home = tmp_path / "home"
+    code, lines = await _start(command, home, prepare=_small_disk)
+    (line,) = lines
+    assert line.startswith(f"weft: the {owner}'s database {home / 'state' / owner}.db cannot be ")
+    assert "(SQLITE_" in line
+    assert code == FAILED
+
+
+@pytest.mark.parametrize(
+    ("command", "owner"),
+    [
+        (["up"], "registry"),
+        (["up"], "router"),
+        (["serve", "registry"], "registry"),
+        (["serve", "router"], "router"),
+    ],
+)
+async def test_a_foreign_file_in_place_of_a_database_is_one_sentence(
+    tmp_path: Path, command: list[str], owner: str
+) -> None:
+    home = tmp_path / "home"
+    (home / "state").mkdir(parents=True)
+    path = home / "state" / f"{owner}.db"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + os.urandom(9_000))
+    code, lines = await _start(command, home)
+    remedy = "restore it from a backup, or move it away to begin with an empty one"
+    assert lines == [f"weft: the {owner}'s database {path} is no database (SQLITE_NOTADB); {remedy}"]
+    assert code == FAILED
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+async def test_a_file_in_place_of_a_folder_of_the_home_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "logs").write_text("")
+    code, lines = await _start(command, home)
+    (line,) = lines
+    assert line.startswith(f"weft: the home {home} cannot be used: File exists ({home / 'logs'})")
+    assert code == USAGE
+
+
+async def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "logs" / "registry.log").mkdir(parents=True)
+    code, lines = await _start(["serve", "registry"], home)
+    (line,) = lines
+    assert line.startswith(f"weft: the home {home} cannot be used: Is a directory ({home / 'logs' / 'registry.log'})")
+    assert code == USAGE

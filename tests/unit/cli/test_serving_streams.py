@@ -1,0 +1,72 @@
+"""What is printed by a command that serves, after its terminal has gone."""
+
+import errno
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+import typer
+
+from weft.cli.options import EXIT_FAILED, note
+from weft.cli.output import say
+from weft.cli.serving import LastingStream, serving
+from weft.kernel.telemetry import configure_logging
+
+
+class Gone(io.StringIO):
+    """A terminal that has been closed."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def flush(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_neither_words_nor_logs_to_a_terminal_that_is_gone_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with serving():
+        configure_logging("host")
+        structlog.get_logger("fresh").error("something happened")
+        say("stopping\n")
+        note("a runner ended")
+        sys.stderr.flush()
+
+
+def test_without_it_a_word_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what ended the host in the middle of its streams."""
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with pytest.raises(OSError, match="Input/output error"):
+        say("stopping\n")
+
+
+def test_after_a_write_that_failed_the_descriptor_itself_leads_nowhere() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", encoding="utf-8") as file:
+        stream = LastingStream(file)
+        stream.write("a line\n")
+        stream.flush()
+        assert os.fstat(file.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
+        file.write("and past it\n")
+        file.flush()
+
+
+def test_a_command_without_streams_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weft up >&- 2>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    with serving():
+        say("here\n")
+
+
+def test_what_was_not_foreseen_is_one_sentence_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with structlog.testing.capture_logs() as logs, pytest.raises(typer.Exit) as ended, serving():
+        raise ZeroDivisionError("a bug")
+    assert ended.value.exit_code == EXIT_FAILED
+    assert capsys.readouterr().err == "weft: the service failed (ZeroDivisionError); its log has the traceback\n"
+    assert [line["event"] for line in logs] == ["the service failed"]

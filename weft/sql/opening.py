@@ -1,0 +1,87 @@
+"""Why a database cannot be opened, in one sentence for a terminal: which one, what is wrong, what to do."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+from sqlalchemy import URL, Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.sql.sqlite import file_of
+
+log = structlog.get_logger("weft.sql")
+
+MAX_CHECKED_BYTES = 256 * 1024 * 1024
+"""A larger file is opened without the check of its structure, which reads all of it."""
+_RESTORE = "restore it from a backup, or move it away to begin with an empty one"
+_FULL = "free some space on its disk"
+_ACCESS = "let this user read and write it and its folder, or choose another home"
+_REMEDIES = {
+    "SQLITE_NOTADB": ("is no database", _RESTORE),
+    "SQLITE_CORRUPT": ("is damaged", _RESTORE),
+    "SQLITE_FULL": ("cannot be written", _FULL),
+    "SQLITE_IOERR": ("cannot be read or written", "look at its disk: it may be full or failing"),
+    "SQLITE_READONLY": ("is read-only", _ACCESS),
+    "SQLITE_CANTOPEN": ("cannot be opened", _ACCESS),
+    "SQLITE_PERM": ("cannot be opened", _ACCESS),
+    "SQLITE_BUSY": ("is locked by another program", "end that program"),
+}
+_FULL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class DamagedError(SQLAlchemyError):
+    """The structure of a database file is broken."""
+
+
+@contextmanager
+def opening(owner: str, url: URL, driver_errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises SERVICE_UNAVAILABLE, with words for a terminal, in place of what the database raises in the block.
+
+    `owner`: the service whose database it is. `driver_errors`: what its driver raises past SQLAlchemy.
+    """
+    failures: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, *driver_errors)
+    try:
+        yield
+    except failures as error:
+        code = code_of(error)
+        log.error("the database cannot be opened", owner=owner, kind=type(error).__name__, code=code)  # noqa: TRY400
+        # Not chained: the driver's errors may quote rows, and a URL a password.
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, _words(owner, url, error, code)) from None
+    except WeftError as error:
+        raise WeftError(error.reason, f"{_place(owner, url)}: {error.message}", metadata=error.metadata) from error
+
+
+def require_whole(connection: Connection, url: URL) -> None:
+    """Raises DamagedError, or what SQLite raises, for a file of up to MAX_CHECKED_BYTES whose structure is broken."""
+    path = file_of(url)
+    if path is None or path.stat().st_size > MAX_CHECKED_BYTES:
+        return
+    found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if found != "ok":
+        raise DamagedError(str(found))
+
+
+def code_of(error: Exception) -> str:
+    """What the database calls a failure: SQLITE_FULL, an SQLSTATE of PostgreSQL, or the system's number."""
+    if isinstance(error, DamagedError):
+        return "SQLITE_CORRUPT"
+    cause = getattr(error, "orig", None) or error
+    names = (getattr(cause, name, None) for name in ("sqlite_errorname", "sqlstate", "errno"))
+    return str(next((name for name in names if name), type(cause).__name__))
+
+
+def _words(owner: str, url: URL, error: Exception, code: str) -> str:
+    if isinstance(error, OSError):
+        remedy = _FULL if error.errno in _FULL_NUMBERS else _ACCESS
+        return f"{_place(owner, url)} cannot be used: {error.strerror or code}; {remedy}"
+    family = "_".join(code.split("_")[:2])
+    what, remedy = _REMEDIES.get(family, ("cannot be used", "check that it is there and takes connections"))
+    return f"{_place(owner, url)} {what} ({code}); {remedy}"
+
+
+def _place(owner: str, url: URL) -> str:
+    where = file_of(url) if url.get_backend_name() == "sqlite" else f"{url.host or 'localhost'}/{url.database or ''}"
+    return f"the {owner}'s database {where or 'in memory'}"
