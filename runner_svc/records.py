@@ -57,6 +57,8 @@ class RequestRecord:
     with_caller: bool = False
     """Whether the caller has what the engine sent and has not come back for more: until then the engine's silence is
     not its own. To be set around every frame that is handed on."""
+    turn_first_token: float | None = None
+    """When the engine's current turn brought its first token; None: it has not yet."""
     first_content: float | None = None
     last_token: float | None = None
     ended: float | None = None
@@ -81,6 +83,7 @@ class RequestRecord:
     def begin_turn(self) -> None:
         """The engine is asked, for the first time or again with the results of tools."""
         self.state, self.turn_has_content, self.with_caller = RequestState.PREFILL, False, False
+        self.turn_first_token = None
         self.turn_started = self.last_progress = self.clock.monotonic()
 
     def note_prefill(self) -> None:
@@ -92,6 +95,7 @@ class RequestRecord:
         self.last_token = self.last_progress = self.clock.monotonic()
         if not self.turn_has_content:
             self.turn_has_content, self.state = True, RequestState.GENERATING
+            self.turn_first_token = self.last_token
             self.first_content = self.first_content or self.last_token
 
     def note_output(self, text: str) -> None:

@@ -123,6 +123,9 @@ class WorkDesk:
         receipt.model = permit.model
         receipt.model_digest = instance.digest
         receipt.host = self._identity.host
+        if not instance.memory.holds_devices:
+            # The time that an engine computed without an accelerator that we know of is no time of a GPU.
+            receipt.ClearField("gpu_time")
         receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
 
 

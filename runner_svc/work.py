@@ -17,6 +17,7 @@ from runner_svc.backends.model_calls import (
 )
 from runner_svc.backends.port import Backend, CallInfo, EmbeddingResult
 from runner_svc.cache.model_cache import RunningTurn
+from runner_svc.policy.decode_speed import tokens_per_second
 from runner_svc.records import RequestRecord
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
@@ -68,6 +69,7 @@ class Work:
             try:
                 async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
                     async for frame in frames:
+                        self._add_speed(frame)
                         turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
                         record.with_caller = True
                         yield frame
@@ -140,6 +142,17 @@ class Work:
         record = self.record
         record.begin_turn()
         return replace(call, on_token=record.note_token, on_prefill=record.note_prefill, cache=turn.use)
+
+    def _add_speed(self, frame: Frame) -> None:
+        """Put the speed that was seen into the receipt at the end of a turn, where the engine told none."""
+        if not frame or frame[-1].WhichOneof("event") != "finished":
+            return
+        receipt, record = frame[-1].finished.receipt, self.record
+        if receipt.HasField("tokens_per_second"):
+            return
+        speed = tokens_per_second(receipt.usage.completion_tokens, record.turn_first_token, record.last_token)
+        if speed is not None:
+            receipt.tokens_per_second = speed
 
     def _judge(self, error: WeftError) -> None:
         """The verdict of whoever ended the request knows more than the connection that broke because of it."""

@@ -155,12 +155,13 @@ def receipt_comment(receipt: receipt_pb2.Receipt) -> bytes:
 
 
 def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
-    """What callers are told of a receipt, as response headers; times in whole milliseconds."""
+    """What callers are told of a receipt, as response headers; times in whole milliseconds, unknown ones left out."""
     cached = receipt.usage.cached_prompt_tokens
+    gpu_time = [(b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time))] if receipt.HasField("gpu_time") else []
     return [
         (b"x-queue-wait-ms", b"%d" % _millis(receipt.queue_wait)),
         (b"x-load-wait-ms", b"%d" % _millis(receipt.load_wait)),
-        (b"x-gpu-time-ms", b"%d" % _millis(receipt.gpu_time)),
+        *gpu_time,
         (b"x-cache-hit", b"true" if cached else b"false"),
         (b"x-cache-tokens-reused", b"%d" % cached),
         (b"x-left-premises", b"true" if receipt.left_premises else b"false"),

@@ -159,7 +159,8 @@ class _Bill:
         """The backend's part of a receipt."""
         usage = self._usage()
         receipt = receipt_pb2.Receipt(usage=usage)
-        receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
+        if self._compute_ms > 0:
+            receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
         if self._decode_ms > 0:
             receipt.tokens_per_second = usage.completion_tokens / self._decode_ms * 1e3
         return receipt

@@ -17,7 +17,8 @@ class AnswerReceipt:
     def __init__(self, record: RequestRecord) -> None:
         self._record = record
         self._usage = usage_pb2.Usage()
-        self._compute_nanoseconds = 0
+        self._compute_nanoseconds: int | None = None
+        """None: no turn's is known."""
         self._decode_seconds = 0.0
         self._decoded_tokens = 0
         self._warnings: list[warning_pb2.Warning] = []
@@ -32,7 +33,8 @@ class AnswerReceipt:
     def add_turn(self, turn: receipt_pb2.Receipt) -> None:
         """The engine's own figures of a turn. The prompt of each turn counts, and so do its cached tokens."""
         self._add_usage(turn.usage)
-        self._compute_nanoseconds += turn.gpu_time.ToNanoseconds()
+        if turn.HasField("gpu_time"):
+            self._compute_nanoseconds = (self._compute_nanoseconds or 0) + turn.gpu_time.ToNanoseconds()
         if turn.tokens_per_second > 0:
             self._decoded_tokens += turn.usage.completion_tokens
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
@@ -73,7 +75,8 @@ class AnswerReceipt:
     def end(self) -> Frame:
         """The last events."""
         receipt = receipt_pb2.Receipt(usage=self._usage)
-        receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
+        if self._compute_nanoseconds is not None:
+            receipt.gpu_time.FromNanoseconds(self._compute_nanoseconds)
         if self._decode_seconds > 0:
             receipt.tokens_per_second = self._decoded_tokens / self._decode_seconds
         self.fill(receipt)

@@ -178,7 +178,8 @@ def test_grpc_talks_to_the_inference_service_directly(mesh: MeshProcess) -> None
     receipt = events[-1].finished.receipt
     assert receipt.usage.completion_tokens > 0
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", receipt.model_digest)
-    assert receipt.gpu_time.ToNanoseconds() > 0
+    assert receipt.tokens_per_second > 0
+    assert not receipt.HasField("gpu_time"), "no accelerator has computed it"
     assert receipt.host
     assert not receipt.left_premises
     assert [len(vector) for vector in vectors] == [576, 576]

@@ -335,17 +335,17 @@ def _aside(text: str) -> None:
 
 
 def timings(receipt: receipt_pb2.Receipt) -> str:
-    """One line: tokens, speed, first token, waits, and who did it."""
+    """One line: tokens, speed, first token, waits, and who did it; what is not known is left out."""
     usage = receipt.usage
     first = receipt.time_to_first_token.ToNanoseconds() / 1e9
     queue = receipt.queue_wait.ToNanoseconds() / 1e9
     load = receipt.load_wait.ToNanoseconds() / 1e9
-    parts = [
-        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens",
-        f"{receipt.tokens_per_second:.0f} tokens/s",
-        f"first token {first:.2f} s",
-        f"queue {queue:.2f} s",
-    ]
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"] if receipt.HasField("usage") else []
+    if receipt.tokens_per_second:
+        parts.append(f"{receipt.tokens_per_second:.{0 if receipt.tokens_per_second >= 10 else 1}f} tokens/s")
+    if receipt.HasField("time_to_first_token"):
+        parts.append(f"first token {first:.2f} s")
+    parts.append(f"queue {queue:.2f} s")
     if load:
         parts.append(f"load {load:.2f} s")
     if usage.cached_prompt_tokens:

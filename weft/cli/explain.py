@@ -116,7 +116,8 @@ def _receipt(receipt: ReceiptDocument) -> Iterator[str]:
     if receipt.time_to_first_token_seconds is not None:
         yield INDENT + _fact("First token", f"after {receipt.time_to_first_token_seconds:.3g} s")
     cached = f" ({receipt.cached_prompt_tokens} cached)" if receipt.cached_prompt_tokens else ""
-    yield INDENT + _fact("Tokens", f"{receipt.prompt_tokens} in{cached}, {receipt.completion_tokens} out")
+    if receipt.prompt_tokens is not None:
+        yield INDENT + _fact("Tokens", f"{receipt.prompt_tokens} in{cached}, {receipt.completion_tokens} out")
     yield INDENT + _fact("Off premises", "yes" if receipt.left_premises else "no")
 
 

@@ -143,7 +143,7 @@ def _attempt_words(attempt: TaskAttemptDocument) -> str:
         words.append(f"{attempt.error.reason}: {attempt.error.message}")
     elif attempt.ended_at is not None:
         words.append("completed")
-        if attempt.receipt is not None:
+        if attempt.receipt is not None and attempt.receipt.prompt_tokens is not None:
             words.append(f"{attempt.receipt.prompt_tokens} + {attempt.receipt.completion_tokens} tokens")
     return ", ".join(words)
 

@@ -196,7 +196,7 @@ class Journey:
 
 def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_seconds: float) -> None:
     """The one log line of a request. Tenant and ids are here, and never on a metric."""
-    usage, attempts = receipt.usage, receipt.attempts
+    usage, attempts, is_counted = receipt.usage, receipt.attempts, receipt.HasField("usage")
     log.info(
         "request",
         request_id=context.request_id,
@@ -212,11 +212,11 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         attempts=len(attempts),
         queue_wait_ms=_millis(receipt.queue_wait),
         load_wait_ms=_millis(receipt.load_wait),
-        first_token_ms=_millis(receipt.time_to_first_token),
+        first_token_ms=_millis(receipt.time_to_first_token) if receipt.HasField("time_to_first_token") else None,
         duration_ms=round(duration_seconds * 1e3, 1),
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_prompt_tokens,
-        completion_tokens=usage.completion_tokens,
+        prompt_tokens=usage.prompt_tokens if is_counted else None,
+        cached_tokens=usage.cached_prompt_tokens if is_counted else None,
+        completion_tokens=usage.completion_tokens if is_counted else None,
         tool_runs=receipt.tool_run_count,
         signals=[signal.name for signal in receipt.signals] or None,
         left_premises=receipt.left_premises,

@@ -92,16 +92,16 @@ class ReceiptDocument(DocumentPart):
     """Spent waiting for a model to load."""
     time_to_first_token_seconds: float | None = None
     """From arrival to the first content; absent: there was none."""
-    prompt_tokens: int
-    """Of the prompt."""
-    cached_prompt_tokens: int
+    prompt_tokens: int | None = None
+    """Of the prompt; absent, as all counts: not known."""
+    cached_prompt_tokens: int | None = None
     """Of these, found in the prefix cache."""
-    completion_tokens: int
+    completion_tokens: int | None = None
     """Of the answer."""
-    gpu_seconds: float
-    """That the backend computed for it, as it reported."""
+    gpu_seconds: float | None = None
+    """That the backend computed for it on an accelerator, as it reported; absent: not known."""
     tokens_per_second: float | None = None
-    """Decode speed as the backend reported it."""
+    """Decode speed as the backend reported it, or as its runner measured it; absent: not known."""
     left_premises: bool
     """Whether any byte of it left the premises, or may have."""
 

@@ -103,8 +103,8 @@ def _decision(decision: pb.DecisionRecord) -> DecisionDocument:
 
 
 def receipt_document(receipt: receipt_pb2.Receipt) -> ReceiptDocument:
-    """What happened to a request."""
-    usage = receipt.usage
+    """What happened to a request; what is not known is None."""
+    usage, is_counted = receipt.usage, receipt.HasField("usage")
     return ReceiptDocument(
         outcome=cast("Any", enum_word(receipt_pb2.Outcome, receipt.outcome, "OUTCOME_")),
         attempts=tuple(
@@ -116,10 +116,10 @@ def receipt_document(receipt: receipt_pb2.Receipt) -> ReceiptDocument:
         queue_wait_seconds=_seconds(receipt.queue_wait),
         load_wait_seconds=_seconds(receipt.load_wait),
         time_to_first_token_seconds=seconds_in(receipt, "time_to_first_token"),
-        prompt_tokens=usage.prompt_tokens,
-        cached_prompt_tokens=usage.cached_prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        gpu_seconds=_seconds(receipt.gpu_time),
+        prompt_tokens=usage.prompt_tokens if is_counted else None,
+        cached_prompt_tokens=usage.cached_prompt_tokens if is_counted else None,
+        completion_tokens=usage.completion_tokens if is_counted else None,
+        gpu_seconds=seconds_in(receipt, "gpu_time"),
         tokens_per_second=receipt.tokens_per_second or None,
         left_premises=receipt.left_premises,
     )

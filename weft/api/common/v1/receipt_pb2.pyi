@@ -92,7 +92,9 @@ class Receipt(google.protobuf.message.Message):
     host: builtins.str
     """The host the answering runner ran on."""
     tokens_per_second: builtins.float
-    """Decode speed as the backend reported it."""
+    """Decode speed as the backend reported it, or from the first to the last token as its runner saw them. Absent: not
+    known.
+    """
     left_premises: builtins.bool
     """Whether any byte of the request left the premises of the mesh, or may have: to a model or a tool elsewhere."""
     tool_run_count: builtins.int
@@ -119,7 +121,9 @@ class Receipt(google.protobuf.message.Message):
 
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
-        """Time the backend computed for this request (prefill and decode), as it reported it."""
+        """Time that the backend computed for this request (prefill and decode) on an accelerator, as it reported it. Absent: not
+        known, as where it holds no accelerator memory that the mesh knows of, or reported nothing.
+        """
 
     @property
     def signals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.signal_pb2.Signal]:
@@ -144,14 +148,15 @@ class Receipt(google.protobuf.message.Message):
         time_to_first_token: google.protobuf.duration_pb2.Duration | None = ...,
         usage: weft.api.common.v1.usage_pb2.Usage | None = ...,
         gpu_time: google.protobuf.duration_pb2.Duration | None = ...,
-        tokens_per_second: builtins.float = ...,
+        tokens_per_second: builtins.float | None = ...,
         left_premises: builtins.bool = ...,
         signals: collections.abc.Iterable[weft.api.common.v1.signal_pb2.Signal] | None = ...,
         warnings: collections.abc.Iterable[weft.api.common.v1.warning_pb2.Warning] | None = ...,
         tool_run_count: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "queue_wait", b"queue_wait", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_tokens_per_second", b"_tokens_per_second", "attempts", b"attempts", "gpu_time", b"gpu_time", "host", b"host", "left_premises", b"left_premises", "load_wait", b"load_wait", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "queue_wait", b"queue_wait", "reason", b"reason", "request_id", b"request_id", "signals", b"signals", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
 

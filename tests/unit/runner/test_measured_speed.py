@@ -1,0 +1,88 @@
+"""The speed of an answer whose engine tells none: from its first token to its last one."""
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.chat.answer_receipt import AnswerReceipt
+from runner_svc.policy.decode_speed import MIN_MEASURED_SECONDS, tokens_per_second
+from runner_svc.records import RequestRecord
+from runner_svc.work import Work
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.testing.fake_clock import FakeClock
+
+Event = event_pb2.InferenceEvent
+
+
+def test_the_first_token_ends_the_wait_and_is_not_counted() -> None:
+    assert tokens_per_second(11, 2.0, 3.0) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first", "last"),
+    [(0, None, None), (1, 1.0, 1.0), (50, 1.0, 1.0), (50, 1.0, 1.0 + MIN_MEASURED_SECONDS / 2), (0, 1.0, 9.0)],
+)
+def test_what_cannot_be_told_is_left_out(tokens: int, first: float | None, last: float | None) -> None:
+    assert tokens_per_second(tokens, first, last) is None
+
+
+def _record(clock: FakeClock) -> RequestRecord:
+    return RequestRecord(
+        request_id="r", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
+    )
+
+
+def _engine(clock: FakeClock, *, told: float | None = None) -> Backend:
+    """Five tokens, ten per second."""
+
+    async def generate(payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        del payload
+        await clock.advance(2.0)
+        for number in range(5):
+            if number:
+                await clock.advance(0.1)
+            call.on_token()
+            yield [Event(delta=event_pb2.Delta(text=f"{number}"))]
+        receipt = receipt_pb2.Receipt(usage=usage_pb2.Usage(prompt_tokens=3, completion_tokens=5))
+        if told is not None:
+            receipt.tokens_per_second = told
+        yield [Event(finished=event_pb2.Finished(receipt=receipt))]
+
+    return cast("Backend", SimpleNamespace(generate=generate))
+
+
+async def _receipt(clock: FakeClock, engine: Backend) -> receipt_pb2.Receipt:
+    work = Work(_record(clock), engine, lambda _: None)
+    frames = [frame async for frame in work.generate(chat_pb2.ChatPayload(), CallInfo(request_id="r", traceparent=""))]
+    return frames[-1][-1].finished.receipt
+
+
+async def test_an_engine_that_tells_no_speed_is_measured() -> None:
+    """Found by trying: "0 tokens/s" of every server that tells no timings."""
+    clock = FakeClock()
+    assert (await _receipt(clock, _engine(clock))).tokens_per_second == pytest.approx(10.0)
+
+
+async def test_the_speed_that_an_engine_tells_is_kept() -> None:
+    clock = FakeClock()
+    assert (await _receipt(clock, _engine(clock, told=42.0))).tokens_per_second == 42.0
+
+
+def test_times_that_no_turn_knows_are_absent_and_not_zero() -> None:
+    def receipt_of(*turns: Any) -> receipt_pb2.Receipt:
+        total = AnswerReceipt(_record(FakeClock()))
+        for turn in turns:
+            total.add_turn(turn)
+        return total.end()[-1].finished.receipt
+
+    unknown = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=4))
+    known = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=4), tokens_per_second=8.0)
+    known.gpu_time.FromMilliseconds(500)
+    assert not receipt_of(unknown).HasField("gpu_time")
+    assert not receipt_of(unknown).HasField("tokens_per_second")
+    assert receipt_of(unknown, known).gpu_time.ToMilliseconds() == 500
+    assert receipt_of(unknown, known).tokens_per_second == pytest.approx(8.0)
