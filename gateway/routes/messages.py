@@ -16,6 +16,7 @@ from gateway.translate.messages_stream import MessagesStream
 from gateway.translate.sse import encode_json, receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
 from weft.api.common.v1 import tokenize_pb2
+from weft.dispatch.description import estimated_prompt_tokens
 from weft.kernel.request import Operation
 
 SURFACE = "messages"
@@ -35,7 +36,9 @@ def add_messages(app: FastAPI, parts: InferenceParts) -> None:
         wanted = messages.to_payload(asked, limits, media)
         work = Work(parts, scope, context, wanted.payload, wanted.warnings, media)
         identity = parts.identity("msg", asked.model)
-        return streamed(work, MessagesStream(identity)) if asked.stream else whole(work, MessagesAnswer(identity))
+        if not asked.stream:
+            return whole(work, MessagesAnswer(identity))
+        return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
 
     async def count_tokens(request: Request) -> Response:
         """How many tokens the model itself makes of a request; never an estimate."""

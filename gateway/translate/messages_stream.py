@@ -34,8 +34,10 @@ class MessagesStream(StreamEncoder):
 
     keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, identity: AnswerIdentity) -> None:
+    def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
+        """`estimated_prompt_tokens`: told by the first event where the engine has not counted the prompt yet."""
         super().__init__(identity, choice_count=1, include_usage=True)
+        self._estimated_prompt_tokens = estimated_prompt_tokens
         self._block = -1
         """The index of the newest block; -1 before the first."""
         self._kind = ""
@@ -65,6 +67,10 @@ class MessagesStream(StreamEncoder):
         return b"event: error\ndata: " + envelope(error, request_id, Dialect.ANTHROPIC) + b"\n\n"
 
     def _begin(self, out: list[bytes]) -> None:
+        # Content is not kept waiting for a count: the last event has the engine's own.
+        counted = self._prompt.prompt_tokens or self.usage.prompt_tokens
+        known = self._prompt if self._prompt.prompt_tokens else self.usage
+        prompt = known if counted else usage_pb2.Usage(prompt_tokens=self._estimated_prompt_tokens)
         message: dict[str, object] = {
             "id": self._identity.answer_id,
             "type": "message",
@@ -73,7 +79,9 @@ class MessagesStream(StreamEncoder):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": message_usage(self._prompt),
+            "usage": message_usage(
+                usage_pb2.Usage(prompt_tokens=prompt.prompt_tokens, cached_prompt_tokens=prompt.cached_prompt_tokens)
+            ),
         }
         out += (b'event: message_start\ndata: {"type":"message_start","message":', encode_json(message), _END)
         super()._begin(out)

@@ -139,6 +139,11 @@ def _prompt_tokens(payload: Payload, pieces: Iterable[str]) -> int:
     return int(tokens)
 
 
+def estimated_prompt_tokens(payload: Payload) -> int:
+    """About how many tokens the prompt has, for where the engine has not counted them yet."""
+    return _prompt_tokens(payload, _pieces(payload))
+
+
 def _input_tokens(given: completion_pb2.PromptInput) -> int:
     return len(given.tokens.ids) or int(len(given.text) / CHARS_PER_TOKEN)
 

@@ -80,9 +80,9 @@ class Reader:
 READER = Reader()
 
 
-def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None) -> Told:
+def stream(frames: Sequence[list[Event]], *, failing_after: int | None = None, estimate: int = 0) -> Told:
     """Encode frames as an answer does, and have the client read them. `failing_after` so many frames the work fails."""
-    encoder, out, failure = MessagesStream(IDENTITY), [], None
+    encoder, out, failure = MessagesStream(IDENTITY, estimate), [], None
     try:
         for place, frame in enumerate(frames):
             if place == failing_after:
@@ -304,6 +304,21 @@ def test_the_first_event_has_the_counts_that_prefill_told_and_the_last_those_of_
         "cache_read_input_tokens": 4,
         "output_tokens": 3,
     }
+
+
+def test_the_first_event_estimates_what_the_engine_has_not_counted_yet() -> None:
+    """Found by trying: `input_tokens: 0` of every short prompt, and of every engine that reports no prefill."""
+    told = stream([[say(text="Hi")], end(prompt=9, cached=4)], estimate=11)
+    assert told.events[0]["message"]["usage"] == {
+        "input_tokens": 11,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
+    assert told.events[-2]["usage"]["input_tokens"] == 5
+    assert told.answer is not None
+    counted = Event(progress=event_pb2.Progress(prompt_tokens=9, processed_tokens=4, cached_tokens=2))
+    assert stream([[counted], [say(text="Hi")], end()], estimate=11).events[0]["message"]["usage"]["input_tokens"] == 7
 
 
 def test_another_attempt_before_content_leaves_no_trace() -> None:
