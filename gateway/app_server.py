@@ -76,6 +76,8 @@ class AppServer:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                # Its warnings are about what callers send, which is answered and logged here.
+                log_level="error",
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,

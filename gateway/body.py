@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope
 
 from gateway.config import GatewayConfig, RequestLimits
 from gateway.errors import ClientGoneError, EdgeError
+from gateway.framing import DECLARED_BODY_KEY
 from gateway.identity import Headers, headers_of
 from gateway.json_guard import require_few_members
 from gateway.multipart import Part, boundary_of, parts_of
@@ -81,7 +82,7 @@ async def body_pieces(
             raise ClientGoneError
         piece = message.get("body", b"")
         size += len(piece)
-        if size > max_bytes:
+        if max(size, _declared_bytes(scope)) > max_bytes:
             raise _too_large(max_bytes)
         is_over = not message.get("more_body", False)
         yield piece
@@ -98,7 +99,7 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, *, ma
     pace = config.connections
     try:
         async with asyncio.timeout_at(began + min(config.body_timeout_seconds, pace.body_grace_seconds)) as timer:
-            return await _read(receive, max_bytes, _Pace(timer, began, config))
+            return await _read(scope, receive, max_bytes, _Pace(timer, began, config))
     except TimeoutError:
         seconds = asyncio.get_running_loop().time() - began
         raise _too_slow(config, seconds, config.body_timeout_seconds) from None
@@ -146,7 +147,7 @@ class _Pace:
         self._timer.reschedule(self._began + min(self._config.body_timeout_seconds, earned))
 
 
-async def _read(receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
+async def _read(scope: Scope, receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -155,12 +156,18 @@ async def _read(receive: Receive, max_bytes: int, pace: _Pace) -> bytes:
             raise ClientGoneError
         piece = message.get("body", b"")
         size += len(piece)
-        if size > max_bytes:
+        if max(size, _declared_bytes(scope)) > max_bytes:
             raise _too_large(max_bytes)
         pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pace.has_come(size)
+
+
+def _declared_bytes(scope: Scope) -> int:
+    """How long the body is at least, by the chunk that is under way."""
+    declared: int = scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
+    return declared
 
 
 def _too_large(max_bytes: int) -> WeftError:

@@ -7,7 +7,7 @@ added to the headers of a request that already runs, so that a proxy and this se
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import uvicorn
@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from gateway.config import ConnectionLimits
 from gateway.connection_counts import ConnectionCounts
 from gateway.errors import EdgeError, envelope, error_headers, http_status
+from gateway.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes
 from gateway.head_writer import HeadWriter
 from gateway.interrupt import HANG_UP_KEY, HangUp
 from gateway.stream import ABORT_KEY
@@ -58,8 +59,12 @@ class EdgeProtocol(HttpToolsProtocol):
     __slots__ = (
         "_body_bytes",
         "_body_pieces",
+        "_chunk_bytes",
         "_head_bytes",
         "_head_timer",
+        "_header_count",
+        "_is_chunked",
+        "_is_in_chunk",
         "_is_reading_head",
         "_is_refused",
         "_limits",
@@ -68,6 +73,7 @@ class EdgeProtocol(HttpToolsProtocol):
         "_refusal",
         "_running",
         "_server_config",
+        "_tail",
     )
 
     def __init__(
@@ -85,6 +91,11 @@ class EdgeProtocol(HttpToolsProtocol):
         self._body_pieces = 0
         self._body_bytes = 0
         self._overhead_bytes = 0
+        self._header_count = 0
+        self._is_chunked = False
+        self._is_in_chunk = False
+        self._chunk_bytes = 0
+        self._tail = b""
         self._refusal: WeftError | None = None
         self._is_refused = False
         self._running: RequestResponseCycle | None = None
@@ -127,27 +138,42 @@ class EdgeProtocol(HttpToolsProtocol):
             self._require_few_bytes(self._head_bytes, "headers")
         else:
             self._require_few_bytes(self._overhead_bytes - _FRAMING_BYTES * self._body_pieces, "trailers")
+            if self._is_chunked:
+                self._look_at_chunk(data)
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
         self._is_reading_head = True
+        self._header_count = 0
         state = self.scope["state"]
         state[ABORT_KEY] = self.transport.abort
         state[HANG_UP_KEY] = HangUp(self.flow.resume_reading)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; a trailer says nothing that would not have to be known before."""
+        self._header_count += 1
+        if self._header_count > self._limits.max_header_count:
+            what = "headers" if self._is_reading_head else "trailers"
+            limit = self._limits.max_header_count
+            self._stop_parsing(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} {what}"))
         if self._is_reading_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
+        fault = framing_fault(self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            self._stop_parsing(fault)
         self._is_reading_head = False
+        self._header_count = 0
         self._head_bytes = 0
         self._body_pieces = 0
         self._body_bytes = 0
         self._overhead_bytes = 0
+        self._tail = b""
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._is_in_chunk = False
         _cancel(self._head_timer)
         self._head_timer = None
         super().on_headers_complete()
@@ -157,11 +183,20 @@ class EdgeProtocol(HttpToolsProtocol):
         self._body_pieces += 1
         self._body_bytes += len(body)
         self._overhead_bytes -= len(body)
+        self._chunk_bytes += len(body)
         beyond = max(0, self._body_bytes - _ORDINARY_BODY_BYTES)
         if self._body_pieces > self._limits.max_body_pieces + beyond // _LARGE_PIECE_BYTES:
-            self._refusal = WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many pieces")
-            raise self._refusal
+            self._stop_parsing(WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many pieces"))
         super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """A chunk of a body begins."""
+        self._is_in_chunk = True
+        self._chunk_bytes = 0
+
+    def on_chunk_complete(self) -> None:
+        """A chunk of a body has arrived."""
+        self._is_in_chunk = False
 
     def on_message_complete(self) -> None:
         """The request has arrived; the next bytes are another one's head."""
@@ -186,6 +221,25 @@ class EdgeProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the parser's words are for its log
         """What uvicorn calls when the parser gives up, in our envelope."""
         self._refuse(self._refusal or WeftError(Reason.MALFORMED_REQUEST, "this is not a valid HTTP request"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What uvicorn says of an Upgrade: advice to install something, on the terminal of whoever runs the mesh."""
+
+    def _stop_parsing(self, refusal: WeftError) -> NoReturn:
+        """End the parser from one of its callbacks: `send_400_response` answers with the refusal."""
+        self._refusal = refusal
+        raise refusal
+
+    def _look_at_chunk(self, data: bytes) -> None:
+        """Tell the body's reader how long the body is at least: the rest of a chunk too large may never come."""
+        received = self._tail + data
+        self._tail = received[-MAX_CHUNK_LINE_BYTES:]
+        if self._is_in_chunk and self._running is self.cycle:
+            coming = open_chunk_bytes(received, self._chunk_bytes) - self._chunk_bytes
+            state = self.scope["state"]
+            if coming > 0 and state.get(DECLARED_BODY_KEY, 0) < self._body_bytes + coming:
+                state[DECLARED_BODY_KEY] = self._body_bytes + coming
+                self.cycle.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

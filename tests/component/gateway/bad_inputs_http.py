@@ -70,7 +70,29 @@ def _declared(media_type: str) -> Send:
 
 
 _HOST = b"Host: localhost"
+_TWO = b"2\r\n{}\r\n0\r\n\r\n"
+
+
+def _older(*lines: bytes, body: bytes) -> Send:
+    return lambda endpoint: _heading(_HOST, *lines, body=body)(endpoint).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+
+
+def _upgrading(protocol: bytes, *lines: bytes) -> Send:
+    def send(endpoint: Endpoint) -> bytes:
+        first = f"{endpoint.method} {endpoint.address} HTTP/1.1".encode()
+        head = (first, _HOST, b"Connection: Upgrade, close", b"Upgrade: " + protocol, *lines, b"", b"{}")
+        return b"\r\n".join(head)
+
+    return send
+
+
 _LARGE = b"x" * 100_000
+
+
+def _endless(*lines: bytes) -> Send:
+    """A head that stops before its end."""
+    return lambda endpoint: _heading(*lines)(endpoint)[:-2]
+
 
 SMUGGLING = (
     Case("H1 two equal lengths", _heading(_HOST, b"Content-Length: 2", b"Content-Length: 2", body=b"{}"), applies=few),
@@ -89,6 +111,34 @@ SMUGGLING = (
     Case("H10 no host", _heading(b"X-Other: a"), applies=everywhere),
     Case("H10 two hosts", _heading(_HOST, _HOST), applies=few),
     Case("H17 chunk of no length", _chunked(b"zz\r\n{}\r\n0\r\n\r\n"), applies=_WITH_BODY),
+    Case("H17 chunk larger than a body", _chunked(b"fffffff\r\n{"), frozenset({413}), _WITH_BODY),
+    Case("H17 chunk of 2^63", _chunked(b"7fffffffffffffff\r\n"), frozenset({413}), _WITH_BODY),
+    Case("H17 chunk too large after a good one", _chunked(b"1\r\n{\r\nfffffff;a=b\r\n "), frozenset({413}), _WITH_BODY),
+    Case("H17 chunk below zero", _chunked(b"-1\r\n{}"), applies=_WITH_BODY),
+    Case("H17 chunk of 0x2", _chunked(b"0x2\r\n{}"), applies=_WITH_BODY),
+    *(
+        Case(f"H3 coding {coding.decode()}", _heading(_HOST, b"Transfer-Encoding: " + coding, body=_TWO), applies=few)
+        for coding in (b"gzip, chunked", b"gzip", b"identity", b"xchunked", b"chunked;q=1", b'"chunked"', b"")
+    ),
+    Case("H3 chunked before HTTP/1.1", _older(b"Transfer-Encoding: chunked", body=_TWO), applies=few),
+    *(
+        Case(f"H3 length {length.decode()!r}", _heading(_HOST, b"Content-Length: " + length, body=b"{}"), applies=few)
+        for length in (b"+2", b"2, 2", b"2 2", b"2.0", b"", b"two", b"18446744073709551616")
+    ),
+    *(
+        Case(
+            f"H3 expects {what.decode()!r}",
+            _heading(_HOST, b"Content-Length: 2", b"Expect: " + what),
+            frozenset({417}),
+            few,
+        )
+        for what in (b"200-ok", b"100-continue, more", b"")
+    ),
+    *(
+        Case(f"H22 upgrade to {protocol.decode()} with a body", _upgrading(protocol, b"Content-Length: 2"), applies=few)
+        for protocol in (b"websocket", b"h2c")
+    ),
+    Case("H22 websocket", _upgrading(b"websocket", b"Sec-WebSocket-Version: 13"), applies=few),
     Case("H17 chunk of 2^64", _chunked(b"ffffffffffffffff1\r\n{}"), applies=_WITH_BODY),
 )
 TOO_MUCH = (
@@ -100,6 +150,14 @@ TOO_MUCH = (
         of_kind("chat"),
     ),
     Case("H13 20,000 headers", _heading(_HOST, *(b"X-%d: a" % n for n in range(20_000))), _TOO_LARGE, few),
+    Case("H13 headers without an end", _endless(_HOST, *(b"X: a" for _ in range(200))), _TOO_LARGE, everywhere),
+    Case("H13 headers of nothing, without an end", _endless(_HOST, *(b"X:" for _ in range(200))), _TOO_LARGE, few),
+    Case("H13 a line without an end", _endless(_HOST, b"X: " + _LARGE), _TOO_LARGE, few),
+    Case("H13 a name without an end", _endless(_HOST, _LARGE), _TOO_LARGE | {400}, few),
+    Case("H13 empty lines before a request", _raw(b"\r\n" * 50_000), _TOO_LARGE, of_kind("chat")),
+    Case("H18 trailers without an end", _chunked(b"1\r\n{\r\n0\r\n" + b"X: a\r\n" * 200), _TOO_LARGE, _WITH_BODY),
+    Case("H18 101 trailers", _chunked(b"1\r\n{\r\n0\r\n" + b"X: a\r\n" * 101 + b"\r\n"), _TOO_LARGE, _WITH_BODY),
+    Case("H18 a trailer without an end", _chunked(b"1\r\n{\r\n0\r\nX: " + b"a" * 300_000), _TOO_LARGE, _WITH_BODY),
     Case("H13 101 headers", _heading(_HOST, *(b"X-%d: a" % n for n in range(101))), _TOO_LARGE, everywhere),
     Case("H14 body of 200 MB declared", _headed({"Content-Length": "200000000"}), frozenset({413}), takes_json),
     Case(
@@ -202,4 +260,5 @@ HEADERS = (
     Case("H30 traceparent", _headed({"traceparent": "00-\xff-zz-01"}), _FINE, of_kind("chat"), in_envelope=False),
     Case("H6 bytes above ASCII", _headed({"X-Anything": "\xff\xfe"}), _FINE, of_kind("chat"), in_envelope=False),
 )
-CASES = (*SMUGGLING, *TOO_MUCH, *SLOW, *OTHER_TONGUES, *PLACES, *CALLERS, *HEADERS)
+FRAMED_WELL = (Case("H22 h2c without a body", _upgrading(b"h2c"), _FINE | {404}, of_kind("list"), in_envelope=False),)
+CASES = (*SMUGGLING, *TOO_MUCH, *SLOW, *OTHER_TONGUES, *PLACES, *CALLERS, *HEADERS, *FRAMED_WELL)

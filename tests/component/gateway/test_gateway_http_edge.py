@@ -143,6 +143,33 @@ async def test_a_body_in_too_many_pieces_is_refused() -> None:
     assert "too many pieces" in require_envelope(response, 413, "request_too_large")
 
 
+async def test_a_chunk_too_large_for_any_body_is_refused_by_its_length_and_not_by_a_timeout() -> None:
+    """Its line may arrive in several segments; before, only the time for slow bodies ended the request."""
+    config = GatewayConfig(port=0, connections=ConnectionLimits(body_grace_seconds=3600.0), body_timeout_seconds=3600.0)
+    first = head(
+        "POST /v1/chat/completions HTTP/1.1",
+        {"Host": "localhost", "Content-Type": "application/json", "Transfer-Encoding": "chunked"},
+    )
+    async with serving(ScriptedDispatcher(), config=config) as gateway, gateway.connection() as (reader, writer):
+        for piece in (first, b"1\r\n{\r", b"\nff", b"ffff", b"f;x\r", b"\n"):
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(b" ")
+        answer = await reader.readuntil(b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_an_upgrade_is_answered_and_puts_no_advice_on_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    socket = {"Host": "localhost", "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    async with serving(ScriptedDispatcher()) as gateway:
+        response = await gateway.exchange(head("GET /v1/models HTTP/1.1", socket))
+        assert "Upgrade" in require_envelope(response, 400, "malformed_request")
+        plain = {**socket, "Connection": "Upgrade, close", "Upgrade": "h2c"}
+        assert (await gateway.exchange(head("GET /v1/models HTTP/1.1", plain))).status == 200
+    assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
 async def test_a_body_that_stops_arriving_is_408() -> None:
     async with serving(config=GatewayConfig(port=0, body_timeout_seconds=0.05)) as gateway:
         request = head(

@@ -1,0 +1,48 @@
+"""Whether the framing of a request can be kept: pure functions over its head and the lines of its chunks."""
+
+from collections.abc import Sequence
+
+from gateway.errors import EdgeError
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+DECLARED_BODY_KEY = "weft.declared_body_bytes"
+"""In a scope's state: how long its body is at least, by the chunk that is under way."""
+MAX_CHUNK_LINE_BYTES = 256
+"""Of the line before a chunk, as far as it is looked at; what is longer counts as overhead of the body."""
+_NAMES = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
+_CONTINUE = b"100-continue"
+
+
+def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> WeftError | None:
+    """Returns what makes a body wait for bytes that never come, or that nothing here can read; None: nothing.
+
+    The parser has refused differing, repeated and malformed lengths already, and a length beside chunks.
+    """
+    found = {name: value.strip().lower() for name, value in headers if name in _NAMES}
+    coding = found.get(b"transfer-encoding")
+    if coding is not None and (coding != b"chunked" or http_version == "1.0"):
+        words = "the only Transfer-Encoding is chunked, in HTTP/1.1: send the body as it is"
+        return WeftError(Reason.MALFORMED_REQUEST, words)
+    if found.get(b"expect", _CONTINUE) != _CONTINUE:
+        return EdgeError(417, Reason.MALFORMED_REQUEST, "the only expectation that can be met is 100-continue")
+    if b"upgrade" in (token.strip() for token in found.get(b"connection", b"").split(b",")):
+        has_body = coding is not None or found.get(b"content-length", b"0") != b"0"
+        if found.get(b"upgrade") == b"websocket" or has_body:
+            words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"
+            return WeftError(Reason.MALFORMED_REQUEST, words)
+    return None
+
+
+def open_chunk_bytes(received: bytes, body_bytes: int) -> int:
+    """Returns the declared length of the chunk that is under way; 0: its line is not in `received`.
+
+    `received` ends with the first `body_bytes` bytes of the chunk.
+    """
+    end = len(received) - body_bytes
+    line = received[received.rfind(b"\n", 0, max(0, end - 1)) + 1 : max(0, end)]
+    digits = line.partition(b";")[0].strip()
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return 0
