@@ -12,16 +12,19 @@ from runner_svc.backends.key_variables import read_key
 from runner_svc.backends.openai_http import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.backends.others_server import OthersServer, secret_words
 from runner_svc.backends.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
+from runner_svc.policy.model_list import listed_models, not_listed_message
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.wake.redaction import redacted
 
 PROBE_TIMEOUT_SECONDS = 5.0
 LOADING_PAUSE_SECONDS = 0.25
 _VERSION_PATH = "/v1"
+_LISTED = 200
 _UNKNOWN_PATH = frozenset({404, 405, 501})
 
 
@@ -68,6 +71,8 @@ class AttachedServer(OthersServer):
     def __init__(self, config: AttachedServerConfig) -> None:
         super().__init__(config.operations)
         self._config = config
+        self._why_gone = ""
+        """Why the last look at the server found it of no use; empty: it did not answer."""
 
     async def responds(self, timeout_seconds: float) -> bool:
         """See Backend.responds."""
@@ -82,7 +87,8 @@ class AttachedServer(OthersServer):
     async def start(self, order: LoadOrder | None = None) -> BackendFacts:
         """Attach to the server if it answers; it is waited for only while it says that it is loading.
 
-        Raises CONNECT_FAILED when it does not answer or refuses the key, LOAD_STALLED when it loads for too long,
+        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists other models
+        only, LOAD_STALLED when it loads for too long,
         INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order that
         sets something: it is not ours to load.
         """
@@ -117,7 +123,7 @@ class AttachedServer(OthersServer):
             received, chunks = chunks != http.chunks_received, http.chunks_received
             answers = received or await self._is_there(http)
             failures = 0 if answers else failures + 1
-        return ExitReport(reason=Reason.CONNECT_FAILED, how="the server stopped answering")
+        return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or "the server stopped answering")
 
     async def _open_when_wanted(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
         """A response of the server, unless it has said that it does not want to be asked yet."""
@@ -142,14 +148,22 @@ class AttachedServer(OthersServer):
             await asyncio.sleep(LOADING_PAUSE_SECONDS)
 
     async def _is_there(self, http: OpenAiHttp) -> bool:
+        self._why_gone = ""
         try:
             return await self._probe(http) is _Presence.READY
-        except WeftError:
+        except WeftError as error:
+            self._why_gone = error.message
             return False
 
     async def _probe(self, http: OpenAiHttp) -> _Presence:
-        """Whether the server takes requests. Raises CONNECT_FAILED when it answers and is of no use."""
-        status = await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS)
+        """Whether the server takes requests for the model.
+
+        Raises CONNECT_FAILED when it answers and is of no use, MODEL_NOT_FOUND when it lists other models only.
+        """
+        answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
+        status, body = (None, b"") if answer is None else answer
+        if status == _LISTED:
+            self._require_listed(body)
         if status in _UNKNOWN_PATH:
             # Some servers have no list of models; what they say about their health must do.
             status = await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS)
@@ -164,6 +178,13 @@ class AttachedServer(OthersServer):
                 raise WeftError(Reason.CONNECT_FAILED, f"the server refuses the key (status {status})")
             case _:
                 raise WeftError(Reason.CONNECT_FAILED, f"the server answers a look at its models with status {status}")
+
+    def _require_listed(self, body: bytes) -> None:
+        """A server that lists nothing says nothing: many have no list."""
+        listed, name = listed_models(body), self._config.upstream_model
+        if not listed.has(name):
+            message = redacted(not_listed_message(name, listed), self._secrets)
+            raise WeftError(Reason.MODEL_NOT_FOUND, message)
 
     async def _explain_break(self, reason: Reason) -> WeftError | None:
         """A connection that broke in mid-answer: because the server went away?"""

@@ -148,10 +148,24 @@ class OpenAiHttp:
 
     async def status_of(self, path: str, timeout_seconds: float) -> int | None:
         """The status that GET `path` (HEALTH or MODELS) is answered with; None: no answer."""
+        answer = await self._get(path, timeout_seconds, max_bytes=0)
+        return None if answer is None else answer[0]
+
+    async def answer_of(self, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
+        """Status and body that GET `path` (HEALTH or MODELS) is answered with; None: no answer.
+
+        The body is empty where it is too long or breaks off.
+        """
+        return await self._get(path, timeout_seconds, max_bytes=MAX_ANSWER_BYTES)
+
+    async def _get(self, path: str, timeout_seconds: float, *, max_bytes: int) -> tuple[int, bytes] | None:
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_seconds)
             async with self._session.get(self._urls[path], timeout=timeout, allow_redirects=False) as response:
-                return response.status
+                try:
+                    return response.status, await read_bounded(response, max_bytes) if max_bytes else b""
+                except (aiohttp.ClientError, TimeoutError, WeftError):
+                    return response.status, b""
         except (aiohttp.ClientError, TimeoutError):
             return None
         except RuntimeError:

@@ -6,15 +6,16 @@ from datetime import UTC, datetime
 from weft.cli.output import Column, seconds_ago
 from weft.resources.documents import Document, EventDocument, ModelDocument
 from weft.resources.kinds import ResourceKind
-from weft.resources.statuses import InstanceStatus
+from weft.resources.statuses import InstanceStatus, ModelStatus
 
 MAX_DESCRIPTION_CELL_CHARS = 60
+_USELESS = frozenset({"failed", "crash-loop"})
 
 _MODEL = (
     Column("NAME", lambda model: model.name),
     Column("POOL", lambda model: model.pool_name or "-"),
     Column("KIND", lambda model: model.status.kind),
-    Column("STATUS", lambda model: model.status.state),
+    Column("STATUS", lambda model: _state_of(model.status)),
     Column("RUNNER", lambda model: model.status.runner or "-"),
     Column("OPERATIONS", lambda model: ",".join(model.operations)),
     Column("CONTEXT", lambda model: str(context_tokens(model) or "-")),
@@ -103,6 +104,12 @@ def columns_of(kind: ResourceKind, *, wide: bool) -> Sequence[Column]:
             return (*_POOL, *_POOL_WIDE) if wide else _POOL
         case ResourceKind.ROUTE:
             return _ROUTE_WIDE if wide else _ROUTE
+
+
+def _state_of(status: ModelStatus) -> str:
+    """The state of a model, or of its instance where its runner lives and the model takes no requests all the same."""
+    phase = status.instance.phase if status.instance else ""
+    return phase if status.state == "active" and phase in _USELESS else status.state
 
 
 def label(document: Document) -> str:

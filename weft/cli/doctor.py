@@ -10,24 +10,31 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Annotated
 
 import typer
 
 from runner_svc.backends.key_variables import read_key
 from weft import __version__
+from weft.cli.attached_check import fault_of_server
 from weft.cli.doctor_memory import unowned_leases
 from weft.cli.options import DEFAULT_HOME, EXIT_FAILED, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft.cli.output import Column, print_resources
 from weft.client.resources import connect_registry
-from weft.host.config import DEFAULT_PORT, WeftConfig, load_config
+from weft.gpu.nvml import Health, NvmlReader
+from weft.host.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig, config_files, load_config
 from weft.host.demo import configured_runners, llama_command
 from weft.host.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft.host.runner_sections import ModelSection
 from weft.kernel.errors import WeftError
+from weft.kernel.sizes import size_words
 from weft.resources.documents import ModelDocument
 from weft.resources.kinds import ResourceKind
 
 MIN_FREE_BYTES = 1024**3
+DRIVER_SECONDS = 5.0
+"""How long NVIDIA's library is waited for: it hangs where a card does."""
 
 
 class Verdict(StrEnum):
@@ -84,9 +91,11 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     except WeftError as error:
         yield _failed("configuration", error.message, "correct the file")
         return
-    yield Finding(check="configuration", verdict=Verdict.OK, detail=str(config_path or "defaults"))
+    yield _startable(config, home, config_path)
     yield _attempt("models", lambda: _models(config), "name a file that exists")
     yield from _keys(config)
+    yield from _attached_servers(config)
+    yield _accelerators()
     if config.runners is None or any(runner.runtime == "llama_server" for runner in config.runners):
         yield _attempt("llama.cpp server", _server, "pip install xllamacpp")
     yield _port(home, port if port is not None else config.port)
@@ -161,6 +170,73 @@ def _models(config: WeftConfig) -> str:
         without_file = "a provider's" if runner.runtime == "openai_remote" else "a server that runs already"
         told += [f"{model.name} ({model.path or without_file})" for model in runner.models]
     return ", ".join(told)
+
+
+def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> Finding:
+    """What `weft up` would say of the configuration before it starts anything."""
+    files = ", ".join(str(file) for file in config_files(config_path)) or f"defaults (there is no ./{CONFIG_NAME})"
+    # The services of a mesh are imported here alone: without their packages there is nothing to check, and `packages`
+    # says so.
+    if _packages().verdict is Verdict.FAILED:
+        return Finding(check="configuration", verdict=Verdict.OK, detail=files)
+    from weft.host.preflight import require_startable  # noqa: PLC0415
+
+    try:
+        require_startable(config, home)
+    except WeftError as error:
+        return _failed("configuration", f"{files}: {error.message}", "correct the file; `weft up` refuses it")
+    return Finding(check="configuration", verdict=Verdict.OK, detail=files)
+
+
+def _attached_servers(config: WeftConfig) -> Iterator[Finding]:
+    """What each server that runs already says of the model that it is configured for."""
+    for runner in config.runners or ():
+        for model in runner.models if runner.runtime == "openai_http" else ():
+            yield _attached_server(model)
+
+
+def _attached_server(model: ModelSection) -> Finding:
+    fault = fault_of_server(model, os.environ)
+    if fault is None:
+        return Finding(check="server", verdict=Verdict.OK, detail=f"{model.name}: its server answers and has it")
+    detail = f"{model.name}: {fault.words}"
+    if not fault.is_there and model.wake is not None:
+        return Finding(check="server", verdict=Verdict.OK, detail=f"{detail}; the first request wakes it")
+    verdict = Verdict.WARNING if fault.is_there else Verdict.FAILED
+    return Finding(check="server", verdict=verdict, detail=detail, remedy=fault.remedy)
+
+
+def _accelerators() -> Finding:
+    """The cards that the driver names; a driver that hangs is waited for only so long."""
+    lines: list[Finding] = []
+    reading = Thread(target=lambda: lines.append(_read_accelerators()), daemon=True)
+    reading.start()
+    reading.join(DRIVER_SECONDS)
+    return (
+        lines[0]
+        if lines
+        else Finding(
+            check="accelerators",
+            verdict=Verdict.WARNING,
+            detail=f"NVIDIA's driver did not answer within {DRIVER_SECONDS:g} s",
+            remedy="nvidia-smi",
+        )
+    )
+
+
+def _read_accelerators() -> Finding:
+    reading = NvmlReader().read()
+    match reading.health:
+        case Health.WELL if reading.devices:
+            cards = ", ".join(f"{device.name} ({size_words(device.total_bytes)})" for device in reading.devices)
+            return Finding(check="accelerators", verdict=Verdict.OK, detail=cards)
+        case Health.FAILED:
+            return Finding(
+                check="accelerators", verdict=Verdict.WARNING, detail="NVIDIA's library fails", remedy="nvidia-smi"
+            )
+        case _:
+            detail = "no NVIDIA card or driver here: models run on the CPU unless their engine brings another"
+            return Finding(check="accelerators", verdict=Verdict.OK, detail=detail)
 
 
 def _keys(config: WeftConfig) -> Iterator[Finding]:

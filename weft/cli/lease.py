@@ -38,7 +38,7 @@ _OPTIONS: Mapping[str, str] = MappingProxyType(
 _CLEAR_LINE = "\r\x1b[K"
 
 MemoryOption = Annotated[
-    str, typer.Option("--memory", "-m", help="How much, over all devices: 8GiB, 8GB, 8192MiB or bytes.", metavar="SIZE")
+    str, typer.Option("--memory", "-m", help="How much, over all devices: 8GiB, 8GB or 8192MiB.", metavar="SIZE")
 ]
 CommandArgument = Annotated[list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")]
 DevicesOption = Annotated[

@@ -48,7 +48,7 @@ class StageDisplay:
         """A stage began, moved on, or is done."""
         self._stages[stage.name] = stage
         if not self._console.is_terminal:
-            say(f"{'ok  ' if stage.done else '... '} {stage.name}: {stage.detail}\n")
+            say(f"{_word(stage)} {stage.name}: {stage.detail}\n")
 
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 1))
@@ -62,5 +62,11 @@ class StageDisplay:
 
     def _mark(self, stage: Stage) -> RenderableType:
         if stage.done:
-            return Text("✓", style="green")
+            return Text("!", style="yellow") if stage.is_warning else Text("✓", style="green")
         return Text("✗", style="red") if self._failed else self._spinner
+
+
+def _word(stage: Stage) -> str:
+    if stage.is_warning:
+        return "warn"
+    return "ok  " if stage.done else "... "

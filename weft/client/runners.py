@@ -29,13 +29,15 @@ def connect_runner_of(registry: Registry, model: str) -> "RunnerOfModel":
     assert isinstance(runner, RunnerDocument)
     if runner.status is None or runner.status.state != "active":
         raise WeftError(Reason.NO_RUNNER_AVAILABLE, f"the runner {name}, which serves {model}, is not there")
-    return RunnerOfModel(runner.status.address, model)
+    return RunnerOfModel(runner.status.address, model, runner.status.runtime)
 
 
 class RunnerOfModel:
     """Calls about one model on its runner, behind a relay or not. Every failure is a WeftError with a reason."""
 
-    def __init__(self, address: str, model: str) -> None:
+    def __init__(self, address: str, model: str, runtime: str = "") -> None:
+        self.runtime = runtime
+        """What runs the model, such as "llama_server"."""
         self._model = model
         self._metadata = metadata_of(address)
         self._channel = open_mesh_channel(address)

@@ -26,6 +26,7 @@ from weft.kernel.reasons import Reason
 
 CONFIG_NAME = "weft.yaml"
 LOCAL_SUFFIX = ".local"
+_NAME = "name"
 DEFAULT_PORT = 8080
 
 
@@ -282,14 +283,12 @@ class WeftConfig(Section):
 def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> WeftConfig:
     """The configuration from `path` (default: ./weft.yaml where there is one), its local twin, and the command line.
 
-    Later ones win; mappings are merged, lists replaced. Raises INVALID_ARGUMENT naming file and field.
+    Later ones win, as `merge` says. Raises INVALID_ARGUMENT naming file and field.
     """
-    if path is None and Path(CONFIG_NAME).is_file():
-        path = Path(CONFIG_NAME)
     merged: dict[str, Any] = {}
-    if path is not None:
-        local = path.with_name(f"{path.stem}{LOCAL_SUFFIX}{path.suffix}")
-        merged = merge(_read(path), _read(local) if local.is_file() else {})
+    for file in config_files(path):
+        merged = merge(merged, _read(file))
+        path = path or file
     merged = merge(merged, overrides or {})
     try:
         return WeftConfig.model_validate(merged)
@@ -297,13 +296,44 @@ def load_config(path: Path | None, overrides: dict[str, Any] | None = None) -> W
         raise _field_error(error, path) from error
 
 
+def config_files(path: Path | None) -> tuple[Path, ...]:
+    """The files that `load_config` reads, later ones over earlier ones; none where there is no ./weft.yaml."""
+    if path is None:
+        path = Path(CONFIG_NAME)
+        if not path.is_file():
+            return ()
+    local = path.with_name(f"{path.stem}{LOCAL_SUFFIX}{path.suffix}")
+    return (path, local) if local.is_file() else (path,)
+
+
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`: mappings are merged key by key, anything else is replaced."""
+    """`over` laid over `base`: mappings are merged key by key, lists of named things name by name.
+
+    Anything else is replaced.
+    """
     result = dict(base)
     for key, value in over.items():
-        below = result.get(key)
-        result[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        result[key] = _merged(result.get(key), value)
     return result
+
+
+def _merged(below: Any, value: Any) -> Any:
+    if isinstance(below, dict) and isinstance(value, dict):
+        return merge(below, value)
+    if _is_named(below) and _is_named(value):
+        laid = {item[_NAME]: item for item in value}
+        known = {item[_NAME] for item in below}
+        kept = [merge(item, laid.get(item[_NAME], {})) for item in below]
+        return [*kept, *(item for item in value if item[_NAME] not in known)]
+    return value
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a list of things that each have a name of their own, such as runners and models."""
+    if not isinstance(value, list) or not value:
+        return False
+    names = [item.get(_NAME) if isinstance(item, dict) else None for item in value]
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -14,7 +14,16 @@ from weft.host.config import CONFIG_NAME, WeftConfig
 _INTRODUCTION = f"""# Configuration
 
 `{CONFIG_NAME}` in the working directory, or the file named with `--config`. `weft.local.yaml` beside it is merged over
-it: mappings key by key, lists replaced. The command line wins over both. A name that is not in these tables is refused.
+it: mappings key by key, lists of named things (runners, models, agents) name by name, other lists replaced. The command
+line wins over both. A name that is not in these tables is refused.
+
+```yaml
+# weft.local.yaml: one model of one runner has its file elsewhere on this machine; all else is as weft.yaml says.
+runners:
+  - name: left
+    models:
+      - {{name: qwen-a, path: /data/qwen3-8b-q4.gguf}}
+```
 
 This page is made from `weft/host/config.py` by `python -m weft.host.config_reference`; a test compares the two.
 """

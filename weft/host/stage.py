@@ -12,6 +12,8 @@ class Stage:
     """What is being done, such as "services" or "smollm2-135m"."""
     detail: str
     done: bool = False
+    is_warning: bool = False
+    """Whether it is done and something is not as it should be, which the detail says."""
 
 
 ShowProgress = Callable[[Stage], None]

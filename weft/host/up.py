@@ -12,6 +12,7 @@ from typing import Any
 import registry_svc.service
 import router_svc.service
 from router_svc.service import RouterService
+from runner_svc.policy.model_list import MODEL_NOT_LISTED
 from weft.dispatch import Dispatcher
 from weft.dispatch.batches import BatchPort
 from weft.dispatch.files import FilePort
@@ -26,6 +27,7 @@ from weft.host.demo import configured_runners
 from weft.host.gateway import MeshClients, build_gateway
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
+from weft.host.preflight import require_startable
 from weft.host.registry import registry_config
 from weft.host.relay import RelayEndpoint, relay_doors
 from weft.host.responses import response_service, router_database
@@ -104,6 +106,7 @@ class UpHost:
     async def start(self, show: ShowProgress) -> None:
         """Start everything and return once every model is ready. Raises LOAD_STALLED when one never will be."""
         try:
+            require_startable(self._config, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
             fleet = await self._start_services()
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
@@ -218,7 +221,8 @@ class UpHost:
                 settled = self._settled(fleet.view, model, runner)
                 if settled is not None:
                     del waiting[model]
-                    show(Stage(name=model, detail=settled, done=True))
+                    is_warning = settled.startswith(MODEL_NOT_LISTED)
+                    show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
             self._require_willing_runners()
             await self._clock.sleep(MODEL_CHECK_SECONDS)
 
@@ -234,6 +238,8 @@ class UpHost:
         instance = runner.instances.get(model) if runner is not None and runner.active else None
         if instance is None:
             return None
+        if instance.detail.startswith(MODEL_NOT_LISTED):
+            return instance.detail  # the server is looked at again and again; the other models can be used
         if instance.phase in (Phase.CRASH_LOOP, Phase.FAILED):
             raise WeftError(
                 Reason.LOAD_STALLED,

@@ -7,6 +7,8 @@ from weft.kernel.errors import invalid_field
 
 MAX_SIZE_CHARS = 32
 MAX_SIZE_BYTES = 2**62
+MIN_PLAIN_BYTES = 1024**2
+"""The least number without a unit: who writes 300 means something larger than bytes."""
 
 _UNITS: Mapping[str, int] = {
     "": 1,
@@ -30,12 +32,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 def parse_size(text: str, field: str) -> int:
     """Bytes of "8GiB", "8G" (the same), "8GB" (8,000,000,000), "512MiB" or "8589934592".
 
-    Raises INVALID_ARGUMENT naming `field`.
+    Raises INVALID_ARGUMENT naming `field`, for a number without a unit below MIN_PLAIN_BYTES too.
     """
     found = _SIZE.fullmatch(text.strip()) if len(text) <= MAX_SIZE_CHARS else None
     unit = None if found is None else _UNITS.get(found[2].lower())
     if found is None or unit is None:
         raise invalid_field(field, "must be an amount of memory such as 8GiB, 512MiB or 8GB")
+    if not found[2] and float(found[1]) < MIN_PLAIN_BYTES:
+        raise invalid_field(field, f"{found[1]} has no unit, which means bytes: write {found[1]}MiB or {found[1]}GiB")
     amount = int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
     if not 0 < amount <= MAX_SIZE_BYTES:
         raise invalid_field(field, "must be more than 0 bytes and at most 4 EiB")

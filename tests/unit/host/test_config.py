@@ -101,9 +101,35 @@ def test_names_used_twice_are_refused_with_the_way_out(tmp_path: Path, runners: 
         ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
         ({"a": {"x": 1}}, {"a": None}, {"a": None}),
         ({}, {"b": 1}, {"b": 1}),
+        ({"a": [{"name": "x"}]}, {"a": [{"path": "y"}]}, {"a": [{"path": "y"}]}),
+        ({"a": [{"name": "x"}]}, {"a": []}, {"a": []}),
+        ({"a": [{"name": "x"}, {"name": "x"}]}, {"a": [{"name": "x", "b": 1}]}, {"a": [{"name": "x", "b": 1}]}),
+        (
+            {"a": [{"name": "x", "b": 1}, {"name": "y"}]},
+            {"a": [{"name": "z"}, {"name": "x", "c": 2}]},
+            {"a": [{"name": "x", "b": 1, "c": 2}, {"name": "y"}, {"name": "z"}]},
+        ),
     ],
 )
-def test_mappings_are_merged_and_everything_else_is_replaced(
+def test_mappings_and_named_things_are_merged_and_everything_else_is_replaced(
     base: dict[str, Any], over: dict[str, Any], result: dict[str, Any]
 ) -> None:
     assert merge(base, over) == result
+
+
+def test_the_local_file_can_change_one_model_and_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    path = _write(
+        tmp_path,
+        "weft.yaml",
+        """
+        runners:
+          - name: left
+            models: [{name: a, path: /m/a.gguf, slots: 4}, {name: b, path: /m/b.gguf}]
+          - name: right
+            models: [{name: c, path: /m/c.gguf}]
+        """,
+    )
+    _write(tmp_path, "weft.local.yaml", "runners: [{name: left, models: [{name: a, path: /home/me/a.gguf}]}]")
+    left, right = load_config(path).runners or ()
+    assert next((model.name, str(model.path), model.slots) for model in left.models) == ("a", "/home/me/a.gguf", 4)
+    assert [model.name for model in (*left.models, *right.models)] == ["a", "b", "c"]

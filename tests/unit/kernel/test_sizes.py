@@ -15,7 +15,8 @@ from weft.kernel.sizes import parse_size, size_words
         ("1.5 GiB", 3 * 1024**3 // 2),
         ("512MiB", 512 * 1024**2),
         ("64k", 65_536),
-        ("123", 123),
+        ("1048576", 1_048_576),
+        ("300B", 300),
         ("9007199254740993", 9_007_199_254_740_993),
     ],
 )
@@ -28,6 +29,14 @@ def test_what_is_no_amount_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(FieldError) as refusal:
         parse_size(text, "--memory")
     assert refusal.value.field == "--memory"
+
+
+@pytest.mark.parametrize("text", ["300", "8", "1048575", "20.5"])
+def test_a_number_that_lacks_its_unit_is_refused_with_the_next_step(text: str) -> None:
+    """`weft lease acquire --memory 300` held 300 bytes."""
+    with pytest.raises(FieldError) as refusal:
+        parse_size(text, "--memory")
+    assert f"write {text}MiB or {text}GiB" in refusal.value.message
 
 
 @pytest.mark.parametrize(

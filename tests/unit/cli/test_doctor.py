@@ -1,0 +1,113 @@
+"""What `weft doctor` says of a configuration, of attached servers and of accelerators."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from weft.cli.doctor import Finding, Verdict, examine
+from weft.host.config import load_config
+from weft.host.home import WeftHome
+from weft.host.preflight import require_startable
+from weft.kernel.errors import WeftError
+from weft.testing.free_port import free_port
+
+
+def _findings(folder: Path, configuration: str) -> dict[str, Finding]:
+    path = folder / "weft.yaml"
+    path.write_text(configuration, encoding="utf-8")
+    return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, 0)}
+
+
+@contextmanager
+def _server(status: int, *names: str) -> Iterator[str]:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": name, "owned_by": "library"} for name in names]}).encode()
+            self.send_response(status if self.path == "/v1/models" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    serving = Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+
+
+def _attached(url: str, more: str = "") -> str:
+    return f"runners: [{{name: box, runtime: openai_http, models: [{{name: llama, url: '{url}'{more}}}]}}]"
+
+
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        "host: 0.0.0.0",
+        "{host: 0.0.0.0, auth: {required: false}, gateway: {tls_terminated_elsewhere: true}}",
+        "gateway: {tls: {certificate_file: /nowhere/cert.pem, key_file: /nowhere/key.pem}}",
+    ],
+)
+def test_what_a_start_refuses_the_doctor_refuses_in_the_same_words_and_names_the_file(
+    tmp_path: Path, configuration: str
+) -> None:
+    """`host: 0.0.0.0` passed the doctor, and `weft up` refused it."""
+    finding = _findings(tmp_path, configuration)["configuration"]
+    path = tmp_path / "weft.yaml"
+    with pytest.raises(WeftError) as refused:
+        require_startable(load_config(path), WeftHome(tmp_path / "home"))
+    assert (finding.verdict, finding.detail) == (Verdict.FAILED, f"{path}: {refused.value.message}")
+
+
+def test_the_files_in_use_are_named_also_where_none_is_named_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def detail() -> str:
+        found = examine(WeftHome(tmp_path / "home"), None, 0)
+        return next(finding.detail for finding in found if finding.check == "configuration")
+
+    monkeypatch.chdir(tmp_path)
+    assert detail() == "defaults (there is no ./weft.yaml)"
+    (tmp_path / "weft.yaml").write_text("port: 9000", encoding="utf-8")
+    assert detail() == "weft.yaml"
+    (tmp_path / "weft.local.yaml").write_text("port: 9001", encoding="utf-8")
+    assert detail() == "weft.yaml, weft.local.yaml"
+
+
+def test_each_attached_server_is_asked_and_what_it_has_is_said(tmp_path: Path) -> None:
+    with _server(200, "llama3.2:3b", "qwen3:8b") as url:
+        missing = _findings(tmp_path, _attached(url))["server"]
+        there = _findings(tmp_path, _attached(url, ", upstream_model: 'llama3.2:3b'"))["server"]
+    assert (missing.verdict, missing.remedy) == (Verdict.WARNING, "set upstream_model")
+    assert "the server has no model llama; it has llama3.2:3b, qwen3:8b" in missing.detail
+    assert (there.verdict, there.detail) == (Verdict.OK, "llama: its server answers and has it")
+
+
+@pytest.mark.parametrize(("status", "verdict"), [(404, Verdict.OK), (401, Verdict.FAILED), (500, Verdict.FAILED)])
+def test_a_server_without_a_list_is_fine_and_one_that_refuses_is_not(
+    tmp_path: Path, status: int, verdict: Verdict
+) -> None:
+    with _server(status) as url:
+        assert _findings(tmp_path, _attached(url))["server"].verdict is verdict
+
+
+def test_a_server_that_does_not_answer_is_named_without_the_user_in_its_address(tmp_path: Path) -> None:
+    port = free_port()
+    finding = _findings(tmp_path, _attached(f"http://127.0.0.1:{port}"))["server"]
+    assert finding.verdict is Verdict.FAILED
+    assert f"llama: http://127.0.0.1:{port} does not answer" in finding.detail
+
+
+def test_there_is_a_line_about_accelerators(tmp_path: Path) -> None:
+    assert _findings(tmp_path, "port: 9000")["accelerators"].detail
