@@ -13,8 +13,12 @@ OWNER = "weft"
 
 
 def model_list(view: FleetView) -> dict[str, Any]:
-    """The body of GET /v1/models."""
-    models = [_entry(name, members) for name, members in _by_name(view).items()]
+    """The body of GET /v1/models: what a caller is meant to ask for.
+
+    A member of a pool can be asked by its name too, which reaches the whole pool; it is in the lists of resources.
+    """
+    pools = {model.pool for model in view.models.values()}
+    models = [_entry(name, members) for name, members in _by_name(view).items() if name in pools]
     agents = [_agent_entry(view, agent) for _, agent in sorted(view.agents.items())]
     routes = [_route_entry(view, route) for _, route in sorted(view.routes.items())]
     return {"object": "list", "data": [*models, *(entry for entry in (*agents, *routes) if entry is not None)]}

@@ -53,8 +53,16 @@ def test_a_name_that_is_pool_and_model_is_listed_once() -> None:
     view = view_of(model("a", "a"), model("b", "a"))
     entries = model_list(view)["data"]
     assert isinstance(entries, list)
-    assert [entry["id"] for entry in entries] == ["a", "b"]
+    assert [entry["id"] for entry in entries] == ["a"]
     assert entries[0]["meta"]["members"] == ["a", "b"]
+
+
+def test_members_of_a_pool_are_not_listed_and_can_be_asked_by_their_names() -> None:
+    view = view_of(model("qwen-1", "qwen"), model("qwen-2", "qwen"), model("alone", "alone"), model("z", "zs"))
+    assert [entry["id"] for entry in model_list(view)["data"]] == ["alone", "qwen", "zs"]
+    for name in ("qwen-1", "qwen-2", "z"):
+        assert model_entry(view, name) is not None
+    assert known_names(view) >= {"qwen-1", "qwen-2", "z"}
 
 
 def test_an_unknown_context_does_not_hide_a_known_one() -> None:
@@ -115,7 +123,7 @@ def test_a_route_is_listed_after_the_models_with_what_it_can_fall_back_to() -> N
     }
     entries = model_list(view)["data"]
     assert isinstance(entries, list)
-    assert [entry["id"] for entry in entries] == ["a", "b", "p", "route/sum"]
+    assert [entry["id"] for entry in entries] == ["p", "route/sum"]
     assert "route/sum" in known_names(view)
     assert model_entry(view, "sum") is None
 
