@@ -77,3 +77,5 @@ class TaskList(BaseModel):
     data: list[TaskObject]
     next_page_token: str | None
     """For the next page; null at the end."""
+    notice: str | None = None
+    """What whoever looks after the mesh must know of whoever keeps the tasks; absent: nothing."""

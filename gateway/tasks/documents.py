@@ -62,6 +62,7 @@ def page_json(page: TaskPage, surfaces: Surfaces) -> JsonObject:
         "object": "list",
         "data": [task_json(task, surfaces) for task in page.tasks],
         "next_page_token": page.next_page_token or None,
+        **({"notice": page.notice} if page.notice else {}),
     }
 
 

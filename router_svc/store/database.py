@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -12,6 +13,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from router_svc.policy.promises import Loss
+from router_svc.store.promises import Promises, changes, count, write_found
 from router_svc.store.schema import SCHEMA
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -49,9 +52,12 @@ class RouterDatabase:
     Raises INVALID_ARGUMENT for a URL of no kind that is supported.
     """
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, *, promise_file: Path | None = None) -> None:
+        """`promise_file`: where it is kept apart what was acknowledged; for SQLite in a file alone."""
         self._url = _parsed(database_url)
         self._is_sqlite = self._url.drivername == _SQLITE
+        path = file_of(self._url) if self._is_sqlite else None
+        self._promises = None if path is None or promise_file is None else Promises(path, promise_file)
         self._engine: AsyncEngine | None = None
         self._users = 0
         self._opening = asyncio.Lock()
@@ -62,6 +68,21 @@ class RouterDatabase:
     def is_shared(self) -> bool:
         """Whether other routers may write to it, too."""
         return not self._is_sqlite
+
+    @property
+    def loss(self) -> Loss | None:
+        """What it lacked of what was acknowledged, when it was opened; None: nothing, or nobody knows."""
+        return None if self._promises is None else self._promises.loss
+
+    @property
+    def notice(self) -> str:
+        """What users and whoever looks after the mesh must know of it; empty: nothing. Reads a small file."""
+        return "" if self._promises is None else self._promises.notice
+
+    @property
+    def remedy(self) -> str:
+        """What can be done about what `notice` says."""
+        return "" if self._promises is None else self._promises.remedy
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date, unless that is done. Raises SERVICE_UNAVAILABLE."""
@@ -83,11 +104,14 @@ class RouterDatabase:
                 self._engine = self._connect()
                 # Where there is nothing to bring up to date this only reads: a backup under way does not stop a start.
                 await self._bring_up_to_date()
+                await self._compare()
         except BaseException:
             await self._end()
             raise
 
     async def _end(self) -> None:
+        if self._promises is not None:
+            await self._promises.end()
         if self._engine is not None:
             engine, self._engine = self._engine, None
             await engine.dispose()
@@ -97,12 +121,28 @@ class RouterDatabase:
         """One transaction, on disk when its block has been left. Raises SERVICE_UNAVAILABLE when the database fails."""
         engine = self._opened()
         with _explained():
-            if self._is_sqlite:
+            if self._promises is not None:
+                async with self._promised(engine, self._promises) as connection:
+                    yield connection
+            elif self._is_sqlite:
                 async with self._turn, engine.execution_options(**{WRITES: True}).begin() as connection:
                     yield connection
             else:
                 async with engine.begin() as connection:
                     yield connection
+
+    @asynccontextmanager
+    async def _promised(self, engine: AsyncEngine, promises: Promises) -> AsyncIterator[AsyncConnection]:
+        """A transaction that is counted where it changes anything, and noted before it is acknowledged."""
+        promises.require_place()
+        promise = None
+        async with self._turn, engine.execution_options(**{WRITES: True}).begin() as connection:
+            before = await changes(connection)
+            yield connection
+            if await changes(connection) != before:
+                promise = await count(connection)
+        if promise is not None:
+            promises.keep(promise)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
@@ -133,6 +173,16 @@ class RouterDatabase:
             else:
                 await connection.run_sync(require_whole, self._url)
             await connection.run_sync(bring_up_to_date, SCHEMA)
+
+    async def _compare(self) -> None:
+        """Find out what the database lacks of what was promised with it."""
+        if self._promises is None:
+            return
+        async with self._opened().begin() as connection:
+            unsaid = await self._promises.begin(connection)
+        if unsaid is not None:
+            async with self._opened().execution_options(**{WRITES: True}).begin() as connection:
+                await write_found(connection, unsaid)
 
     def _opened(self) -> AsyncEngine:
         if self._engine is None:

@@ -22,6 +22,7 @@ FLUSH_SECONDS = 1.0
 RECORD_BYTES = 256
 """Of the one record, padded: less than a sector, so that a power cut leaves the one before or this one."""
 LOSS_SUFFIX = ".loss.json"
+MAX_LOSS_BYTES = 4096
 
 
 class PromiseFile:
@@ -53,6 +54,28 @@ class PromiseFile:
         except (ValueError, KeyError, TypeError, RecursionError):
             log.warning("the record of acknowledgements is damaged and begins anew", path=str(self._path))
             return None
+
+    def notice(self) -> str:
+        """What users and whoever looks after the mesh must know; empty: nothing is known to be missing."""
+        try:
+            word: Any = json.loads(self.loss_path.read_bytes()[:MAX_LOSS_BYTES])
+            what, noticed_at = str(word["what"]), str(word["noticed_at"])
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            what, noticed_at = "acknowledged work was missing from the router's database", "at an earlier start"
+        return (
+            f"{what} (noticed {noticed_at}): tasks, batches, files and answers acknowledged in them are lost, and "
+            "tasks that had ended may be begun again"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What whoever looks after the mesh can do where there is a notice."""
+        return (
+            "stop the mesh and put the newest copy of the database back together with its -wal file, or send again "
+            f"what is missing; then delete {self.loss_path}"
+        )
 
     def open(self, promise: Promise) -> None:
         """Begin with this one. Raises OSError."""

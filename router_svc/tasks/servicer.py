@@ -70,7 +70,9 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
                 page_token=request.page_token,
             )
             page = await self._tasks.list_page(_tenant(context), query)
-            return pb.ListTasksResponse(tasks=map(task_message, page.tasks), next_page_token=page.next_page_token)
+            return pb.ListTasksResponse(
+                tasks=map(task_message, page.tasks), next_page_token=page.next_page_token, notice=page.notice
+            )
         raise AssertionError("abort has raised")
 
     async def CancelTask(self, request: pb.CancelTaskRequest, context: Context) -> pb.CancelTaskResponse:  # noqa: N802

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement
@@ -86,7 +87,8 @@ class SqlTaskStore:
 
     async def list_page(self, tenant: str, query: TaskQuery) -> TaskPage:
         """See TaskStore.list_page."""
-        return await self._read(lambda connection: sql_reads.list_page(connection, tenant, query))
+        page = await self._read(lambda connection: sql_reads.list_page(connection, tenant, query))
+        return replace(page, notice=self._database.notice)
 
     async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
         """See TaskStore.pieces."""

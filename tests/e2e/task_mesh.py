@@ -134,6 +134,11 @@ class Tasks:
         request = task_service_pb2.ListTasksRequest(model=model, states=states, page_size=page_size)
         return list((await until_known(lambda: self.stub.ListTasks(request, timeout=CALL_SECONDS))).tasks)
 
+    async def notice(self) -> str:
+        """What is said of whoever keeps the tasks."""
+        request = task_service_pb2.ListTasksRequest(page_size=1)
+        return str((await until_known(lambda: self.stub.ListTasks(request, timeout=CALL_SECONDS))).notice)
+
     async def until_it_says_something(self, task: str) -> None:
         """Until a piece of its answer is kept."""
         async for news in self._watch(task):

@@ -97,6 +97,27 @@ async def test_a_task_whose_router_was_killed_with_its_clock_an_hour_ahead_is_be
     assert (await _is_done_once(mesh, tasks, again.task.id)).attempt == 2
 
 
+async def test_acknowledged_tasks_that_a_damaged_log_loses_are_said_to_be_missing_and_the_mesh_goes_on(
+    mesh: TaskMesh, tasks: Tasks
+) -> None:
+    mesh.start("router")
+    lost = (await tasks.submit(TOKENS, key="lost")).task.id
+    await tasks.answer(lost)
+    assert not await tasks.notice()
+    mesh.end("router", signal.SIGKILL)
+    mesh.start("router")
+    assert not await tasks.notice(), "a kill alone loses nothing"
+    assert (await tasks.answer(lost))[0].state == task_pb2.TASK_STATE_COMPLETED
+    mesh.end("router", signal.SIGKILL)
+    for log in (mesh.home / "state").glob("router.db-wal"):
+        log.write_bytes(b"")
+    mesh.start("router")
+    assert "are missing" in await tasks.notice() or "another one" in await tasks.notice()
+    assert '"event":"acknowledged work is missing from the database"' in (mesh.home / "logs" / "router.log").read_text()
+    await _is_done_once(mesh, tasks, (await tasks.submit(TOKENS, key="afterwards")).task.id)
+    next(mesh.home.glob("router.promised.*")).unlink()
+
+
 async def test_a_result_that_was_kept_and_told_to_nobody_is_the_end_and_nothing_is_run_again(
     mesh: TaskMesh, tasks: Tasks
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from router_svc.store.promise_file import PromiseFile
 from runner_svc.backends.key_variables import read_key
 from weft import __version__
 from weft.cli.attached_check import fault_of_server
@@ -92,6 +93,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
         yield _failed("configuration", error.message, "correct the file")
         return
     yield _startable(config, home, config_path)
+    yield _kept_tasks(home, config)
     yield _attempt("models", lambda: _models(config), "name a file that exists")
     yield from _keys(config)
     yield from _attached_servers(config)
@@ -150,6 +152,21 @@ def _memory(home: WeftHome) -> Iterator[Finding]:
             detail=f"held without an owner: {unowned}",
             remedy="weft unload MODEL, or restart that runner",
         )
+
+
+def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
+    """Whether the router's database has what was acknowledged with it, as far as its last start saw."""
+    kept = PromiseFile(home.promises)
+    notice = kept.notice()
+    if notice:
+        return Finding(check="tasks", verdict=Verdict.WARNING, detail=notice, remedy=kept.remedy)
+    database = home.state / "router.db"
+    is_here = not config.router.database_url and home.promises.exists()
+    if is_here and home.running() is not None and not database.exists():
+        return _failed(
+            "tasks", f"{database} is gone, so the running mesh accepts no tasks", "put it back, or restart the mesh"
+        )
+    return Finding(check="tasks", verdict=Verdict.OK, detail="nothing acknowledged is known to be missing")
 
 
 def _socket_path(home: WeftHome) -> Finding:

@@ -49,13 +49,14 @@ def print_ready(host: UpHost, home: WeftHome) -> None:
     model = host.models[0] if host.models else "<model>"
     keys = "  keys      callers need one; make it: weft keys create\n" if host.asks_for_keys else ""
     shown = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
+    notice = f"\n  WARNING   {host.notice}\n" if host.notice else ""
     joins = f"  runners   join at {host.relay.url}; make a token: weft runner token create\n" if host.relay else ""
     say(
         f"\n  weft is up\n\n"
         f"  base URL  {host.url}/v1\n"
         f"  gRPC      {host.grpc_address}\n"
         f"{keys}{joins}"
-        f"  logs      {home.logs}\n\n"
+        f"  logs      {home.logs}\n{notice}\n"
         f"  try it:\n\n"
         f"    curl {host.url}/v1/chat/completions -H 'Content-Type: application/json'{shown} \\\n"
         f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'

@@ -12,7 +12,7 @@ import typer
 from weft.cli.chat import shown
 from weft.cli.columns import age, shortened
 from weft.cli.options import EXIT_FAILED, OutputFormat, ResourceFormat, exit_code, note
-from weft.cli.output import Column, TextTable, print_document, say
+from weft.cli.output import Column, TextTable, print_document, safe_text, say
 from weft.cli.targets import TASK_WORDS
 from weft.client.tasks import Tasks, connect_tasks, text_of
 from weft.kernel.errors import WeftError, invalid_field
@@ -86,8 +86,14 @@ def show_tasks(words: Sequence[str], output: ResourceFormat, states: Sequence[st
     """Print the tasks that are named; without names, the newest ones."""
     ids = task_ids(words)
     with connect_tasks(home=home) as tasks:
-        found = [tasks.get(each) for each in ids] if ids else list(tasks.newest(MAX_SHOWN, states=states).items)
+        if ids:
+            found, notice = [tasks.get(each) for each in ids], None
+        else:
+            newest = tasks.newest(MAX_SHOWN, states=states)
+            found, notice = list(newest.items), newest.notice
     _print(found, output, single=len(ids) == 1)
+    if notice:
+        note(f"warning: {safe_text(notice)}")
 
 
 def _print(found: Sequence[TaskDocument], output: ResourceFormat, *, single: bool) -> None:

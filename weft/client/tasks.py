@@ -86,7 +86,7 @@ class Tasks:
         """The newest tasks of some states (none: of all), model and batch (empty: any). Raises INVALID_ARGUMENT."""
         numbers = [_state(word) for word in states]
         items: list[TaskDocument] = []
-        token = ""
+        token = notice = ""
         while len(items) < limit:
             request = pb.ListTasksRequest(
                 states=numbers,
@@ -97,10 +97,10 @@ class Tasks:
             )
             found = self._call(self._stub.ListTasks, request)
             items += map(task_document, found.tasks)
-            token = found.next_page_token
+            token, notice = found.next_page_token, found.notice
             if not token:
                 break
-        return TaskList(kind="TaskList", items=tuple(items))
+        return TaskList(kind="TaskList", items=tuple(items), notice=notice or None)
 
     def cancel(self, task_id: str) -> TaskDocument:
         """End it, with its backend where it runs; returns it at its end. Raises NOT_FOUND."""

@@ -60,7 +60,9 @@ class RemoteTasks:
             page_token=query.page_token,
         )
         answer = await _told(self._stub.ListTasks(request, timeout=self._timeout_seconds, metadata=_metadata(tenant)))
-        return TaskPage(tasks=[*map(task_of, answer.tasks)], next_page_token=answer.next_page_token)
+        return TaskPage(
+            tasks=[*map(task_of, answer.tasks)], next_page_token=answer.next_page_token, notice=answer.notice
+        )
 
     async def cancel(self, tenant: str, task_id: str) -> Task:
         """See TaskPort.cancel."""

@@ -159,6 +159,8 @@ class TaskPage:
     tasks: Sequence[Task]
     next_page_token: str = ""
     """Empty: there is no further one."""
+    notice: str = ""
+    """What whoever looks after the mesh must know of whoever keeps the tasks; empty: nothing."""
 
 
 class TaskPort(Protocol):

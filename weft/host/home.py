@@ -40,6 +40,11 @@ class WeftHome:
         return self.root / "state"
 
     @property
+    def promises(self) -> Path:
+        """How much of the router's database was acknowledged: apart from `state`, which may be lost."""
+        return self.root / "router.promised"
+
+    @property
     def logs(self) -> Path:
         """Log files, each bounded."""
         return self.root / "logs"

@@ -10,7 +10,8 @@ from weft.host.home import WeftHome
 
 def router_database(config: WeftConfig, home: WeftHome) -> RouterDatabase:
     """What outlives the router; not open yet."""
-    return RouterDatabase(config.router.database_url or f"sqlite+aiosqlite:///{home.state / 'router.db'}")
+    url = config.router.database_url or f"sqlite+aiosqlite:///{home.state / 'router.db'}"
+    return RouterDatabase(url, promise_file=home.promises)
 
 
 def response_service(config: WeftConfig, database: RouterDatabase) -> ResponseService:

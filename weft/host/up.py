@@ -82,6 +82,8 @@ class UpHost:
         self._clock = SystemClock()
         self.url = ""
         """Base URL of the HTTP edge, once it is started."""
+        self.notice = ""
+        """What whoever looks after the mesh must know of what it keeps, once it is started; empty: nothing."""
         self.grpc_address = ""
         self.grpc_port_address = ""
         """Where gRPC is offered on a port besides, once it is started; empty: nowhere."""
@@ -145,6 +147,8 @@ class UpHost:
         doors = relay_doors(self._config.relay, self._home, router.relay)
         await host.start([registry, router, responses, *durable.in_order(), *doors])
         self.relay = doors[0].endpoint if doors else None
+        if database.notice:
+            self.notice = f"{database.notice}; {database.remedy}"
         return RouterSide(
             router=router,
             engine=durable.tasks,

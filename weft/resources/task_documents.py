@@ -90,3 +90,5 @@ class TaskList(DocumentPart):
     """What it is."""
     items: tuple[TaskDocument, ...]
     """The tasks, without their attempts."""
+    notice: str | None = None
+    """What whoever looks after the mesh must know of whoever keeps the tasks."""

@@ -68,6 +68,7 @@ class TaskScript:
     listed: list[pb.ListTasksRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    notice: str = ""
     restarts: list[int] = field(default_factory=list)
     """After how many news a watch breaks off, watch by watch."""
     watched_after: list[int] = field(default_factory=list)
@@ -92,7 +93,9 @@ class _Service(task_service_pb2_grpc.TaskServiceServicer):
         self._script.listed.append(request)
         start = int(request.page_token or 0)
         rest = str(start + 2) if self._script.tasks[start + 2 :] else ""
-        return pb.ListTasksResponse(tasks=self._script.tasks[start : start + 2], next_page_token=rest)
+        return pb.ListTasksResponse(
+            tasks=self._script.tasks[start : start + 2], next_page_token=rest, notice=self._script.notice
+        )
 
     def CancelTask(self, request: Any, context: Any) -> Any:  # noqa: N802
         found = self._found(request.id, context)
@@ -330,3 +333,12 @@ def test_following_a_mesh_that_stays_away_ends(script: TaskScript, monkeypatch: 
     done = script.run("logs", f"task/{ID}", "-f")
     assert done.exit_code == 1
     assert "the router stops" in done.stderr
+
+
+def test_what_is_wrong_with_whoever_keeps_tasks_is_said_beside_the_list(script: TaskScript) -> None:
+    script.notice = "the router's database is older\x1b[2J"
+    result = script.run("get", "tasks")
+    assert ID in result.stdout
+    assert "older" not in result.stdout
+    assert "weft: warning: the router's database is older [2J" in result.stderr
+    assert json.loads(script.run("get", "tasks", "-o", "json").stdout)["items"]

@@ -73,6 +73,7 @@ class ScriptedTasks:
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     was_left: asyncio.Event = field(default_factory=asyncio.Event)
     """A watch has ended."""
+    notice: str = ""
     waiting_for: str = "no runner has the model"
 
     # What a test says.
@@ -171,7 +172,8 @@ class ScriptedTasks:
         ]
         first = int(query.page_token or 0)
         last = first + query.page_size
-        return TaskPage(tasks=found[first:last], next_page_token=str(last) if len(found) > last else "")
+        token = str(last) if len(found) > last else ""
+        return TaskPage(tasks=found[first:last], next_page_token=token, notice=self.notice)
 
     async def cancel(self, tenant: str, task_id: str) -> Task:
         kept = self._kept(tenant, task_id)

@@ -270,6 +270,14 @@ async def test_tasks_are_listed_newest_first_by_state_and_model_a_page_at_a_time
         assert "result" not in page["data"][0]
 
 
+async def test_a_list_says_what_is_wrong_with_whoever_keeps_the_tasks() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        assert "notice" not in await get(gateway)
+        tasks.notice = "acknowledged work is missing"
+        assert (await get(gateway))["notice"] == "acknowledged work is missing"
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [

@@ -158,8 +158,13 @@ class ListTasksResponse(google.protobuf.message.Message):
 
     TASKS_FIELD_NUMBER: builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NOTICE_FIELD_NUMBER: builtins.int
     next_page_token: builtins.str
     """For the next page. Empty: there is none."""
+    notice: builtins.str
+    """What users and whoever looks after the mesh must know of the database, such as that acknowledged tasks are missing from
+    it. Empty: nothing.
+    """
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.task_pb2.Task]:
         """The tasks, the newest first."""
@@ -169,8 +174,9 @@ class ListTasksResponse(google.protobuf.message.Message):
         *,
         tasks: collections.abc.Iterable[weft.api.router.v1.task_pb2.Task] | None = ...,
         next_page_token: builtins.str = ...,
+        notice: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "tasks", b"tasks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "notice", b"notice", "tasks", b"tasks"]) -> None: ...
 
 global___ListTasksResponse = ListTasksResponse
 

@@ -1,0 +1,267 @@
+"""What was acknowledged and is missing from the router's database is noticed at the start; nothing else is."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from task_harness import Failpoints, ScriptedCalls, chat_spec
+
+from router_svc.policy.promises import LossKind
+from router_svc.store.database import RouterDatabase
+from router_svc.store.promise_file import FLUSH_SECONDS, PromiseFile
+from router_svc.tasks.config import TaskLimits
+from router_svc.tasks.service import TaskService
+from router_svc.tasks.sql import SqlTaskStore
+from weft.dispatch.tasks import NewTask, TaskQuery
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+TASKS = 5
+ALL = TaskQuery()
+
+
+class Place:
+    """A home's database and what is kept apart from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        self.file = self.state / "router.db"
+        self.log = self.state / "router.db-wal"
+        self.promised = folder / "router.promised"
+
+    def database(self) -> RouterDatabase:
+        return RouterDatabase(f"sqlite+aiosqlite:///{self.file}", promise_file=self.promised)
+
+    async def killed(self, tasks: int = TASKS) -> "Place":
+        """After the life of a router that acknowledged tasks and left its files as they are at a kill."""
+        service = _service(self.database())
+        await service.start()
+        await _submit(service, tasks)
+        left = {path: path.read_bytes() for path in (self.promised, *self.state.iterdir())}
+        await service.stop(0)
+        for path in self.state.iterdir():
+            path.unlink()
+        for path, content in left.items():
+            path.write_bytes(content)
+        return self
+
+    async def loss(self) -> LossKind | None:
+        """What the next start says."""
+        database = self.database()
+        await database.open()
+        loss, notice = database.loss, database.notice
+        await database.close()
+        assert bool(notice) is self.promised_loss.exists()
+        return None if loss is None else loss.kind
+
+    @property
+    def promised_loss(self) -> Path:
+        return PromiseFile(self.promised).loss_path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def _service(database: RouterDatabase) -> TaskService:
+    store = SqlTaskStore(database, max_commit_batch=16)
+    return TaskService(store, TaskLimits(), ScriptedCalls(), SystemClock(), Failpoints())
+
+
+async def _submit(service: TaskService, count: int = 1) -> None:
+    for _ in range(count):
+        await service.tasks.submit(NewTask(tenant="ann", spec=chat_spec()))
+
+
+async def _acknowledge_and_die(file: Path, promised: Path) -> None:
+    service = _service(RouterDatabase(f"sqlite+aiosqlite:///{file}", promise_file=promised))
+    await service.start()
+    await _submit(service, TASKS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def test_a_start_after_a_stop_misses_nothing(place: Place) -> None:
+    service = _service(place.database())
+    await service.start()
+    await _submit(service, TASKS)
+    await service.stop(0)
+    assert await place.loss() is None
+    assert await place.loss() is None
+
+
+async def test_a_start_after_a_kill_misses_nothing(place: Place) -> None:
+    for _ in range(2):
+        program = (sys.executable, __file__, str(place.file), str(place.promised))
+        router = await asyncio.create_subprocess_exec(*program)
+        assert await router.wait() == -signal.SIGKILL
+        assert place.log.stat().st_size
+        assert await place.loss() is None
+
+
+async def test_a_database_without_a_record_of_acknowledgements_misses_nothing_that_anybody_knows(place: Place) -> None:
+    (await place.killed()).promised.unlink()
+    assert await place.loss() is None
+    assert place.promised.exists()
+
+
+@pytest.mark.parametrize("words", [b"", b"{", b"[1]", b'{"store_id": 1}', b"\x00" * 256])
+async def test_a_record_that_is_damaged_begins_anew(place: Place, words: bytes) -> None:
+    (await place.killed()).promised.write_bytes(words)
+    assert await place.loss() is None
+    await place.killed()
+    place.log.write_bytes(b"")
+    assert await place.loss() is not None
+
+
+def _truncated(place: Place) -> None:
+    """As a copy that broke off."""
+    with place.log.open("r+b") as log:
+        log.truncate(0)
+
+
+def _half(place: Place) -> None:
+    with place.log.open("r+b") as log:
+        log.truncate(place.log.stat().st_size // 2)
+
+
+def _overwritten(place: Place) -> None:
+    place.log.write_bytes(b"\xff" * place.log.stat().st_size)
+
+
+def _without_log(place: Place) -> None:
+    place.log.unlink()
+
+
+def _emptied(place: Place) -> None:
+    for file in place.state.glob("router.db*"):
+        file.unlink()
+    place.file.touch()
+
+
+def _deleted(place: Place) -> None:
+    shutil.rmtree(place.state)
+
+
+DAMAGES: list[Callable[[Place], None]] = [_truncated, _half, _overwritten, _without_log, _emptied, _deleted]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_acknowledged_tasks_that_are_missing_are_noticed_once_and_said_until_it_is_dealt_with(
+    place: Place, damage: Callable[[Place], None]
+) -> None:
+    damage(await place.killed())
+    assert await place.loss() is not None
+    assert await place.loss() is None, "the next start has nothing new to say"
+    service = _service(place.database())
+    await service.start()
+    page = await service.tasks.list_page("ann", ALL)
+    assert "are lost" in page.notice
+    assert str(place.promised) not in page.notice, "a tenant need not know where the home is"
+    await _submit(service)
+    place.promised_loss.unlink()
+    assert not (await service.tasks.list_page("ann", ALL)).notice
+    await service.stop(0)
+
+
+async def test_an_older_copy_is_noticed_and_so_is_the_newer_one_when_it_is_put_back_after_more_was_acknowledged(
+    place: Place, tmp_path: Path
+) -> None:
+    older, newer = tmp_path / "older.db", tmp_path / "newer.db"
+    _backup((await place.killed()).file, older)
+    _backup((await place.killed()).file, newer)
+    for copy in (older, newer):
+        _deleted(place)
+        place.state.mkdir()
+        shutil.copy(copy, place.file)
+        assert await place.loss() is LossKind.OLDER
+        service = _service(place.database())
+        await service.start()
+        await _submit(service)
+        await service.stop(0)
+
+
+async def test_another_home_s_database_is_noticed(place: Place, tmp_path: Path) -> None:
+    other = await Place(tmp_path / "other").killed(2 * TASKS)
+    await place.killed()
+    _deleted(place)
+    shutil.copytree(other.state, place.state)
+    assert await place.loss() is LossKind.REPLACED
+
+
+def _backup(file: Path, copy: Path) -> None:
+    with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+
+
+@pytest.mark.parametrize("removal", [_deleted, _emptied])
+async def test_a_home_that_is_removed_under_a_running_router_accepts_nothing_any_more(
+    place: Place, removal: Callable[[Place], None]
+) -> None:
+    service = _service(place.database())
+    await service.start()
+    await _submit(service)
+    moved = place.state.with_name("moved")
+    shutil.copytree(place.state, moved)
+    removal(place)
+    for _ in range(2):
+        with pytest.raises(WeftError) as refused:
+            await _submit(service)
+        assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
+        assert str(place.file) in refused.value.message
+    await service.stop(0)
+
+
+async def test_a_home_that_is_moved_away_and_back_goes_on(place: Place) -> None:
+    service = _service(place.database())
+    await service.start()
+    away = place.state.with_name("away")
+    place.state.rename(away)
+    with pytest.raises(WeftError):
+        await _submit(service)
+    away.rename(place.state)
+    await _submit(service)
+    await service.stop(0)
+    assert await place.loss() is None
+
+
+async def test_a_transaction_that_changes_nothing_is_not_counted(place: Place) -> None:
+    database = place.database()
+    store = SqlTaskStore(database, max_commit_batch=16)
+    await store.start()
+    before = place.promised.read_bytes()
+    assert await store.renew("nobody", 1.0) == frozenset()
+    assert place.promised.read_bytes() == before
+    await store.stop()
+
+
+async def test_the_record_is_on_the_disk_within_a_second(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed, flushes = asyncio.Event(), list[int]()
+    loop = asyncio.get_running_loop()
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        flushes.append(descriptor)
+        loop.call_soon_threadsafe(flushed.set)
+
+    service = _service(place.database())
+    await service.start()
+    monkeypatch.setattr(os, "fsync", fsync)
+    await _submit(service, 3)
+    async with asyncio.timeout(20 * FLUSH_SECONDS):
+        await flushed.wait()
+    assert len(flushes) == 1, "one for all that was acknowledged meanwhile"
+    await service.stop(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_acknowledge_and_die(Path(sys.argv[1]), Path(sys.argv[2])))

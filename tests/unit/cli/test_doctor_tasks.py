@@ -1,0 +1,43 @@
+"""What `weft doctor` says about tasks that were acknowledged."""
+
+from pathlib import Path
+
+from router_svc.policy.promises import Loss, LossKind, Promise
+from router_svc.store.promise_file import PromiseFile
+from weft.cli.doctor import Finding, Verdict, examine
+from weft.host.home import WeftHome
+
+
+def _finding(home: WeftHome) -> Finding:
+    config = home.root.parent / "weft.yaml"
+    config.write_text("runners: []\n", encoding="utf-8")
+    return next(finding for finding in examine(home, config, 0) if finding.check == "tasks")
+
+
+def _lose(home: WeftHome) -> PromiseFile:
+    home.create()
+    kept = PromiseFile(home.promises)
+    promised, found = Promise(store_id="store-1", commits=9), Promise(store_id="store-1", commits=5)
+    kept.write_down(Loss(kind=LossKind.OLDER, promised=promised, found=found), "2026-11-21T09:00:00+00:00")
+    return kept
+
+
+def test_nothing_is_said_where_nothing_is_known_to_be_missing(tmp_path: Path) -> None:
+    assert _finding(WeftHome(tmp_path / "home")).verdict is Verdict.OK
+
+
+def test_lost_work_is_a_warning_until_its_file_is_deleted(tmp_path: Path) -> None:
+    home = WeftHome(tmp_path / "home")
+    kept = _lose(home)
+    finding = _finding(home)
+    assert finding.verdict is Verdict.WARNING
+    assert "its last 4 transactions are missing (noticed 2026-11-21T09:00:00+00:00)" in finding.detail
+    assert f"delete {kept.loss_path}" in finding.remedy
+    kept.loss_path.unlink()
+    assert _finding(home).verdict is Verdict.OK
+
+
+def test_a_word_of_lost_work_that_cannot_be_read_is_a_warning_all_the_same(tmp_path: Path) -> None:
+    home = WeftHome(tmp_path / "home")
+    _lose(home).loss_path.write_text("{", encoding="utf-8")
+    assert _finding(home).verdict is Verdict.WARNING
