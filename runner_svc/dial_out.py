@@ -101,7 +101,7 @@ class DialOut:
         self._note_mesh_time = note_mesh_time
         self._clock = clock or SystemClock()
         self._random = random or SystemRandom()
-        self._redial = RedialPolicy(config.redial)
+        self._redial = RedialPolicy(self._clock.monotonic(), config.redial)
         self._local: grpc.aio.Channel | None = None
         self._link: Link | None = None
         self._session_is_open = False
@@ -154,7 +154,8 @@ class DialOut:
                 assert self._given_up is not None, "running before start"
                 self._given_up.set_result(error)
                 return
-            pause = self._redial.failed(self._random.random())
+            self._note_session_end(error)
+            pause = self._redial.failed(self._random.random(), self._clock.monotonic())
             log.warning("link lost", reason=error.reason.name, message=error.message, retry_seconds=round(pause, 2))
             self._tell(LinkNews(state=LinkState.LOST, detail=error.message, retry_seconds=pause))
             await self._clock.sleep(pause)
@@ -197,9 +198,14 @@ class DialOut:
         try:
             await self._link.run(transport)
         finally:
-            if self._session_is_open:
-                self._redial.ended(self._clock.monotonic() - self._opened_at)
-            self._link, self._session_is_open = None, False
+            self._link = None
+
+    def _note_session_end(self, error: WeftError) -> None:
+        """The link has ended like this, and with it the session that may have been open over it."""
+        if self._session_is_open:
+            now = self._clock.monotonic()
+            self._redial.ended(now - self._opened_at, now, replaced=error.reason is Reason.WORKER_LOST)
+        self._session_is_open = False
 
     def _connect_error(self, error: grpc.aio.AioRpcError) -> WeftError:
         found = error_from_call(error, Reason.CONNECT_FAILED)

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-MAX_DOUBLINGS = 32
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedialLimits:
@@ -15,28 +13,39 @@ class RedialLimits:
     """Most any wait may take."""
     min_seconds: float = 0.05
     """Least any wait takes: a peer that ends each link at once is not called in a tight loop."""
+    share_of_absence: float = 0.5
+    """Most a wait may take, as a share of the time since the last success. The peer that is back is found within that
+    share of its absence; the number of attempts grows with the logarithm of the absence."""
+    success_seconds: float = 0.5
+    """A session that was registered and stood for so long is a success."""
     steady_seconds: float = 10.0
-    """A session that stood for so long counts as a success."""
+    """A session that ended because another one took its place is a success only if it stood for so long."""
 
 
 class RedialPolicy:
-    """Exponential back-off with full jitter: a mesh that comes back is not stormed by all its runners at once."""
+    """Back-off with full jitter that grows with the time since the last success, and begins anew with each success.
 
-    def __init__(self, limits: RedialLimits | None = None) -> None:
+    Full jitter: a mesh that comes back is not stormed by all its runners at once. A success is a session that was
+    registered over the link and stood for a moment; a connection that was merely made is none. So a link that is up and
+    down by turns is dialled soon after each loss. Times are seconds on any monotonic clock.
+    """
+
+    def __init__(self, now: float, limits: RedialLimits | None = None) -> None:
+        """`now`: when dialling begins."""
         self._limits = limits or RedialLimits()
-        self._failures = 0
+        self._success_at = now
 
-    def failed(self, sample: float) -> float:
+    def failed(self, sample: float, now: float) -> float:
         """An attempt failed or a link was lost: seconds to wait. `sample` is random, from 0 up to 1."""
-        ceiling = self._limits.first_seconds * 2.0 ** min(self._failures, MAX_DOUBLINGS)
-        self._failures += 1
-        wait: float = sample * min(ceiling, self._limits.max_seconds)
-        return max(self._limits.min_seconds, wait)
+        limits = self._limits
+        ceiling = max(limits.first_seconds, limits.share_of_absence * (now - self._success_at))
+        return max(limits.min_seconds, sample * min(ceiling, limits.max_seconds))
 
-    def ended(self, stood_seconds: float) -> None:
-        """A session was open for so long; if that was long enough, the next failure is a first one again.
+    def ended(self, stood_seconds: float, now: float, *, replaced: bool = False) -> None:
+        """A registered session ended now, after so long; `replaced`: because another one took its place.
 
         Two runners that take each other's place, by a copied session file, do not do so ever faster.
         """
-        if stood_seconds >= self._limits.steady_seconds:
-            self._failures = 0
+        needed = self._limits.steady_seconds if replaced else self._limits.success_seconds
+        if stood_seconds >= needed:
+            self._success_at = now

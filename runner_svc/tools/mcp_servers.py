@@ -42,7 +42,7 @@ EAGER_FAILURES = 2
 """Failed attempts, one for each way to greet a server, before it counts as down."""
 _UNREACHABLE = ("ConnectError", "ConnectTimeout")
 """The HTTP client's, by name: importing it is left to those who have such a server."""
-REDIAL = RedialLimits(first_seconds=0.5, max_seconds=30.0, min_seconds=0.05, steady_seconds=10.0)
+REDIAL = RedialLimits(first_seconds=0.5, max_seconds=30.0, min_seconds=0.05, success_seconds=10.0)
 
 
 def untracked_tag() -> str:
@@ -66,7 +66,7 @@ class McpServer:
         self._config = config
         self._make_tag = make_tag
         self._random = random or SystemRandom()
-        self._redial = RedialPolicy(REDIAL)
+        self._redial = RedialPolicy(time.monotonic(), REDIAL)
         self._tools: dict[str, ToolDescription] = {}
         self._left_out: dict[str, str] = {}
         self._connection: McpConnection | None = None
@@ -150,8 +150,9 @@ class McpServer:
                 self._is_modern = not self._is_modern
             if failures >= EAGER_FAILURES:
                 self._settled.set()
-            self._redial.ended(time.monotonic() - began if was_ready else 0.0)
-            await self._pause(self._redial.failed(self._random.random()))
+            now = time.monotonic()
+            self._redial.ended(now - began if was_ready else 0.0, now)
+            await self._pause(self._redial.failed(self._random.random(), now))
 
     async def _connect_once(self) -> bool:
         """Connect and stay so until the connection is lost, or not wanted. Whether there was one."""

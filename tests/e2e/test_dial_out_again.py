@@ -1,6 +1,7 @@
 """A laptop and a mesh over time: restarts, revoked tokens, clocks that are off, and how much a laptop takes at once."""
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,17 @@ import yaml
 from join_process import capturing_proxy, laptop_server, make_token, relay_facts, running_join
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 
+from runner_svc.policy.redial import RedialLimits
 from weft.api.registry.v1 import runner_pb2
 from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
 from weft.testing.free_port import free_port
 
 CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
 DAY_SECONDS = 86_400
+FLAPS = 8
+"""By then a wait that began anew only after a steady session would be up to half a minute."""
+DIALS_PER_ABSENCE = 2
+_WAIT = re.compile(r"trying again in ([0-9.]+) s")
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +122,27 @@ async def _joined_with_limit(mesh: MeshProcess, folder: Path, backend: FakeBacke
     config.write_text(yaml.safe_dump({"runners": [runner]}))
     token, url = (await make_token(mesh.home))["token"], relay_facts(mesh.home)["url"]
     return running_join(folder / "laptop", url, token, "--config", str(config))
+
+
+async def test_a_laptop_whose_link_is_up_and_down_by_turns_dials_soon_after_each_loss(
+    plain_mesh: MeshProcess, tmp_path: Path
+) -> None:
+    """A registered session is a success: the first wait after it is a first one, however many losses there were."""
+    token = (await make_token(plain_mesh.home))["token"]
+    url = relay_facts(plain_mesh.home)["url"]
+    # An answer takes a second, so that a session over which one came has stood long enough to count.
+    async with run_fake_backend(tokens_per_second=5.0) as backend, capturing_proxy(url) as proxy:
+        with running_join(tmp_path / "laptop", proxy.address, token, *laptop_server(backend.base_url)) as laptop:
+            for turn in range(1, FLAPS + 1):
+                await laptop.until("joined as laptop", times=turn)
+                await _ready(plain_mesh)
+                lost = laptop.output.count("no link")
+                proxy.go_down()
+                await laptop.until("no link", times=lost + DIALS_PER_ABSENCE)
+                proxy.is_down = False
+            await laptop.until("joined as laptop", times=FLAPS + 1)
+            said = laptop.output
+    first_losses = [absence.partition("no link")[2] for absence in said.split("joined as laptop")[1 : FLAPS + 1]]
+    waits = [float(_WAIT.search(loss)[1]) for loss in first_losses]  # type: ignore[index]  # each says how long
+    assert len(waits) == FLAPS
+    assert max(waits) <= RedialLimits().first_seconds

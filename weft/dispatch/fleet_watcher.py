@@ -37,6 +37,8 @@ class FleetWatcher:
         self._listeners: list[FleetListener] = []
         self._task: asyncio.Task[None] | None = None
         self._first_snapshot = asyncio.Event()
+        self._is_following = False
+        """Whether the present watch has brought its snapshot."""
 
     @property
     def view(self) -> FleetView:
@@ -64,7 +66,7 @@ class FleetWatcher:
     async def _follow(self) -> None:
         pause = FIRST_RETRY_SECONDS
         while True:
-            revision = self._view.revision
+            self._is_following = False
             try:
                 await self._follow_once()
             except grpc.aio.AioRpcError as error:
@@ -76,8 +78,8 @@ class FleetWatcher:
             except Exception:
                 # A watcher that ended would leave its service with an ever older view, and nobody would know.
                 log.exception("registry watch failed unexpectedly, watching again")
-            moved = self._view.revision != revision
-            pause = FIRST_RETRY_SECONDS if moved else min(pause * 2, MAX_RETRY_SECONDS)
+            # A snapshot is a success, also of a mesh in which nothing has changed.
+            pause = FIRST_RETRY_SECONDS if self._is_following else min(pause * 2, MAX_RETRY_SECONDS)
             await self._clock.sleep(pause)
 
     async def _follow_once(self) -> None:
@@ -85,5 +87,6 @@ class FleetWatcher:
         async for response in self._stub.Watch(request):
             self._view = apply_watch(self._view, response)
             self._first_snapshot.set()
+            self._is_following = True
             for listener in self._listeners:
                 listener(self._view)

@@ -24,6 +24,11 @@ MAX_METADATA_BYTES = 16 * 1024
 KEEPALIVE_INTERVAL_MS = 30_000
 # Detection of a frozen peer hangs on this option alone; its default is 60 s (measured, grpcio 1.85).
 PING_TIMEOUT_MS = 10_000
+FIRST_RECONNECT_MS = 100
+MAX_RECONNECT_MS = 2_000
+CONNECT_ATTEMPT_MS = 10_000
+"""How long one attempt to connect may take, handshake included: gRPC calls it the least back-off, 20 s by default.
+Packets of an attempt that began while the link was down are sent again ever later; a new attempt begins at once."""
 MAX_CHANNELS = 1024
 
 log = structlog.get_logger("weft.rpc")
@@ -41,8 +46,9 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
     # A runner that restarts is back within a second or two; the default back-off grows to 120 s.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.initial_reconnect_backoff_ms", FIRST_RECONNECT_MS),
+    ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_ATTEMPT_MS),
     ("grpc.enable_http_proxy", 0),
 )
 POOLED_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -1,33 +1,114 @@
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import Protocol
+
 import pytest
 
 from runner_svc.policy.redial import RedialLimits, RedialPolicy
 
 ALMOST_ONE = 0.999_999
+JOIN_SECONDS = 0.3
+"""From a dial to a registered session, where nothing is in the way."""
+HOUR = 3600.0
 
 
-def test_the_wait_doubles_up_to_its_limit() -> None:
-    policy = RedialPolicy()
-    waits = [round(policy.failed(ALMOST_ONE), 2) for _ in range(9)]
-    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+class Policy(Protocol):
+    def failed(self, sample: float, now: float) -> float: ...
+
+    def ended(self, stood_seconds: float, now: float) -> None: ...
+
+
+def useful_share(policy: Policy, slice_seconds: float, seed: int) -> float:
+    """Of the time in which a link is up, by turns with as long a time down, the share with a registered session.
+
+    In virtual time: a dial while the link is down fails at once, one while it is up registers after JOIN_SECONDS.
+    """
+    dice, now, useful, up = Random(seed), 0.0, 0.0, 0.0
+    while now < HOUR:
+        phase = now % (2 * slice_seconds)
+        down_at = now - phase + slice_seconds
+        if now + JOIN_SECONDS < down_at:
+            useful += down_at - now - JOIN_SECONDS
+            policy.ended(down_at - now - JOIN_SECONDS, down_at)
+        now = max(now, down_at)
+        up = HOUR / 2
+        now += policy.failed(dice.random(), now)
+    return useful / up
+
+
+class ExponentialUntilSteady:
+    """The control: doubles with each failure, and begins anew only after a session of ten seconds."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def failed(self, sample: float, now: float) -> float:
+        del now
+        self._failures += 1
+        return max(0.05, sample * min(0.5 * 2.0 ** min(self._failures - 1, 32), 30.0))
+
+    def ended(self, stood_seconds: float, now: float) -> None:
+        del now
+        if stood_seconds >= 10.0:
+            self._failures = 0
+
+
+def _shares(make: Callable[[], Policy], slice_seconds: float) -> list[float]:
+    return [useful_share(make(), slice_seconds, seed) for seed in range(10)]
+
+
+@pytest.mark.parametrize("slice_seconds", [2.0, 3.0, 5.0, 8.0, 10.0, 30.0])
+def test_a_link_that_is_up_half_of_the_time_is_useful_for_more_than_half_of_that(slice_seconds: float) -> None:
+    assert min(_shares(lambda: RedialPolicy(0.0), slice_seconds)) >= 0.5
+
+
+@pytest.mark.parametrize("slice_seconds", [3.0, 5.0])
+def test_without_a_new_beginning_after_each_success_it_is_useful_for_a_sixth(slice_seconds: float) -> None:
+    assert max(_shares(ExponentialUntilSteady, slice_seconds)) < 1 / 6
+
+
+def test_the_wait_grows_with_the_time_since_the_last_success_up_to_its_limit() -> None:
+    policy, now, waits = RedialPolicy(0.0), 0.0, list[float]()
+    while now < HOUR:
+        waits.append(policy.failed(ALMOST_ONE, now))
+        now += waits[-1]
+    assert [round(wait, 2) for wait in waits[:5]] == [0.5, 0.5, 0.5, 0.75, 1.12]
+    assert all(later >= earlier - 0.001 for earlier, later in pairwise(waits))
+    assert round(waits[-1]) == 30
 
 
 @pytest.mark.parametrize("sample", [0.0, 0.1, 0.5, 0.9])
 def test_the_wait_is_anywhere_below_that(sample: float) -> None:
-    policy = RedialPolicy()
-    for _ in range(4):
-        policy.failed(sample)
-    assert policy.failed(sample) == max(0.05, sample * 8.0)
+    assert RedialPolicy(0.0).failed(sample, now=16.0) == max(0.05, sample * 8.0)
 
 
-@pytest.mark.parametrize(("stood_seconds", "wait"), [(9.9, 16.0), (10.0, 0.5), (86_400.0, 0.5)])
+@pytest.mark.parametrize(("stood_seconds", "wait"), [(0.4, 16.0), (0.5, 0.5), (86_400.0, 0.5)])
 def test_after_a_session_that_stood_the_next_failure_is_a_first_one(stood_seconds: float, wait: float) -> None:
-    policy = RedialPolicy()
-    for _ in range(5):
-        policy.failed(ALMOST_ONE)
-    policy.ended(stood_seconds)
-    assert policy.failed(ALMOST_ONE) == pytest.approx(wait, abs=0.001)
+    policy = RedialPolicy(0.0)
+    policy.ended(stood_seconds, now=32.0)
+    assert policy.failed(ALMOST_ONE, now=32.0) == pytest.approx(wait, abs=0.001)
 
 
-def test_a_year_of_failures_is_no_overflow() -> None:
-    policy = RedialPolicy(RedialLimits(max_seconds=10.0))
-    assert max(policy.failed(ALMOST_ONE) for _ in range(5000)) <= 10.0
+@pytest.mark.parametrize(("stood_seconds", "wait"), [(9.9, 16.0), (10.0, 0.5)])
+def test_a_session_whose_place_another_one_took_must_have_stood_longer(stood_seconds: float, wait: float) -> None:
+    """Two runners with the same session file do not take each other's place ever faster."""
+    policy = RedialPolicy(0.0)
+    policy.ended(stood_seconds, now=32.0, replaced=True)
+    assert policy.failed(ALMOST_ONE, now=32.0) == pytest.approx(wait, abs=0.001)
+
+
+def test_a_year_of_failures_stays_below_the_limit_and_is_no_tight_loop() -> None:
+    policy, now = RedialPolicy(0.0, RedialLimits(max_seconds=10.0)), 0.0
+    for _ in range(5000):
+        wait = policy.failed(ALMOST_ONE, now)
+        assert 0.05 <= wait <= 10.0
+        now += wait + HOUR
+
+
+def test_few_attempts_are_made_in_a_long_absence() -> None:
+    policy, dice, now, dials = RedialPolicy(0.0), Random(1), 0.0, 0
+    while now < 60.0:
+        now += policy.failed(dice.random(), now)
+        dials += 1
+    assert dials < 40
