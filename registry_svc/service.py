@@ -15,6 +15,7 @@ from registry_svc.keys.keys import ApiKeys
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.sessions import guests_of, owners_of, sessions_of
 from registry_svc.operations.desk import OperationDesk
+from registry_svc.retirements import Retirements
 from registry_svc.roster import Roster
 from registry_svc.servicers.declarations import DeclarationServicer
 from registry_svc.servicers.join_tokens import JoinTokenServicer
@@ -83,10 +84,12 @@ class RegistryService:
         store, sessions = SqlLeaseStore(transactions), sessions_of(core)
         self.ledger = Ledger(store, core.clock, config.ledger, calls, sessions, guests_of(core), owners_of(core))
         """The book of accelerator memory."""
+        self._retirements = Retirements(core, self.ledger.lease_count)
         gate = build_gate(config.governance, core.clock)
         self._operations = OperationDesk(core, transactions, calls, gate, config.operations)
         self._unowned = UnownedModels(core, calls, self.ledger.unowned_models)
-        sweeps = (self._expiry.sweep, self._keys.sweep, self._tokens.sweep, self._unowned.sweep)
+        of_runners = (self._expiry.sweep, self._retirements.sweep, self._unowned.sweep)
+        sweeps = (*of_runners, self._keys.sweep, self._tokens.sweep)
         self._sweeper = Sweeper(sweeps, core.clock, config.sweep_interval_seconds)
 
     @property
@@ -104,7 +107,7 @@ class RegistryService:
         core = self._core
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(Catalogue(core)), server)
         runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
-            RunnerSessionServicer(Roster(core, self._calls.incarnation_at), core.config), server
+            RunnerSessionServicer(Roster(core, self._calls.incarnation_at), self._retirements, core.config), server
         )
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
             DeclarationServicer(Declarations(core, self._operations.unloader), core.config), server

@@ -1,6 +1,7 @@
 """The file that keeps the runner's session id, by which its next process adopts the rows of this one."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -54,6 +55,12 @@ class SessionFile:
             )
         else:
             self._on_disk = session_id
+
+    def forget(self) -> None:
+        """Remove the id: the session is over for good. A file that stays costs nothing, its id is unknown by then."""
+        self._on_disk = None
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     def _give_up(self, why: str) -> None:
         self._on_disk = None

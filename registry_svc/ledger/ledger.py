@@ -195,6 +195,11 @@ class Ledger:
             self._nudged.set()
         return len(earlier)
 
+    def lease_count(self, runner: str) -> int:
+        """How many leases a runner holds, in whatever state; the memory of each may still be in use."""
+        holders = (lease.grant.holder for lease in self._book)
+        return sum(holder.kind is HolderKind.RUNNER and holder.name == runner for holder in holders)
+
     def hosts(self, only: str = "") -> list[HostMemory]:
         """Hosts with devices, by name, as last seen; `only` one of them if it is named."""
         self._require_running()

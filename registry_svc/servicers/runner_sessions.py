@@ -9,6 +9,7 @@ import grpc
 from registry_svc.config import RegistryConfig
 from registry_svc.messages import opened
 from registry_svc.requests import to_heartbeat, to_opening
+from registry_svc.retirements import Retirements
 from registry_svc.roster import Roster
 from weft.api.registry.v1 import runner_session_service_pb2, runner_session_service_pb2_grpc
 from weft.kernel.rpc import answering
@@ -19,8 +20,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
     """See RunnerSessionService in the contract."""
 
-    def __init__(self, roster: Roster, config: RegistryConfig) -> None:
+    def __init__(self, roster: Roster, retirements: Retirements, config: RegistryConfig) -> None:
         self._roster = roster
+        self._retirements = retirements
         self._config = config
 
     async def OpenSession(
@@ -46,3 +48,15 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         async with answering(context):
             await self._roster.close_session(request.session_id, request.incarnation)
             return runner_session_service_pb2.CloseSessionResponse()
+
+    async def RetireSession(
+        self, request: runner_session_service_pb2.RetireSessionRequest, context: Context
+    ) -> runner_session_service_pb2.RetireSessionResponse:
+        """See the contract."""
+        async with answering(context):
+            retired = await self._retirements.retire(request.session_id, process_ended=request.process_ended)
+            return runner_session_service_pb2.RetireSessionResponse(
+                outcome=retired.outcome.value,  # type: ignore[arg-type]  # same numbers
+                models=retired.models,
+                pools=retired.pools,
+            )

@@ -91,6 +91,7 @@ class TaskService:
         self._store = store
         wall = Wall(clock, store.database_now)
         self._wall = wall
+        self._limits = limits
         self._signals = TaskSignals()
         self._engine = TaskEngine(
             EngineParts(
@@ -124,6 +125,11 @@ class TaskService:
     def tasks(self) -> TaskPort:
         """The port for whoever is in this very process."""
         return self._tasks
+
+    async def names_waited_for(self) -> frozenset[str]:
+        """The names, as they were asked for, for which tasks wait to be begun. Raises SERVICE_UNAVAILABLE."""
+        lanes = await self._store.lanes(self._wall.now(), None, self._limits.max_lanes)
+        return frozenset(lane.model for lane in lanes)
 
     @property
     def signals(self) -> TaskSignals:

@@ -20,7 +20,9 @@ CAUSE = "before its first answer: weft.testing.fake_backend was probably built f
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("deaths")
     foreign = fake_runner("foreign", pool="other", crash_after_tokens=0, crash_signal="SIGSEGV")
-    with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a"), foreign))) as running:
+    starved = fake_runner("starved", pool="hungry", out_of_memory_after_tokens=0)
+    config = write_config(folder, fake_runner("a"), foreign, starved)
+    with running_mesh(folder / "home", "--config", str(config)) as running:
         yield running
 
 
@@ -28,6 +30,12 @@ async def _events(mesh: MeshProcess, model: str) -> list[tuple[str, str]]:
     code, out, error = await run_weft("events", "model", model, "-o", "json", home=mesh.home)
     assert code == 0, error
     return [(event["reason"], event["message"]) for event in json.loads(out)["items"]]
+
+
+async def _ask(mesh: MeshProcess, model: str) -> tuple[int, str]:
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+        return response.status, await response.text()
 
 
 async def _is_ready(mesh: MeshProcess, runner: str, fault_count: int) -> bool:
@@ -52,11 +60,18 @@ async def test_the_death_of_an_engine_is_an_event_before_the_ready_that_follows(
     assert "1, the last time because: signal SIGKILL" in described
 
 
+async def test_an_engine_that_died_for_want_of_memory_is_named_so_in_its_event(mesh: MeshProcess) -> None:
+    await eventually(lambda: _is_ready(mesh, "starved", 0), 20.0, "not ready")
+    status, answer = await _ask(mesh, "m-starved")
+    assert (status, "out_of_memory" in answer) == (503, True)
+    died = [message for reason, message in await _events(mesh, "m-starved") if reason == "died"]
+    assert died
+    assert all("signal SIGABRT" in message and "it ran out of memory (CUDA error" in message for message in died)
+
+
 async def test_an_engine_for_another_processor_says_so_wherever_a_user_looks(mesh: MeshProcess) -> None:
     await eventually(lambda: _is_ready(mesh, "foreign", 0), 20.0, "not ready")
-    body: dict[str, Any] = {"model": "m-foreign", "messages": [{"role": "user", "content": "hi"}]}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        answer = await response.text()
+    _, answer = await _ask(mesh, "m-foreign")
     assert CAUSE in answer
     assert "-DGGML_NATIVE=OFF" in answer
     died = [message for reason, message in await _events(mesh, "m-foreign") if reason == "died"]

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import grpc
 
 import registry_svc.service
 import router_svc.service
@@ -27,6 +29,7 @@ from weft.host.demo import configured_runners
 from weft.host.gateway import MeshClients, build_gateway
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
+from weft.host.own_runners import OwnRunners, retirement_notes
 from weft.host.preflight import require_startable
 from weft.host.registry import registry_config
 from weft.host.relay import RelayEndpoint, relay_doors
@@ -58,6 +61,8 @@ class RouterSide:
     tasks: TaskPort
     files: FilePort
     batches: BatchPort
+    names_waited_for: Callable[[], Awaitable[Collection[str]]]
+    """The names of models and pools for which tasks wait."""
 
 
 class UpHost:
@@ -71,7 +76,7 @@ class UpHost:
         *,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tell` hears a sentence when a runner's process ended by itself."""
+        """`tell` hears a sentence when a runner's process ended by itself, or was taken out of the configuration."""
         self._config = config
         self._tell = tell
         self._home = home
@@ -156,6 +161,7 @@ class UpHost:
             tasks=durable.tasks.tasks,
             files=durable.batches.files,
             batches=durable.batches.batches,
+            names_waited_for=durable.tasks.names_waited_for,
         )
 
     async def _start_services(self) -> FleetWatcher:
@@ -169,6 +175,7 @@ class UpHost:
         self._stack.push_async_callback(fleet.stop)
         await fleet.start()
         await fleet.wait_ready()
+        await self._retire_runners(channel, side)
 
         dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=fleet)
         mesh = MeshClients(
@@ -191,6 +198,15 @@ class UpHost:
         await edge.start()
         self.url = edge.url
         return fleet
+
+    async def _retire_runners(self, registry: grpc.aio.Channel, side: RouterSide) -> None:
+        """Take out of the mesh what an earlier start on this home served and the configuration names no longer."""
+        names = [runner.name for runner in self._runners]
+        retired = await OwnRunners(self._home).retire_others(names, registry)
+        if retired:
+            waited_for = await side.names_waited_for()
+            for sentence in retirement_notes(retired, waited_for):
+                self._tell(sentence)
 
     async def _start_runners(self) -> None:
         for runner in self._runners:

@@ -60,7 +60,7 @@ _SERVICES: dict[str, dict[str, Access]] = {
     f"{_REGISTRY}.DeclarationService": _edits(Resource.MODELS, "Apply", "Delete"),
     f"{_REGISTRY}.SettingsService": _reads(Resource.SETTINGS, "GetSettings")
     | _edits(Resource.SETTINGS, "UpdateSettings"),
-    f"{_REGISTRY}.RunnerSessionService": _mesh("OpenSession", "Heartbeat", "CloseSession"),
+    f"{_REGISTRY}.RunnerSessionService": _mesh("OpenSession", "Heartbeat", "CloseSession", "RetireSession"),
     f"{_REGISTRY}.LeaseService": _reads(Resource.RUNNERS, "ListHostMemory")
     | _creates(Resource.RUNNERS, "AcquireLease", "RenewLeases", "ReleaseLease")
     | _mesh("ReleaseEarlierLives"),

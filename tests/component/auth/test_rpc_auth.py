@@ -239,7 +239,8 @@ def test_every_rpc_of_the_contract_has_a_rule_of_its_own_and_a_new_one_is_for_se
         "ModelCallService/Transcribe", "PlacementService/Place", "RelayService/Attach",
         "RunnerService/FlushCache", "RunnerService/Load", "RunnerService/Unload", "RunnerService/Wake",
         "RunnerService/YieldMemory", "RunnerSessionService/CloseSession", "RunnerSessionService/Heartbeat",
-        "RunnerSessionService/OpenSession", "StoredResponseService/DeleteResponse",
+        "RunnerSessionService/OpenSession", "RunnerSessionService/RetireSession",
+        "StoredResponseService/DeleteResponse",
         "StoredResponseService/GetResponse", "StoredResponseService/ListChain",
         "StoredResponseService/SaveResponse",
     }  # fmt: skip

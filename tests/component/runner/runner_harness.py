@@ -94,6 +94,11 @@ class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceService
         await self._trouble(context)
         return session_pb.HeartbeatResponse()
 
+    async def RetireSession(  # noqa: N802 - the rpc's name
+        self, request: session_pb.RetireSessionRequest, context: Any
+    ) -> session_pb.RetireSessionResponse:
+        raise NotImplementedError
+
     async def CloseSession(  # noqa: N802 - the rpc's name
         self, request: Any, context: Any
     ) -> session_pb.CloseSessionResponse:

@@ -8,11 +8,18 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 import weft.api.registry.v1.agent_pb2
 import weft.api.registry.v1.model_pb2
 import weft.api.registry.v1.runner_pb2
+
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -170,3 +177,86 @@ class CloseSessionResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___CloseSessionResponse = CloseSessionResponse
+
+@typing.final
+class RetireSessionRequest(google.protobuf.message.Message):
+    """RetireSessionRequest takes a runner out of the mesh."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    PROCESS_ENDED_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    process_ended: builtins.bool
+    """Whether its process is known to be gone. A runner that was heard since the registry started counts as alive."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        process_ended: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["process_ended", b"process_ended", "session_id", b"session_id"]) -> None: ...
+
+global___RetireSessionRequest = RetireSessionRequest
+
+@typing.final
+class RetireSessionResponse(google.protobuf.message.Message):
+    """RetireSessionResponse says what became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[RetireSessionResponse._Outcome.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: RetireSessionResponse._Outcome.ValueType  # 0
+        """Not set."""
+        OUTCOME_RETIRED: RetireSessionResponse._Outcome.ValueType  # 1
+        """It is forgotten."""
+        OUTCOME_LIVES: RetireSessionResponse._Outcome.ValueType  # 2
+        """It may still answer; it is forgotten once it is closed or silent."""
+        OUTCOME_HOLDS_MEMORY: RetireSessionResponse._Outcome.ValueType  # 3
+        """Memory is booked for it; it is forgotten once that is free."""
+        OUTCOME_UNKNOWN: RetireSessionResponse._Outcome.ValueType  # 4
+        """There is no such session."""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
+        """Outcome is what became of the runner."""
+
+    OUTCOME_UNSPECIFIED: RetireSessionResponse.Outcome.ValueType  # 0
+    """Not set."""
+    OUTCOME_RETIRED: RetireSessionResponse.Outcome.ValueType  # 1
+    """It is forgotten."""
+    OUTCOME_LIVES: RetireSessionResponse.Outcome.ValueType  # 2
+    """It may still answer; it is forgotten once it is closed or silent."""
+    OUTCOME_HOLDS_MEMORY: RetireSessionResponse.Outcome.ValueType  # 3
+    """Memory is booked for it; it is forgotten once that is free."""
+    OUTCOME_UNKNOWN: RetireSessionResponse.Outcome.ValueType  # 4
+    """There is no such session."""
+
+    OUTCOME_FIELD_NUMBER: builtins.int
+    MODELS_FIELD_NUMBER: builtins.int
+    POOLS_FIELD_NUMBER: builtins.int
+    outcome: global___RetireSessionResponse.Outcome.ValueType
+    """What became of the runner."""
+    @property
+    def models(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The models that are gone from the mesh, by name. Declared ones stay."""
+
+    @property
+    def pools(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The pools that have no member any more."""
+
+    def __init__(
+        self,
+        *,
+        outcome: global___RetireSessionResponse.Outcome.ValueType = ...,
+        models: collections.abc.Iterable[builtins.str] | None = ...,
+        pools: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["models", b"models", "outcome", b"outcome", "pools", b"pools"]) -> None: ...
+
+global___RetireSessionResponse = RetireSessionResponse

@@ -50,6 +50,11 @@ class RunnerSessionServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.CloseSessionRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.CloseSessionResponse.FromString,
                 _registered_method=True)
+        self.RetireSession = channel.unary_unary(
+                '/weft.api.registry.v1.RunnerSessionService/RetireSession',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.RetireSessionRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.RetireSessionResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerSessionServiceServicer(object):
@@ -87,6 +92,16 @@ class RunnerSessionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetireSession(self, request, context):
+        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+
+        The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
+        once it is closed or silent and its leases are over, unless it opens the session again before that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerSessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -104,6 +119,11 @@ def add_RunnerSessionServiceServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.CloseSessionRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'RetireSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetireSession,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.RetireSessionRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.RetireSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -188,6 +208,33 @@ class RunnerSessionService(object):
             '/weft.api.registry.v1.RunnerSessionService/CloseSession',
             weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.CloseSessionRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetireSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.RunnerSessionService/RetireSession',
+            weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.RetireSessionRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_runner__session__service__pb2.RetireSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,16 @@ class RunnerSessionServiceStub:
     ]
     """CloseSession says good-bye: the runner and its models become inactive at once."""
 
+    RetireSession: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
+        weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse,
+    ]
+    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+
+    The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
+    once it is closed or silent and its leases are over, unless it opens the session again before that.
+    """
+
 class RunnerSessionServiceAsyncStub:
     """RunnerSessionService is how runners make themselves known and stay known."""
 
@@ -83,6 +93,16 @@ class RunnerSessionServiceAsyncStub:
         weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse,
     ]
     """CloseSession says good-bye: the runner and its models become inactive at once."""
+
+    RetireSession: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
+        weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse,
+    ]
+    """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+
+    The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
+    once it is closed or silent and its leases are over, unless it opens the session again before that.
+    """
 
 class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
     """RunnerSessionService is how runners make themselves known and stay known."""
@@ -122,5 +142,17 @@ class RunnerSessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.CloseSessionResponse]]:
         """CloseSession says good-bye: the runner and its models become inactive at once."""
+
+    @abc.abstractmethod
+    def RetireSession(
+        self,
+        request: weft.api.registry.v1.runner_session_service_pb2.RetireSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse, collections.abc.Awaitable[weft.api.registry.v1.runner_session_service_pb2.RetireSessionResponse]]:
+        """RetireSession takes a runner out of the mesh with all that it published, as if it had been away for the delete limit.
+
+        The session id proves ownership. A runner that may still answer, or for which memory is booked, is forgotten later:
+        once it is closed or silent and its leases are over, unless it opens the session again before that.
+        """
 
 def add_RunnerSessionServiceServicer_to_server(servicer: RunnerSessionServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,112 @@
+"""A runner that its owner takes out of the mesh is forgotten at once, or when it is gone and its memory is free."""
+
+from pathlib import Path
+
+import pytest
+from registry_harness import (
+    MODEL,
+    RUNNER,
+    RunningRegistry,
+    SomeRunner,
+    declare,
+    ready,
+    running_registry,
+)
+
+from registry_svc.policy.retirement import Retirement
+from registry_svc.retirements import Retirements
+from weft.api.registry.v1 import registry_service_pb2
+from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.testing.fake_clock import FakeClock
+
+Outcome = pb.RetireSessionResponse
+
+
+async def _retire(mesh: RunningRegistry, session_id: str, *, ended: bool = False) -> pb.RetireSessionResponse:
+    request = pb.RetireSessionRequest(session_id=session_id, process_ended=ended)
+    return await mesh.sessions.RetireSession(request)
+
+
+async def _names(mesh: RunningRegistry) -> tuple[list[str], list[str], list[str]]:
+    """Runners, models and pools."""
+    runners = (await mesh.registry.ListRunners(registry_service_pb2.ListRunnersRequest())).runners
+    models = (await mesh.registry.ListModels(registry_service_pb2.ListModelsRequest())).models
+    pools = (await mesh.registry.ListPools(registry_service_pb2.ListPoolsRequest())).pools
+    return [one.name for one in runners], [one.manifest.name for one in models], [one.name for one in pools]
+
+
+async def test_a_closed_runner_is_forgotten_with_its_models_and_pools_and_others_stay(mesh: RunningRegistry) -> None:
+    gone = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await SomeRunner(mesh, name="r2", models=("m3",)).open()
+    await gone.close()
+    answer = await _retire(mesh, gone.session_id)
+    assert answer.outcome == Outcome.OUTCOME_RETIRED
+    assert list(answer.models) == ["m1", "m2"]
+    assert list(answer.pools) == ["m1", "m2"]
+    assert await _names(mesh) == (["r2"], ["m3"], ["m3"])
+    assert (await mesh.events(RUNNER, "r1"))[-1] == "runner r1 withdrawn"
+    assert (await mesh.events(MODEL, "m1"))[-1] == "model m1 withdrawn"
+
+
+async def test_what_an_operator_declared_stays(mesh: RunningRegistry) -> None:
+    gone = await SomeRunner(mesh, models=("m1", "m2")).open()
+    await mesh.apply(declare("m1"), adopt=True)
+    await gone.close()
+    answer = await _retire(mesh, gone.session_id)
+    assert list(answer.models) == ["m2"]
+    assert await _names(mesh) == ([], ["m1"], ["m1"])
+
+
+async def test_a_runner_that_is_heard_is_left_alone_until_it_has_closed(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await runner.beat(ready())
+    assert (await _retire(mesh, runner.session_id, ended=True)).outcome == Outcome.OUTCOME_LIVES
+    await mesh.advance(5.0)
+    assert (await mesh.runner("r1")).name == "r1"
+    await runner.close()
+    await mesh.advance(5.0)
+    assert await _names(mesh) == ([], [], [])
+
+
+async def test_a_runner_that_opens_its_session_again_is_no_longer_to_be_retired(mesh: RunningRegistry) -> None:
+    runner = await SomeRunner(mesh).open()
+    await _retire(mesh, runner.session_id)
+    again = await SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id).open()
+    await mesh.advance(5.0)
+    await again.close()
+    await mesh.advance(5.0)
+    assert (await mesh.runner("r1")).name == "r1", "inactive, as any other that has closed"
+
+
+async def test_after_a_kill_the_word_of_its_owner_is_enough(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as before:
+        runner = await SomeRunner(before).open()
+        await runner.beat(ready())
+    async with running_registry(tmp_path, clock=clock) as after:
+        assert (await _retire(after, runner.session_id)).outcome == Outcome.OUTCOME_LIVES, "nobody knows yet"
+        assert (await _retire(after, runner.session_id, ended=True)).outcome == Outcome.OUTCOME_RETIRED
+        assert await _names(after) == ([], [], [])
+    async with running_registry(tmp_path, clock=clock) as later:
+        assert await _names(later) == ([], [], []), "it is durable"
+        assert (await _retire(later, runner.session_id)).outcome == Outcome.OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_runner_whose_memory_is_booked_is_inactive_and_forgotten_once_that_is_free(
+    tmp_path: Path, *, is_closed: bool
+) -> None:
+    clock, leases = FakeClock(), {"r1": 1}
+    async with running_registry(tmp_path, clock=clock) as before:
+        runner = await SomeRunner(before).open()
+        if is_closed:
+            await runner.close()
+    async with running_registry(tmp_path, clock=clock) as after:
+        retirements = Retirements(after.service._core, leases.__getitem__)
+        outcome = (await retirements.retire(runner.session_id, process_ended=True)).outcome
+        assert outcome is Retirement.HOLDS_MEMORY
+        await retirements.sweep()
+        assert (await after.runner("r1")).status == 2, "inactive"
+        leases["r1"] = 0
+        await retirements.sweep()
+        assert await _names(after) == ([], [], [])

@@ -1,0 +1,89 @@
+"""What was taken out of weft.yaml is out of the mesh after the next `weft up`, and nothing else is."""
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
+
+from weft.api.registry.v1 import model_pb2, runner_pb2, runner_session_service_pb2, runner_session_service_pb2_grpc
+from weft.kernel.rpc import open_channel
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
+
+ELSEWHERE = "laptop"
+
+
+def _config(folder: Path, *names: str, **switches: Any) -> Path:
+    """One runner `<name>` with the model `m-<name>` in the pool `pool-<name>` for each."""
+    return write_config(folder, *(fake_runner(name, pool=f"pool-{name}", slots=1, **switches) for name in names))
+
+
+async def _names(mesh: MeshProcess, kind: str) -> list[str]:
+    code, out, error = await run_weft("get", kind, "-o", "json", home=mesh.home)
+    assert code == 0, error
+    return [item["name"] for item in json.loads(out)["items"]]
+
+
+async def _open_elsewhere(mesh: MeshProcess) -> None:
+    """A runner that this home never started: it registers, and is silent from then on."""
+    runner = runner_pb2.Runner(name=ELSEWHERE, incarnation="life-1", address="127.0.0.1:1", host="h", runtime="fake")
+    chat = model_pb2.MODEL_OPERATION_CHAT
+    models = [model_pb2.ModelManifest(name="m-laptop", operations=[chat])]
+    async with open_channel(mesh.grpc) as channel:
+        stub = cast("RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(channel))
+        opening = runner_session_service_pb2.OpenSessionRequest(request_id="open-1", runner=runner, models=models)
+        await stub.OpenSession(opening, timeout=5.0)
+
+
+def _said(mesh: MeshProcess) -> str:
+    """What `weft up` printed."""
+    return (mesh.home.parent / f"{mesh.home.name}.out").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_models_taken_out_of_the_file_are_gone_at_the_next_start(tmp_path: Path, number: signal.Signals) -> None:
+    home = tmp_path / "home"
+    with running_mesh(home, "--config", str(_config(tmp_path, "a", "b", "c"))) as mesh:
+        await _open_elsewhere(mesh)
+        code, _, error = await run_weft("apply", "-f", "-", home=home, stdin=b"{kind: model, name: declared}")
+        assert code == 0, error
+        assert await _names(mesh, "models") == ["declared", "m-a", "m-b", "m-c", "m-laptop"]
+        mesh.stop(number)
+    with running_mesh(home, "--config", str(_config(tmp_path, "a"))) as mesh:
+        assert await _names(mesh, "models") == ["declared", "m-a", "m-laptop"]
+        assert await _names(mesh, "runners") == ["a", ELSEWHERE]
+        assert "pool-b" not in await _names(mesh, "pools")
+        assert "runner b is not in the configuration any more and was taken out of the mesh with m-b" in _said(mesh)
+    with running_mesh(home, "--config", str(_config(tmp_path, "a", "b"))) as mesh:
+        assert await _names(mesh, "models") == ["declared", "m-a", "m-b", "m-laptop"], "it may come back"
+        assert "not in the configuration" not in _said(mesh)
+
+
+async def test_a_model_taken_out_of_a_runner_that_stays_is_gone_at_the_next_start(tmp_path: Path) -> None:
+    home, runner = tmp_path / "home", fake_runner("a", pool="pool-a")
+    both = {**runner, "models": [*runner["models"], {"name": "m-old", "pool": "old", "path": __file__}]}
+    with running_mesh(home, "--config", str(write_config(tmp_path, both))) as mesh:
+        assert await _names(mesh, "models") == ["m-a", "m-old"]
+    with running_mesh(home, "--config", str(write_config(tmp_path, runner))) as mesh:
+        assert await _names(mesh, "models") == ["m-a"]
+        assert await _names(mesh, "pools") == ["pool-a"]
+
+
+async def test_tasks_that_wait_for_a_retired_model_are_said_and_kept(tmp_path: Path) -> None:
+    home, slow = tmp_path / "home", {"answer_tokens": 0, "tokens_per_second": 5}
+    with running_mesh(home, "--config", str(_config(tmp_path, "a", "b", **slow))) as mesh:
+        submitted = [await run_weft("chat", "m-b", "--async", "-m", "hi", home=home) for _ in range(3)]
+        assert [code for code, _, _ in submitted] == [0, 0, 0], submitted
+        waiting = [out.split()[0] for _, out, _ in submitted]
+        mesh.stop(signal.SIGKILL)
+    with running_mesh(home, "--config", str(_config(tmp_path, "a"))) as mesh:
+        assert "durable tasks still wait for m-b (weft get tasks)" in _said(mesh)
+        _, out, _ = await run_weft("get", "tasks", "-o", "json", home=home)
+        assert len(json.loads(out)["items"]) == 3
+    with running_mesh(home, "--config", str(_config(tmp_path, "a", "b"))):
+        code, _, error = await run_weft("wait", "task", waiting[-1], "--timeout", "60s", home=home)
+        assert code == 0, error
