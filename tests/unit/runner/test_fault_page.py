@@ -14,7 +14,7 @@ FAULTS = (
     *(42, 43, 45, 47, 48, 49, 52, 54, 60, 61, 63, 64, 66),
 )
 OF_MEMORY_AND_OPERATIONS = tuple(range(1, 11))
-OF_TASKS = tuple(range(1, 6))
+OF_TASKS = tuple(range(1, 9))
 
 
 def _missing(text: str) -> list[str]:
