@@ -75,6 +75,7 @@ def create_app(
         can_journal=tasks is not None,
         fleet=ports.fleet,
         registry=ports.registry,
+        router=ports.router,
         watches=watches or EventWatches(config.max_event_watches),
         metrics=metrics or GatewayMetrics(),
         clock=ticking,

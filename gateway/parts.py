@@ -20,6 +20,7 @@ from gateway.schemas.base import HandledRequest
 from gateway.translate.pieces import AnswerIdentity
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.journey import RequestContext
+from weft.dispatch.router_watch import RouterSource
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.ids import new_id
@@ -106,3 +107,5 @@ class GatewayParts(InferenceParts):
 
     registry: RegistryPort
     watches: EventWatches
+    router: RouterSource | None = None
+    """Who knows whether there is a router; None: it is in this very process."""

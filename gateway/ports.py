@@ -18,6 +18,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.requests import RequestSource
+from weft.dispatch.router_watch import RouterSource
 from weft.dispatch.speech_call import SpeechPiece
 from weft.dispatch.stored_responses import ResponseStore
 from weft.dispatch.tasks import TaskPort
@@ -225,5 +226,7 @@ class GatewayPorts:
     """Who keeps batches; None: nobody does."""
     requests: RequestSource | None = None
     """Who remembers requests; None: there is nothing to ask."""
+    router: RouterSource | None = None
+    """Who knows whether there is a router; None: it is in this very process."""
     media: MediaSource | None = None
     """Who fetches what requests name; None: what the configuration allows."""

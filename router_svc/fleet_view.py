@@ -18,6 +18,7 @@ _READINESS = {
     Phase.CRASH_LOOP: Readiness.DOWN,
     Phase.FAILED: Readiness.DOWN,
 }
+_EXPECTED = (Readiness.LOADING, "its runner is being started")
 _BY_RUNNER = WakePlan(by_runner=True)
 
 
@@ -25,7 +26,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
     """One model as it is now."""
     runner = view.runners.get(model.runner)
     instance = runner.instances.get(model.name) if runner is not None else None
-    readiness, detail = _readiness(model, runner, instance)
+    readiness, detail = _EXPECTED if model.expected else _readiness(model, runner, instance)
     return Candidate(
         model=model.name,
         pool=model.pool,

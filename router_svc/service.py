@@ -24,6 +24,7 @@ from weft.api.router.v1 import (
     request_service_pb2_grpc,
 )
 from weft.dispatch.dispatcher import Dispatcher
+from weft.dispatch.expected import ExpectedMesh
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.fleet_watcher import FleetListener, FleetWatcher
 from weft.dispatch.port import RouterPort
@@ -67,8 +68,19 @@ class RouterService:
         self._relay = None if config.relay is None else Relay(config.relay, clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
-        self._view = FleetView()
+        self._view = self._told = FleetView()
+        self._expected = ExpectedMesh()
         self._listeners: list[FleetListener] = []
+
+    def expect(self, expected: ExpectedMesh) -> None:
+        """Take these models and agents for known until their runners have come. Call it before the start."""
+        self._expected = expected
+
+    def expect_no_more(self) -> None:
+        """What was expected and has not come is not known any more."""
+        self._expected.clear()
+        if self._told.revision:
+            self._update_view(self._told)
 
     def subscribe(self, listener: FleetListener) -> None:
         """Call `listener` with every new view, from the event loop, after the scheduler has it."""
@@ -157,7 +169,8 @@ class RouterService:
             self._memory.hurry()
 
     def _update_view(self, view: FleetView) -> None:
-        only = self._config.only_runner
+        self._told, only = view, self._config.only_runner
+        view = self._expected.shown(view)
         self._view = view_of_runner(view, only) if only else view
         # The waker first: what the loop decides about a view is carried out in the same one.
         self._waker.update_view(self._view)

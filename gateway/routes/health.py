@@ -19,10 +19,11 @@ def add_health(app: FastAPI, parts: GatewayParts) -> None:
     """Add the routes."""
 
     async def health(request: Request) -> Response:
-        """200 as soon as a model of the fleet is active or can be woken; 503 with the reason otherwise."""
+        """200 while a router answers and a model is active or can be woken; 503 with the reason otherwise."""
         facts = facts_of(request.scope)
         facts.surface = "health"
-        status = health_status(parts.fleet.view)
+        has_router = parts.router is None or parts.router.is_there
+        status = health_status(parts.fleet.view, has_router=has_router)
         if status == "ok":
             return Response(encode_json({"status": status}), media_type="application/json")
         facts.error = unhealthy(status)
@@ -45,10 +46,12 @@ def add_health(app: FastAPI, parts: GatewayParts) -> None:
             )
 
 
-def health_status(view: FleetView) -> str:
-    """`ok`, `starting` before the fleet is known, or `no_active_model`."""
+def health_status(view: FleetView, *, has_router: bool = True) -> str:
+    """`ok`, `starting` before the fleet is known, `no_router` or `no_active_model`."""
     if view.revision == 0:
         return "starting"
+    if not has_router:
+        return "no_router"
     return "ok" if any(model.reachable for model in view.models.values()) else "no_active_model"
 
 
@@ -56,6 +59,8 @@ def unhealthy(status: str) -> WeftError:
     """The error that goes with a status other than `ok`."""
     if status == "starting":
         return WeftError(Reason.SERVICE_UNAVAILABLE, "the gateway does not know the fleet yet")
+    if status == "no_router":
+        return WeftError(Reason.SERVICE_UNAVAILABLE, "no router answers; requests wait for one until their deadline")
     return WeftError(Reason.NO_RUNNER_AVAILABLE, "no model is active")
 
 

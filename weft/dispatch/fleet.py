@@ -106,6 +106,8 @@ class ModelView:
     """Who can wake it; None: it never sleeps."""
     skills: frozenset[Skill] | None = None
     """What it can do beyond text; None: unknown, and it is asked for everything."""
+    expected: bool = False
+    """Whether it is only configured so far: its runner is being started, and nothing else of it is known."""
 
     @property
     def reachable(self) -> bool:

@@ -9,7 +9,7 @@ import grpc
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc
-from weft.dispatch.agents import require_chat, resolve
+from weft.dispatch.agents import agent_name_of, require_chat, resolve
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.port import Grant
@@ -29,6 +29,9 @@ from weft.kernel.reasons import Reason
 if TYPE_CHECKING:
     from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
 
+SNAPSHOT_CHECK_SECONDS = 0.05
+"""How often it is looked whether the mesh is known by now, for at most `SteadyConfig.router_outage_limit_seconds`."""
+
 
 class GenerationCall(RequestCall):
     """A generation under way."""
@@ -45,6 +48,7 @@ class GenerationCall(RequestCall):
         before it. Leaving the iterator (aclose, cancel) cancels the runner's work.
         """
         try:
+            await self._until_agents_are_known()
             self._resolve_agent()
             async with self._place(self._payload, self._behaviour) as placement:
                 try:
@@ -60,6 +64,16 @@ class GenerationCall(RequestCall):
             raise
         finally:
             self._close_left()
+
+    async def _until_agents_are_known(self) -> None:
+        """Wait for the first snapshot of the mesh: a process that has just started knows no agent yet."""
+        if agent_name_of(self._context.model) is None:
+            return
+        clock, began = self._tools.clock, self._tools.clock.monotonic()
+        limit, own = self._tools.steady.router_outage_limit_seconds, self._seconds_to_deadline()
+        ends_at = began + (limit if own is None else min(limit, own))
+        while self._tools.view().revision == 0 and clock.monotonic() < ends_at:
+            await clock.sleep(SNAPSHOT_CHECK_SECONDS)
 
     def _resolve_agent(self) -> None:
         """From here on the request is its agent's model's, in every attempt."""

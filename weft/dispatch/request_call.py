@@ -41,7 +41,7 @@ class CallTools:
         The router may know models that are not known here yet: of those, the ticket says whether it lets bytes out.
         """
         known = self.view().models.get(grant.model)
-        if known is None:
+        if known is None or known.expected:
             return ticket_pb2.TicketClaims.FromString(grant.claims).allow_remote
         return known.remote
 
@@ -76,7 +76,7 @@ class RequestCall:
             priority=context.priority,
             names_priority=context.names_priority,
             allow_remote=context.allow_remote,
-            seconds_left=context.timeout_seconds,
+            seconds_left=self._seconds_to_deadline(),
             traceparent=context.traceparent,
             prompt_tokens=description.prompt_tokens,
             max_output_tokens=description.max_output_tokens,
@@ -91,9 +91,16 @@ class RequestCall:
     def _seconds_left(self, grant: Grant) -> float | None:
         """For an attempt that begins now: what the caller or the request's route leaves it, whichever is less."""
         left = [] if grant.seconds_left is None else [grant.seconds_left]
-        if self._context.timeout_seconds is not None:
-            left.append(self._context.timeout_seconds - (self._tools.clock.monotonic() - self._journey.arrived))
+        own = self._seconds_to_deadline()
+        if own is not None:
+            left.append(own)
         return max(0.0, min(left)) if left else None
+
+    def _seconds_to_deadline(self) -> float | None:
+        """What is left of the caller's time; None: it set no deadline."""
+        if self._context.timeout_seconds is None:
+            return None
+        return max(0.0, self._context.timeout_seconds - (self._tools.clock.monotonic() - self._journey.arrived))
 
     def _options(self, grant: Grant) -> serve_options_pb2.ServeOptions:
         handling = self._context.handling
@@ -136,9 +143,10 @@ class RequestCall:
         await placement.report_finished(_reason_of(error), self._close_failed(error))
 
     def _close_left(self) -> None:
-        """The receipt of a request whose caller left, if nothing else has ended it."""
+        """The receipt of a request whose caller left, or whose deadline passed, if nothing else has ended it."""
         if self._receipt is None:
-            self._close(Reason.CANCELLED, None)
+            is_late = self._seconds_to_deadline() == 0
+            self._close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
 
 
 def waiting_event(decision: WaitingInQueue | LoadingModel) -> event_pb2.InferenceEvent:

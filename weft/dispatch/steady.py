@@ -1,14 +1,27 @@
-"""A placement that outlives its router: while a request has no grant, a lost router only means being placed again."""
+"""A placement that outlives its router: while a request has no grant, a lost router only means being placed again.
 
+It keeps the request's deadline itself, so that a router which is frozen or unreachable delays no answer beyond it.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.port import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+
+REPORT_SECONDS = 1.0
+"""How long a report may take: a router that is frozen does not hold up an answer that is complete."""
+LATE_REPORT_SECONDS = 0.1
+"""The same once the request's deadline has passed."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +45,15 @@ class SteadyPlacement:
         self._opened_at = clock.monotonic()
         self._attempts = request.attempts_used
         self._place: Placement = port.place(request)
+        self._is_lost = False
+        """Whether no router has answered since the last one was lost."""
 
     async def __aenter__(self) -> Self:
-        await self._place.__aenter__()
+        try:
+            await self._in_time(self._place.__aenter__())
+        except WeftError:
+            await self._place.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -43,7 +62,21 @@ class SteadyPlacement:
         await self._place.__aexit__(kind, error, trace)
 
     async def next_decision(self) -> Decision:
-        """See Placement.next_decision; a lost router is replaced until the outage limit."""
+        """See Placement.next_decision; a lost router is replaced until the outage limit.
+
+        Raises DEADLINE_EXCEEDED at the request's deadline, whatever the router does.
+        """
+        try:
+            decision = await self._in_time(self._next_decision())
+        except WeftError as error:
+            # A call that ended with its own deadline says nothing of the request.
+            if error.reason is Reason.DEADLINE_EXCEEDED and self._seconds_left() == 0:
+                raise self._deadline_passed() from error
+            raise
+        self._is_lost = False
+        return decision
+
+    async def _next_decision(self) -> Decision:
         lost_at: float | None = None
         pause = self._config.retry_interval_seconds
         while True:
@@ -52,7 +85,7 @@ class SteadyPlacement:
             except WeftError as error:
                 if error.reason is not Reason.SERVICE_UNAVAILABLE:
                     raise
-                now = self._clock.monotonic()
+                now, self._is_lost = self._clock.monotonic(), True
                 lost_at = now if lost_at is None else lost_at
                 if now - lost_at >= self._config.router_outage_limit_seconds:
                     raise
@@ -66,26 +99,45 @@ class SteadyPlacement:
 
     async def _place_again(self) -> None:
         await self._place.__aexit__(None, None, None)
-        waited = self._clock.monotonic() - self._opened_at
-        left = self._request.seconds_left
         self._place = self._port.place(
             replace(
                 self._request,
-                age_seconds=self._request.age_seconds + waited,
-                seconds_left=None if left is None else max(0.0, left - waited),
+                age_seconds=self._request.age_seconds + self._clock.monotonic() - self._opened_at,
+                seconds_left=self._seconds_left(),
                 attempts_used=self._attempts,
             )
         )
         await self._place.__aenter__()
 
+    def _seconds_left(self) -> float | None:
+        left = self._request.seconds_left
+        return None if left is None else max(0.0, left - (self._clock.monotonic() - self._opened_at))
+
+    async def _in_time(self, awaited: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                return await awaited
+        except TimeoutError:
+            raise self._deadline_passed() from None
+
+    def _deadline_passed(self) -> WeftError:
+        why = ", and no router answered" if self._is_lost else ""
+        return WeftError(Reason.DEADLINE_EXCEEDED, f"the request's deadline passed while it waited{why}")
+
     async def report_first_content(self, attempt: int) -> None:
         """See Placement.report_first_content."""
-        await self._place.report_first_content(attempt)
+        await self._report(self._place.report_first_content(attempt))
 
     async def report_attempt_failed(self, attempt: int, reason: Reason) -> None:
         """See Placement.report_attempt_failed."""
-        await self._place.report_attempt_failed(attempt, reason)
+        await self._report(self._place.report_attempt_failed(attempt, reason))
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """See Placement.report_finished."""
-        await self._place.report_finished(reason, receipt)
+        await self._report(self._place.report_finished(reason, receipt))
+
+    async def _report(self, report: Awaitable[None]) -> None:
+        seconds = LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await report

@@ -29,6 +29,7 @@ from weft.dispatch.remote_files import RemoteFiles
 from weft.dispatch.remote_responses import RemoteResponses
 from weft.dispatch.remote_tasks import RemoteTasks
 from weft.dispatch.requests import RemoteRequests, RequestSource
+from weft.dispatch.router_watch import RouterSource, RouterWatch
 from weft.dispatch.steady import SteadyConfig
 from weft.dispatch.stored_responses import ResponseStore
 from weft.dispatch.tasks import TaskPort
@@ -101,6 +102,8 @@ class MeshClients:
     keys: KeyCheck | None
     """None: nobody needs one."""
     clock: Clock
+    router: RouterSource | None = None
+    """Whether there is a router; None: it is in this very process."""
 
 
 def _rate_limits(section: RateLimitsSection | None) -> RateLimitConfig | None:
@@ -133,6 +136,7 @@ def build_gateway(config: WeftConfig, mesh: MeshClients) -> GatewayService:
         files=mesh.files,
         batches=mesh.batches,
         api_keys=KeysClient(mesh.registry, mesh.clock, timeout_seconds=timeout),
+        router=mesh.router,
     )
     return gateway.service.build(edge, ports)
 
@@ -147,7 +151,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     channels = ChannelPool(security=security)
     fleet = FleetWatcher(registry, clock)
     steady = SteadyConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
-    placement = RemotePlacement(router)
+    router_watch, placement = RouterWatch(router, clock), RemotePlacement(router)
     dispatcher = Dispatcher(placement, channels, clock=clock, steady=steady, fleet=fleet)
     mesh = MeshClients(
         dispatcher=dispatcher,
@@ -162,6 +166,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
         batches=RemoteBatches(router, timeout_seconds=config.gateway.batches.store_timeout_seconds),
         keys=keys,
         clock=clock,
+        router=router_watch,
     )
     service = build_gateway(config, mesh)
     with CriticalTasks(stop):
@@ -172,8 +177,10 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
             if keys is not None:
                 ends.push_async_callback(keys.stop)
             ends.push_async_callback(fleet.stop)
+            ends.push_async_callback(router_watch.stop)
             ends.push_async_callback(service.stop, config.drain_seconds)
             await fleet.start()
+            await router_watch.start()
             if keys is not None:
                 await keys.follow(registry)
             await service.start()

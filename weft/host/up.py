@@ -17,6 +17,7 @@ from router_svc.service import RouterService
 from runner_svc.policy.model_list import MODEL_NOT_LISTED
 from weft.dispatch import Dispatcher
 from weft.dispatch.batches import BatchPort
+from weft.dispatch.expected import ExpectingFleet
 from weft.dispatch.files import FilePort
 from weft.dispatch.fleet import FleetView, Phase
 from weft.dispatch.fleet_watcher import FleetWatcher
@@ -26,6 +27,7 @@ from weft.host.auth import KeyCheck, key_check, keys_required
 from weft.host.children import RunnerChild
 from weft.host.config import WeftConfig
 from weft.host.demo import configured_runners
+from weft.host.expected import expected_mesh
 from weft.host.gateway import MeshClients, build_gateway
 from weft.host.grpc_host import GrpcHost
 from weft.host.home import WeftHome
@@ -84,6 +86,8 @@ class UpHost:
         self._runners = configured_runners(config)
         self._children: list[RunnerChild] = []
         self._stack = AsyncExitStack()
+        self._over: list[Callable[[], None]] = []
+        """What is called once every configured model has come."""
         self._clock = SystemClock()
         self.url = ""
         """Base URL of the HTTP edge, once it is started."""
@@ -119,6 +123,8 @@ class UpHost:
             show(Stage(name="services", detail=f"listening at {self.url}", done=True))
             await self._start_runners()
             await self._until_models_are_ready(fleet, show)
+            for expect_no_more in self._over:
+                expect_no_more()
             settle_garbage_collector()
             self._home.announce(self._facts())
         except BaseException:
@@ -143,6 +149,8 @@ class UpHost:
         router = router_svc.service.build(
             router_config(self._config, self.grpc_address, self.grpc_address, read_environment(os.environ))
         )
+        router.expect(expected_mesh(self._runners))
+        self._over.append(router.expect_no_more)
         registry = registry_svc.service.build(registry_config(self._config, self._home))
         if keys is not None:
             keys.use(lambda: registry.key_ring)
@@ -177,7 +185,10 @@ class UpHost:
         await fleet.wait_ready()
         await self._retire_runners(channel, side)
 
-        dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=fleet)
+        expected = expected_mesh(self._runners)
+        self._over.append(expected.clear)
+        expecting = ExpectingFleet(fleet, expected)
+        dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=expecting)
         mesh = MeshClients(
             dispatcher=dispatcher,
             fleet=fleet,

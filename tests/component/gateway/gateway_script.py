@@ -37,6 +37,7 @@ from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.journey import RequestContext
 from weft.dispatch.requests import RequestSource
+from weft.dispatch.router_watch import RouterSource
 from weft.dispatch.speech_call import SpeechPiece
 from weft.dispatch.stored_responses import ResponseStore
 from weft.dispatch.tasks import TaskPort
@@ -363,6 +364,7 @@ async def serving(
     files: FilePort | None = None,
     batches: BatchPort | None = None,
     tasks: TaskPort | None = None,
+    router: RouterSource | None = None,
 ) -> AsyncIterator[RunningGateway]:
     """A running gateway and an SDK client that does not retry."""
     script = dispatcher or ScriptedDispatcher()
@@ -379,6 +381,7 @@ async def serving(
         files=files,
         batches=batches,
         tasks=tasks,
+        router=router,
     )
     with patch("gateway.openapi.models_json_schema", schemas_once):
         service = build(config or GatewayConfig(port=0), ports)

@@ -228,3 +228,17 @@ async def test_the_openapi_document_holds_every_request_schema() -> None:
         assert "model" in document["components"]["schemas"][name]["required"]
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references <= set(document["components"]["schemas"])
+
+
+async def test_health_says_that_there_is_no_router() -> None:
+    class Router:
+        is_there = False
+
+    router = Router()
+    async with serving(router=router) as gateway:
+        away = await gateway.request("GET", "/health")
+        router.is_there = True
+        back = await gateway.request("GET", "/health")
+    assert (away.status, json.loads(away.body)["status"]) == (503, "no_router")
+    assert json.loads(away.body)["error"]["code"] == "service_unavailable"
+    assert back.status == 200

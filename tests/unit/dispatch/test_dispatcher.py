@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,12 +15,14 @@ import pytest
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch import Dispatcher, Grant, PlacementRequest, RequestContext
+from weft.dispatch.fleet import FleetView
 from weft.dispatch.port import Decision
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
+from weft.testing.fake_clock import FakeClock
 
 Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode | asyncio.Event
 
@@ -333,6 +336,48 @@ async def test_a_caller_that_leaves_is_a_cancellation_on_the_receipt(tmp_path: P
         await channels.close()
     assert call.receipt is not None
     assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
+
+
+async def test_a_caller_that_is_sent_away_at_its_deadline_is_no_cancellation_on_the_receipt(tmp_path: Path) -> None:
+    """Whoever holds the connection ends the call then, and the log said that the caller had cancelled."""
+    clock = FakeClock()
+    async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
+        channels = ChannelPool()
+        about = replace(_about(), timeout_seconds=5.0)
+        call = Dispatcher(ScriptedScheduler(address), channels, clock=clock).generate(about, chat_pb2.ChatPayload())
+        frames = call.frames()
+        await anext(frames)
+        await clock.advance(5.0)
+        await frames.aclose()
+        await channels.close()
+    assert call.receipt is not None
+    assert Reason(call.receipt.reason) is Reason.DEADLINE_EXCEEDED
+    assert call.receipt.outcome == receipt_pb2.OUTCOME_FAILED
+
+
+class SomeFleet:
+    """A mesh of which nothing is known at first."""
+
+    def __init__(self) -> None:
+        self.view = FleetView()
+
+
+async def test_a_request_for_an_agent_waits_for_the_first_word_of_the_mesh(tmp_path: Path) -> None:
+    """A gateway that has just started refused it: it knew no agent yet."""
+    clock, fleet = FakeClock(), SomeFleet()
+    async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
+        channels = ChannelPool()
+        dispatcher = Dispatcher(ScriptedScheduler(address), channels, clock=clock, fleet=fleet)
+        call = dispatcher.generate(replace(_about(), model="agent/nobody"), chat_pb2.ChatPayload())
+        asked = asyncio.create_task(anext(call.frames()))
+        await clock.wait_for_sleepers(1)
+        assert not asked.done()
+        fleet.view = FleetView(revision=1)
+        await clock.advance(1.0)
+        with pytest.raises(WeftError) as caught:
+            await asked
+        await channels.close()
+    assert (caught.value.reason, "no agent is called nobody" in caught.value.message) == (Reason.MODEL_NOT_FOUND, True)
 
 
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.MODEL_NOT_FOUND])

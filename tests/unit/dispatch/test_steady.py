@@ -1,6 +1,7 @@
 """A placement outlives its router while the request waits."""
 
 import asyncio
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -9,6 +10,7 @@ import pytest
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.port import Decision, Grant, PlacementRequest, WaitingInQueue
 from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -103,3 +105,68 @@ async def test_a_rejection_is_not_an_outage() -> None:
             await placement.next_decision()
     assert refused.value.reason is Reason.QUEUE_FULL
     assert len(port.placed) == 1
+
+
+class FrozenPort(ScriptedPort):
+    """A placement port whose router takes everything and answers nothing."""
+
+    async def next_decision(self) -> Decision:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+    async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
+        await asyncio.Event().wait()
+
+
+class UnreachablePort(FrozenPort):
+    """A placement port that cannot even be entered."""
+
+    async def __aenter__(self) -> Self:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+
+SHORT = replace(REQUEST, seconds_left=0.05)
+
+
+async def test_a_frozen_router_does_not_keep_a_request_beyond_its_deadline() -> None:
+    port = FrozenPort()
+    async with SteadyPlacement(port, SHORT, SystemClock(), SteadyConfig()) as placement:
+        with pytest.raises(WeftError) as caught:
+            await placement.next_decision()
+        assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+        await placement.report_finished(Reason.DEADLINE_EXCEEDED)
+    assert port.left == 1
+
+
+async def test_a_router_that_cannot_be_reached_does_not_keep_a_request_beyond_its_deadline() -> None:
+    port = UnreachablePort()
+    with pytest.raises(WeftError) as caught:
+        async with SteadyPlacement(port, SHORT, SystemClock(), SteadyConfig()):
+            raise AssertionError("it is never entered")
+    assert (caught.value.reason, port.left) == (Reason.DEADLINE_EXCEEDED, 1)
+
+
+async def test_a_lost_router_does_not_keep_a_request_beyond_its_deadline_and_the_error_says_that_there_was_none() -> (
+    None
+):
+    port = ScriptedPort(*[LOST] * 100)
+    async with SteadyPlacement(port, SHORT, SystemClock(), SteadyConfig(retry_interval_seconds=0.01)) as placement:
+        with pytest.raises(WeftError) as caught:
+            await placement.next_decision()
+    assert caught.value.reason is Reason.DEADLINE_EXCEEDED
+    assert "no router answered" in caught.value.message
+
+
+async def test_the_end_of_a_call_at_its_own_deadline_is_told_as_that_of_the_request() -> None:
+    clock = FakeClock()
+    port = ScriptedPort(WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+    async with SteadyPlacement(port, SHORT, clock, SteadyConfig()) as placement:
+        await clock.advance(1.0)
+        with pytest.raises(WeftError, match="the request's deadline passed while it waited"):
+            await placement.next_decision()
+
+
+async def test_a_report_to_a_frozen_router_does_not_hold_up_an_answer_that_is_complete() -> None:
+    async with SteadyPlacement(FrozenPort(), REQUEST, SystemClock(), SteadyConfig()) as placement:
+        await placement.report_finished(Reason.UNSPECIFIED)

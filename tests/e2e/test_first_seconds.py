@@ -1,0 +1,131 @@
+"""Requests from the moment at which the HTTP port opens, before the runners of the configuration have come."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
+from typing import Any
+
+import aiohttp
+import pytest
+from apart_mesh import running_apart
+from mesh_process import STOP_SECONDS, WEFT, eventually, fake_runner, running_mesh, user_environment, write_config
+
+from weft.testing.free_port import free_port
+
+START_SECONDS = 60.0
+ANSWERED = 200
+NAMES = ("m-a", "pool", "agent/greeter")
+
+
+def configured(folder: Path, port: int) -> Path:
+    runner = fake_runner("a", slots=8)
+    runner["agents"] = [{"name": "greeter", "model": "m-a", "system_prompt": "Greet."}]
+    return write_config(folder, runner, port=port, router={"queue_depth_per_runner": 1000})
+
+
+@contextmanager
+def starting(home: Path, config: Path) -> Iterator[None]:
+    """`weft up` that has only been started."""
+    with (home.parent / "starting.out").open("wb") as output:
+        process = Popen(
+            [*WEFT, "up", "--home", str(home), "--config", str(config)],
+            env=user_environment(),
+            stdin=DEVNULL,
+            stdout=output,
+            stderr=STDOUT,
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(STOP_SECONDS) == 0
+
+
+async def until_open(port: int) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.005)
+                continue
+            writer.close()
+            return
+
+
+async def ask(http: aiohttp.ClientSession, model: str, *, stream: bool = False) -> tuple[int, str]:
+    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    async with http.post("/v1/chat/completions", json=body | {"stream": stream}) as response:
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new home", "a home that ran before"])
+async def test_a_configured_name_is_waited_for_from_the_first_moment_and_any_other_is_refused_at_once(
+    tmp_path: Path, is_new: bool
+) -> None:
+    """They were answered with 404, and then with 503."""
+    port, home = free_port(), tmp_path / "home"
+    config = configured(tmp_path, port)
+    if not is_new:
+        with running_mesh(home, "--config", str(config)):
+            pass
+    with starting(home, config):
+        await until_open(port)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+            async with http.get("/health") as response:
+                first_health = response.status
+            asked = [asyncio.create_task(ask(http, name)) for name in NAMES for _ in range(2)]
+            streamed = asyncio.create_task(ask(http, "m-a", stream=True))
+            unknown = await ask(http, "nobody")
+            assert unknown[0] == 404, unknown
+            while not streamed.done():
+                asked.append(asyncio.create_task(ask(http, NAMES[len(asked) % len(NAMES)])))
+                await asyncio.wait([streamed], timeout=0.1)
+            answers = await asyncio.gather(*asked)
+            assert [answer for answer in answers if answer[0] != ANSWERED] == []
+            status, told = await streamed
+            assert (first_health, status) == (503, ANSWERED)
+            assert ": loading" in told, told
+            assert "[DONE]" in told
+            assert (await ask(http, "nobody"))[0] == 404
+            async with http.get("/health") as response:
+                assert response.status == ANSWERED
+
+
+async def test_a_model_that_its_runner_does_not_publish_is_not_promised(tmp_path: Path) -> None:
+    port, home = free_port(), tmp_path / "home"
+    runner = fake_runner("a")
+    runner["models"] += [{"name": "hidden", "path": __file__, "slots": 1, "publish": False}]
+    config = write_config(tmp_path, runner, port=port)
+    with running_mesh(home, "--config", str(config)) as mesh:
+        async with aiohttp.ClientSession(mesh.url) as http:
+            status, told = await ask(http, "hidden")
+    assert (status, json.loads(told)["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_gateway_and_a_router_that_start_again_alone_wait_for_what_the_registry_tells_them(
+    tmp_path: Path,
+) -> None:
+    runner = fake_runner("a")
+    runner["agents"] = [{"name": "greeter", "model": "m-a", "system_prompt": "Greet."}]
+    with running_apart(tmp_path, write_config(tmp_path, runner)) as mesh:
+        async with aiohttp.ClientSession(mesh.url) as http:
+
+            async def is_served() -> bool:
+                return (await ask(http, "agent/greeter"))[0] == ANSWERED
+
+            await eventually(is_served, 30.0, "the mesh does not come up")
+            mesh.end("router", signal.SIGKILL)
+            asked = [asyncio.create_task(ask(http, name)) for name in NAMES]
+            await asyncio.to_thread(mesh.start, "router")
+            answers = await asyncio.gather(*asked, *(ask(http, name) for name in NAMES))
+        assert [answer for answer in answers if answer[0] != ANSWERED] == []
+        mesh.end("gateway", signal.SIGKILL)
+        mesh.url = mesh.start("gateway")
+        async with aiohttp.ClientSession(mesh.url) as http:
+            answers = await asyncio.gather(*(ask(http, name) for name in NAMES))
+        assert [answer for answer in answers if answer[0] != ANSWERED] == []

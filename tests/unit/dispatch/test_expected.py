@@ -1,0 +1,92 @@
+"""What a configuration promises, beside what is there."""
+
+from dataclasses import replace
+
+from router_svc.fleet_view import candidate_of
+from router_svc.policy.candidates import Readiness
+from weft.api.common.v1 import sampling_pb2
+from weft.dispatch.expected import ExpectedMesh, ExpectingFleet, expected_model
+from weft.dispatch.fleet import AgentView, FleetView, ModelView, RunnerView
+from weft.kernel.request import Operation
+
+EMPTY = FleetView(revision=1)
+
+
+def model(name: str = "m", *, active: bool = True) -> ModelView:
+    return replace(expected_model(name, "", "r"), active=active, expected=False)
+
+
+def runner(*, active: bool = True) -> RunnerView:
+    return RunnerView(
+        name="r",
+        incarnation="1",
+        address="x",
+        host="h",
+        runtime="fake",
+        active=active,
+        draining=False,
+        ticket_key=b"",
+        instances={},
+    )
+
+
+def agent(*, runner_gone: bool = False) -> AgentView:
+    return AgentView(
+        name="a",
+        target="m",
+        system_prompt="Greet.",
+        default_params=sampling_pb2.SamplingParams(),
+        description="",
+        created_at_seconds=0,
+        runner_gone=runner_gone,
+    )
+
+
+def view(*, model_is_there: bool, runner_is_there: bool) -> FleetView:
+    return FleetView(
+        revision=2, runners={"r": runner(active=runner_is_there)}, models={"m": model(active=model_is_there)}
+    )
+
+
+def test_what_is_expected_is_known_and_takes_part_as_a_model_that_loads_and_does_not_answer_yet() -> None:
+    shown = ExpectedMesh([expected_model("m", "pool", "r")], [agent()]).shown(EMPTY)
+    assert shown.models["m"].pool == "pool"
+    assert not shown.models["m"].reachable, "the health of a gateway does not count it"
+    assert shown.agents["a"].system_prompt == "Greet."
+    candidate = candidate_of(shown, shown.models["m"])
+    assert (candidate.readiness, candidate.detail) == (Readiness.LOADING, "its runner is being started")
+    assert candidate.operations == frozenset(Operation)
+
+
+def test_nothing_is_promised_before_anything_is_known_of_the_mesh() -> None:
+    assert ExpectedMesh([expected_model("m", "", "r")]).shown(FleetView()) == FleetView()
+
+
+def test_a_row_of_an_earlier_life_of_the_mesh_is_no_arrival_and_half_of_one_is_none() -> None:
+    """A runner is told before its models: those who waited were refused in between."""
+    expected = ExpectedMesh([expected_model("m", "", "r")], [agent()])
+    for model_is_there, runner_is_there in ((False, False), (False, True), (True, False)):
+        seen = view(model_is_there=model_is_there, runner_is_there=runner_is_there)
+        shown = expected.shown(replace(seen, agents={"a": agent(runner_gone=True)}))
+        assert shown.models["m"].expected
+        assert not shown.agents["a"].runner_gone
+
+
+def test_what_has_come_once_is_not_expected_again() -> None:
+    expected = ExpectedMesh([expected_model("m", "", "r")], [agent()])
+    there = replace(view(model_is_there=True, runner_is_there=True), agents={"a": agent()})
+    assert expected.shown(there) is not None
+    assert not expected.shown(there).models["m"].expected
+    gone = view(model_is_there=False, runner_is_there=False)
+    assert expected.shown(gone) is gone
+
+
+def test_what_has_not_come_when_the_start_is_over_is_as_unknown_as_anything_else() -> None:
+    class Fleet:
+        view = EMPTY
+
+    expected = ExpectedMesh([expected_model("m", "", "r")])
+    fleet = ExpectingFleet(Fleet(), expected)
+    assert "m" in fleet.view.models
+    expected.clear()
+    assert fleet.view is EMPTY
