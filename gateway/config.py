@@ -122,7 +122,7 @@ class GatewayConfig:
     """How long one write may wait for a slow reader before its request is cancelled."""
     request_timeout_seconds: float = 600.0
     """Deadline of every request, and the most a caller can ask for with X-Request-Timeout-Seconds."""
-    deadline_slack_seconds: float = 5.0
+    deadline_slack_seconds: float = 0.5
     """How long after its deadline a request that is still alive is cut off here."""
     registry_timeout_seconds: float = 10.0
     """How long one question to the registry may take."""
