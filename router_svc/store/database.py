@@ -137,9 +137,9 @@ class RouterDatabase:
         promises.require_place()
         promise = None
         async with self._turn, engine.execution_options(**{WRITES: True}).begin() as connection:
-            before = await changes(connection)
+            before = changes(connection)
             yield connection
-            if await changes(connection) != before:
+            if changes(connection) != before:
                 promise = await count(connection)
         if promise is not None:
             promises.keep(promise)

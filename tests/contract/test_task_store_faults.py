@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from stored_tasks import DONE, LANE, LEASE, NOW, a_piece, a_row, begun, said, seen, store_on
+from stored_tasks import DONE, LANE, LEASE, MAX_COMMIT_BATCH, NOW, a_piece, a_row, begun, said, seen, store_on
 
+from router_svc.store.database import RouterDatabase
 from router_svc.tasks.signals import ManyChanged, News
 from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Ending
@@ -44,9 +45,10 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def kept(monkeypatch: pytest.MonkeyPatch, file: Path) -> AsyncIterator[SqlTaskStore]:
-    """On SQLite that waits for others for a short while only; started."""
+    """On SQLite that waits for others for a short while only, with what it acknowledges counted apart; started."""
     monkeypatch.setattr("weft.sql.sqlite.BUSY_TIMEOUT_MS", PATIENCE_MS)
-    store = store_on(f"sqlite+aiosqlite:///{file}")
+    database = RouterDatabase(f"sqlite+aiosqlite:///{file}", promise_file=file.with_name("router.promised"))
+    store = SqlTaskStore(database, max_commit_batch=MAX_COMMIT_BATCH)
     await store.start()
     yield store
     await store.stop()
