@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -29,12 +30,14 @@ CALL_TIMEOUT_SECONDS = 5.0
 MAX_NAMES = 10_000
 """Runners that are remembered; a file of more is not one of ours."""
 _Outcome = pb.RetireSessionResponse.Outcome
-_LATER = {
-    pb.RetireSessionResponse.OUTCOME_LIVES: "it may still run, and is taken out of the mesh once it has ended",
-    pb.RetireSessionResponse.OUTCOME_HOLDS_MEMORY: (
-        "accelerator memory is booked for it (weft lease list), and it is taken out of the mesh once that is free"
-    ),
-}
+_LATER = MappingProxyType(
+    {
+        pb.RetireSessionResponse.OUTCOME_LIVES: "it may still run, and is taken out of the mesh once it has ended",
+        pb.RetireSessionResponse.OUTCOME_HOLDS_MEMORY: (
+            "accelerator memory is booked for it (weft lease list), and it is taken out of the mesh once that is free"
+        ),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

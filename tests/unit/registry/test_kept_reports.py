@@ -1,0 +1,30 @@
+"""What is kept of a report whose words are too many."""
+
+from registry_svc.domain import Capability, Instance, InstanceFault, Phase
+from registry_svc.policy.reports import detail_bytes, kept
+from weft.kernel.reasons import Reason
+
+FAULT = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")
+INSTANCE = Instance(
+    model="m",
+    phase=Phase.READY,
+    slots_total=1,
+    slots_used=0,
+    load_progress=None,
+    context_tokens=0,
+    detail="fine",
+    fault_count=2,
+    last_fault=FAULT,
+)
+REPORT = Capability(instances=(INSTANCE,))
+
+
+def test_the_words_of_a_fault_count_as_those_of_a_phase_do() -> None:
+    assert detail_bytes(REPORT) == len("fine") + len("signal SIGKILL")
+
+
+def test_a_report_without_room_for_its_words_keeps_how_often_and_why_in_short() -> None:
+    assert kept(REPORT, {"m"}, detail_bytes(REPORT)) == REPORT
+    (instance,) = kept(REPORT, {"m"}, detail_bytes(REPORT) - 1).instances
+    assert (instance.detail, instance.fault_count) == ("", 2)
+    assert instance.last_fault == InstanceFault(reason=Reason.SERVER_DIED, detail="")
