@@ -3,9 +3,9 @@
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.facts import UNKNOWN_MODEL, RequestFacts
-from gateway.translate.models import known_names
 from weft.api.common.v1 import usage_pb2
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.known_names import known_names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

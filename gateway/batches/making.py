@@ -14,6 +14,7 @@ from gateway.config import GatewayConfig
 from gateway.facts import facts_of
 from gateway.schemas.batches import WINDOW_SECONDS, BatchRequest
 from gateway.tasks.surface import SpecContext, Surface, Surfaces
+from weft.api.router.v1 import task_pb2
 from weft.dispatch.batches import Batch, BatchLine, BatchPort, NewBatch
 from weft.dispatch.files import BATCH_INPUT, FilePort
 from weft.kernel.clock import Clock
@@ -50,7 +51,7 @@ class BatchMaker:
             metadata=asked.metadata or {},
             caller=facts_of(scope).principal.name,
         )
-        lines = self._lines(scope, surface)
+        lines = self._lines(scope, surface, wait_for_model=asked.wait_for_model)
         try:
             return await self._batches.create(new, self._tasks(new, lines))
         except WeftError as error:
@@ -66,12 +67,16 @@ class BatchMaker:
         if file.purpose != BATCH_INPUT:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 
-    def _lines(self, scope: Scope, surface: Surface) -> BatchLines:
+    def _lines(self, scope: Scope, surface: Surface, *, wait_for_model: bool) -> BatchLines:
         about = SpecContext(scope=scope, field="body")
         max_depth = self._config.limits.max_json_depth
-        return BatchLines(
-            surface.endpoint, lambda raw: surface.spec(raw, about), self._config.batches, max_depth=max_depth
-        )
+
+        def to_spec(raw: bytes) -> task_pb2.TaskSpec:
+            spec = surface.spec(raw, about)
+            spec.wait_for_model = wait_for_model
+            return spec
+
+        return BatchLines(surface.endpoint, to_spec, self._config.batches, max_depth=max_depth)
 
     async def _tasks(self, new: NewBatch, lines: BatchLines) -> AsyncGenerator[BatchLine]:
         """Every line as a task, up to the first one that is wrong. Raises WrongLinesError once all are looked at."""

@@ -31,6 +31,8 @@ class BatchRequest(StrictModel):
     """How long the lines may wait until they are begun."""
     window_seconds: Annotated[int, Field(ge=MIN_WINDOW_SECONDS, le=MAX_WINDOW_SECONDS)] | None = None
     """Extension: another window, in seconds."""
+    wait_for_model: bool = False
+    """Extension: whether lines may name what nothing in the mesh has yet, and wait for it."""
     metadata: _Metadata | None = None
     output_expires_after: Any = None
     """Accepted and not used: whoever keeps the files says how long."""

@@ -18,7 +18,7 @@ class NewTaskBody(StrictModel):
     """What is to be done, by nobody's connection."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)] | None = None
-    """For a `body` without one. It need not exist yet: the task waits for it."""
+    """For a `body` without one. """
     endpoint: Annotated[str, Field(min_length=1, max_length=MAX_ENDPOINT_CHARS)] = "/v1/chat/completions"
     """Whose request `body` is."""
     body: JsonMap
@@ -27,6 +27,8 @@ class NewTaskBody(StrictModel):
     """How long it may wait before each attempt until it fails. Absent: `router.tasks.pending_limit_seconds`."""
     max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] | None = None
     """Absent: `router.tasks.max_attempts`."""
+    wait_for_model: bool = False
+    """Whether a name that nothing in the mesh has is accepted, and waited for; otherwise it is 404."""
 
 
 class TaskErrorObject(BaseModel):

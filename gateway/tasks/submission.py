@@ -38,6 +38,7 @@ async def new_task(scope: Scope, wanted: NewTaskBody, surfaces: Surfaces, *, cou
     if wanted.pending_limit_seconds is not None:
         spec.pending_limit.FromNanoseconds(math.ceil(wanted.pending_limit_seconds * _NANOSECONDS))
     spec.max_attempts = wanted.max_attempts or 0
+    spec.wait_for_model = wanted.wait_for_model
     return NewTask(tenant=tenant_of(scope), spec=spec, idempotency_key=key, caller=facts_of(scope).principal.name)
 
 

@@ -76,13 +76,6 @@ def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
     raise invalid_field(field, "names nothing that is in the list now")
 
 
-def known_names(view: FleetView) -> frozenset[str]:
-    """Every name a request may carry, asleep or not."""
-    models = (name for model in view.models.values() for name in (model.name, model.pool))
-    agents = (AGENT_PREFIX + name for name in view.agents)
-    return frozenset(models) | frozenset(agents) | frozenset(ROUTE_PREFIX + name for name in view.routes)
-
-
 def _by_name(view: FleetView) -> dict[str, list[ModelView]]:
     """Reachable models by each name that reaches them, sorted.
 

@@ -25,6 +25,7 @@ from weft.dispatch.batches import (
     NewBatch,
     batch_not_found,
 )
+from weft.dispatch.known_names import KnownNames
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.ids import new_id
@@ -61,6 +62,8 @@ class BatchKeeper:
         task_limits: TaskLimits,
         signals: TaskSignals,
         clock: Clock,
+        *,
+        names: KnownNames | None = None,
     ) -> None:
         self._batches = tables.batches
         self._lines = tables.lines
@@ -68,6 +71,7 @@ class BatchKeeper:
         self._task_limits = task_limits
         self._signals = signals
         self._clock = clock
+        self._names = names
         self._creations = Intakes("batches", MAX_CREATIONS)
 
     async def create(self, new: NewBatch, lines: AsyncIterator[BatchLine]) -> Batch:
@@ -165,7 +169,7 @@ class BatchKeeper:
     async def _take_in(self, batch_id: str, new: NewBatch, now: float, lines: AsyncIterator[BatchLine]) -> int:
         room = await self._room(new.tenant)
         await self._batches.begin(batch_id, new, now)
-        intake = LineIntake(batch_id, new, now, room, (self._limits, self._task_limits))
+        intake = LineIntake(batch_id, new, now, room, (self._limits, self._task_limits), self._names)
         async with aclosing(intake.chunks(lines)) as chunks:
             async for rows in chunks:
                 if not await self._lines.add(batch_id, rows):

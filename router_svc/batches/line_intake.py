@@ -10,6 +10,7 @@ from router_svc.tasks.signals import LaneFilled, ManyChanged, News
 from router_svc.tasks.spec_check import CheckedSpec, check_spec
 from router_svc.tasks.store_port import TaskRow
 from weft.dispatch.batches import MAX_CUSTOM_ID_CHARS, BatchLine, NewBatch
+from weft.dispatch.known_names import KnownNames
 from weft.dispatch.tasks import TASK_PREFIX
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.ids import new_id
@@ -28,13 +29,20 @@ class LineIntake:
     """Of one batch. `room`: how many more tasks its tenant may have that are not at their end."""
 
     def __init__(
-        self, batch_id: str, new: NewBatch, now: float, room: int, limits: tuple[BatchLimits, TaskLimits]
+        self,
+        batch_id: str,
+        new: NewBatch,
+        now: float,
+        room: int,
+        limits: tuple[BatchLimits, TaskLimits],
+        names: KnownNames | None = None,
     ) -> None:
         self._batch_id = batch_id
         self._new = new
         self._now = now
         self._room = room
         self._limits, self._task_limits = limits
+        self._names = names
         self._seen: set[bytes] = set()
         self._lanes: set[Lane] = set()
         self._count = 0
@@ -103,7 +111,10 @@ class LineIntake:
     def _checked(self, line: BatchLine, field: str) -> CheckedSpec:
         if line.spec.options.priority:
             raise invalid_field(f"{field}.options.priority", "must not be set: lines of a batch are durable work")
-        return check_spec(line.spec, self._task_limits, field)
+        checked = check_spec(line.spec, self._task_limits, field)
+        if self._names is not None and not line.spec.wait_for_model:
+            self._names.require(checked.model, f"{field}.model")
+        return checked
 
     def _require_room(self) -> None:
         most = self._limits.max_lines

@@ -24,6 +24,7 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.batches import BatchPort
 from weft.dispatch.files import FilePort
+from weft.dispatch.known_names import KnownNames
 from weft.kernel.clock import Clock, SystemClock
 
 
@@ -34,12 +35,16 @@ def build(
     signals: TaskSignals,
     *,
     clock: Clock | None = None,
+    names: KnownNames | None = None,
 ) -> "BatchService":
-    """Files and batches in a database, not started. `signals`: of whoever runs the tasks in this process."""
+    """Files and batches in a database, not started. `signals`: of whoever runs the tasks in this process.
+
+    `names`: of what lines may ask for; None: of anything.
+    """
     chosen = clock or SystemClock()
     files = FileKeeper(FileTable(database), limits, chosen)
     tables = BatchTables(batches=BatchTable(database), lines=LineTable(database))
-    batches = BatchKeeper(tables, limits, task_limits, signals, chosen)
+    batches = BatchKeeper(tables, limits, task_limits, signals, chosen, names=names)
     return BatchService(database, files, batches, Sweeper(files, batches, limits, chosen))
 
 

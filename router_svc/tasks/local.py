@@ -17,6 +17,7 @@ from router_svc.tasks.spec_check import CheckedSpec, check_spec
 from router_svc.tasks.store_port import TaskRow
 from router_svc.tasks.wall import Wall
 from router_svc.tasks.watching import TaskWatcher
+from weft.dispatch.known_names import KnownNames
 from weft.dispatch.tasks import (
     MAX_IDEMPOTENCY_KEY_CHARS,
     MAX_LISTED,
@@ -36,6 +37,9 @@ from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.tasks")
 
+_OF_NEW_TASKS = frozenset({Reason.TOO_MANY_RESOURCES, Reason.MODEL_NOT_FOUND})
+"""Why a task is refused that would be a new one; one that is kept already stays as good as it was."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
@@ -49,6 +53,8 @@ class LocalParts:
     wall: Wall
     limits: TaskLimits
     failpoints: Failpoints
+    names: KnownNames | None = None
+    """Of what tasks may ask for; None: of anything."""
 
 
 class LocalTasks:
@@ -63,10 +69,12 @@ class LocalTasks:
         checked = check_spec(new.spec, parts.limits, "spec")
         row = _row_of(new, checked, parts.wall.now())
         try:
+            if parts.names is not None and not new.spec.wait_for_model:
+                parts.names.require(checked.model, "spec.model")
             await parts.counts.require(new.tenant)
         except WeftError as error:
             # Who sends the same again adds nothing, and may not know yet that it is kept.
-            known = None if error.reason is not Reason.TOO_MANY_RESOURCES else await parts.answers.submitted(row)
+            known = None if error.reason not in _OF_NEW_TASKS else await parts.answers.submitted(row)
             if known is None:
                 raise
             return replace(known, task=self._told(known.task))

@@ -23,6 +23,7 @@ from router_svc.tasks.wall import Wall
 from router_svc.tasks.watching import TaskWatcher
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
 from weft.dispatch.fleet import FleetSource, FleetView
+from weft.dispatch.known_names import KnownNames
 from weft.dispatch.port import PlacementPort
 from weft.dispatch.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
@@ -77,7 +78,7 @@ def build(
     clock = clock or SystemClock()
     calls = DispatchedCalls(placement=parts.placement, channels=parts.channels, fleet=parts.fleet, clock=clock)
     kept = store or SqlTaskStore(database, max_commit_batch=limits.max_commit_batch, clock=clock)
-    service = TaskService(kept, limits, calls, clock, failpoints or NoFailpoints())
+    service = TaskService(kept, limits, calls, clock, failpoints or NoFailpoints(), names=KnownNames(parts.fleet))
     parts.subscribe(service.engine.mesh_changed)
     return service
 
@@ -86,8 +87,16 @@ class TaskService:
     """See weft.kernel.service.Service."""
 
     def __init__(
-        self, store: OpenableTaskStore, limits: TaskLimits, calls: CallMaker, clock: Clock, failpoints: Failpoints
+        self,
+        store: OpenableTaskStore,
+        limits: TaskLimits,
+        calls: CallMaker,
+        clock: Clock,
+        failpoints: Failpoints,
+        *,
+        names: KnownNames | None = None,
     ) -> None:
+        """`names`: of what tasks may ask for; None: of anything."""
         self._store = store
         wall = Wall(clock, store.database_now)
         self._wall = wall
@@ -117,6 +126,7 @@ class TaskService:
                 wall=wall,
                 limits=limits,
                 failpoints=failpoints,
+                names=names,
             )
         )
         self._sweeping: asyncio.Task[None] | None = None

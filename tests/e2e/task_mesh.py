@@ -111,7 +111,8 @@ class Tasks:
         """Send a chat whose answer has so many tokens, until it is acknowledged; `is_once`: only once."""
         question = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="hi")])
         sampling = sampling_pb2.SamplingParams(max_tokens=tokens)
-        spec = task_pb2.TaskSpec(model=model, chat=chat_pb2.ChatPayload(messages=[question], sampling=sampling))
+        chat = chat_pb2.ChatPayload(messages=[question], sampling=sampling)
+        spec = task_pb2.TaskSpec(model=model, chat=chat, wait_for_model=True)
         request = task_service_pb2.SubmitTaskRequest(spec=spec, idempotency_key=key)
         if is_once:
             return await self.stub.SubmitTask(request, timeout=CALL_SECONDS)  # type: ignore[no-any-return]

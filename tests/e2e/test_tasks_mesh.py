@@ -42,6 +42,9 @@ async def test_a_task_for_a_model_that_is_away_is_done_when_the_model_comes_over
     without = str(write_config(tmp_path, fake_runner("b", pool="other")))
     with running_mesh(home, "--config", without):
         code, out, err = await run_weft("chat", POOL, "--async", "-m", "Hello", home=home)
+        assert (code, out) == (3, "")
+        assert "--wait-for-model" in err
+        code, out, err = await run_weft("chat", POOL, "--async", "--wait-for-model", "-m", "Hello", home=home)
         assert (code, out.count("\n")) == (0, 1), err
         task_id = out.strip()
         _, shown, _ = await run_weft("get", "tasks", "-o", "json", home=home)

@@ -89,6 +89,9 @@ def submit(
     metadata: Annotated[
         list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="To be remembered with it; repeatable.")
     ] = None,
+    wait_for_model: Annotated[
+        bool, typer.Option("--wait-for-model", help="Accept names that nothing has yet, and wait for them.")
+    ] = False,
     watch: WatchOption = False,
     output: FormatOption = BatchFormat.NAME,
     home: HomeOption = DEFAULT_HOME,
@@ -104,7 +107,9 @@ def submit(
         _require_lasting(file)
         seconds = None if window is None else int(parse_duration(window, "--window"))
         asked = endpoint or Endpoint(_endpoint_of(file))
-        made = await batches.submit(file, asked.value, metadata=_pairs(metadata or []), window_seconds=seconds)
+        made = await batches.submit(
+            file, asked.value, metadata=_pairs(metadata or []), window_seconds=seconds, wait_for_model=wait_for_model
+        )
         if output is BatchFormat.NAME:
             say(f"{made['id']}\n")
         return await _followed(batches, made) if watch and made["status"] not in _OVER else made

@@ -18,6 +18,7 @@ from weft.client import ChatOptions, Mesh, Message, WeftError, connect
 from weft.client._address import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
+from weft.kernel.close_names import close_names
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
@@ -36,6 +37,7 @@ MAX_PIPED_BYTES = 10 * 1024 * 1024
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 _PREFIXES = MappingProxyType({AGENT_PREFIX: ResourceKind.AGENT, ROUTE_PREFIX: ResourceKind.ROUTE})
+_KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ROUTE)
 _MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
 
 
@@ -65,6 +67,10 @@ def chat(
             "--async", help="Hand -m in as a durable task, print its id alone, and leave; the model may be away."
         ),
     ] = False,
+    wait_for_model: Annotated[
+        bool,
+        typer.Option("--wait-for-model", help="With --async: accept a name that nothing has yet, and wait for it."),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
     ] = 600.0,
@@ -87,7 +93,7 @@ def chat(
     with reporting():
         once = _only_message(message)
         if in_background:
-            submit(name, once, history, options, home)
+            submit(name, once, history, options, home, wait_for_model=wait_for_model)
             return
         with connect(home=home) as mesh:
             asked, header = resolve(name, home)
@@ -100,25 +106,38 @@ def chat(
                 converse(conversation)
 
 
-def submit(name: str, text: str | None, history: list[Message], options: ChatOptions, home: Path) -> None:
+def submit(
+    name: str,
+    text: str | None,
+    history: list[Message],
+    options: ChatOptions,
+    home: Path,
+    *,
+    wait_for_model: bool = False,
+) -> None:
     """Hand in one message as a durable task: its id on stdout, everything else on stderr."""
     if text is None:
         raise invalid_field("--async", "needs -m, or a message that is piped in")
-    asked = name_for_task(name, home)
+    asked = name_for_task(name, home, wait_for_model=wait_for_model)
     with connect_tasks(home=home) as tasks:
-        task = tasks.submit_chat(asked, [*history, {"role": "user", "content": text}], **options)
+        task = tasks.submit_chat(
+            asked, [*history, {"role": "user", "content": text}], wait_for_model=wait_for_model, **options
+        )
     sys.stdout.write(f"{task.id}\n")
     sys.stdout.flush()
     _aside(f"{task.state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
 
 
-def name_for_task(name: str, home: Path) -> str:
-    """What to ask for: as `resolve`, but what is not there yet is waited for."""
+def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
+    """What to ask for: as `resolve`, but with `wait_for_model` what is not there yet is waited for."""
     try:
         return resolve(name, home)[0]
     except WeftError as error:
         if error.reason not in _MISSING:
             raise
+        if not wait_for_model:
+            hint = f"{error.message}; --wait-for-model accepts a task for one that will come"
+            raise WeftError(error.reason, hint, metadata=error.metadata) from error
         _aside(f"nobody serves {name} yet; the task waits for it")
         return name
 
@@ -144,10 +163,15 @@ def resolve(name: str, home: Path) -> tuple[str, str]:
     try:
         mesh_address(home, "registry")
         with connect_registry(home=home) as registry:
-            found = _find(registry, name)
+            try:
+                found = _find(registry, name)
+            except WeftError as error:
+                if error.reason not in _MISSING:
+                    raise
+                raise WeftError(Reason.MODEL_NOT_FOUND, _nobody(registry, name)) from error
     except WeftError as error:
-        if error.reason in _MISSING:
-            raise WeftError(Reason.MODEL_NOT_FOUND, _nobody(name)) from error
+        if error.reason is Reason.MODEL_NOT_FOUND:
+            raise
         return name, ""
     return f"{_prefix_of(found)}{found.name}", header_of(found)
 
@@ -166,11 +190,17 @@ def _prefix_of(document: Document) -> str:
             return ""
 
 
-def _nobody(name: str) -> str:
+def _nobody(registry: Registry, name: str) -> str:
     for prefix, kind in _PREFIXES.items():
         if name.startswith(prefix):
-            return f"there is no {kind.value} {name.removeprefix(prefix)}; `weft get {kind.plural}` lists them"
-    return f"there is no model, pool, agent or route {name}; `weft get models` lists models"
+            bare = name.removeprefix(prefix)
+            return f"there is no {kind.value} {bare}; {_meant(registry, bare, (kind,))}"
+    return f"there is no model, pool, agent or route {name}; {_meant(registry, name, _KINDS)}"
+
+
+def _meant(registry: Registry, name: str, kinds: tuple[ResourceKind, ...]) -> str:
+    names = {each for kind in kinds for each in registry.names(kind)}
+    return close_names(name, names) or f"`weft get {kinds[0].plural}` lists them"
 
 
 def header_of(document: Document) -> str:

@@ -1,9 +1,9 @@
 """Which resources a command is about: `KIND [NAME...]` or `KIND/NAME...`."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from weft.kernel.close_names import close_names
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
@@ -64,10 +64,10 @@ def with_suggestion(registry: "Registry", target: Target, error: WeftError) -> W
     if error.reason not in _NOT_FOUND:
         return error
     try:
-        close = get_close_matches(target.name, registry.names(target.kind), n=3)
+        close = close_names(target.name, registry.names(target.kind))
     except WeftError:
-        close = []
-    meant = f"did you mean {' or '.join(close)}?" if close else f"`weft get {target.kind.plural}` lists them"
+        close = ""
+    meant = close or f"`weft get {target.kind.plural}` lists them"
     return WeftError(error.reason, f"there is no {target}; {meant}", metadata=error.metadata)
 
 

@@ -68,11 +68,18 @@ class Batches:
         self._session = session
 
     async def submit(
-        self, file: Path, endpoint: str, *, metadata: Mapping[str, str] | None = None, window_seconds: int | None = None
+        self,
+        file: Path,
+        endpoint: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        window_seconds: int | None = None,
+        wait_for_model: bool = False,
     ) -> Document:
         """Keep a file of lines and make a batch of it; once this returns all lines are durable, or say what is wrong.
 
-        `window_seconds`: how long lines may wait to be begun; None: 24 hours. Raises INVALID_ARGUMENT.
+        `window_seconds`: how long lines may wait to be begun; None: 24 hours. `wait_for_model`: whether they may name
+        what nothing has yet. Raises INVALID_ARGUMENT.
         """
         kept = await self._upload(file)
         body: Document = {"input_file_id": kept["id"], "endpoint": endpoint, "completion_window": "24h"}
@@ -80,6 +87,8 @@ class Batches:
             body["metadata"] = dict(metadata)
         if window_seconds is not None:
             body["window_seconds"] = window_seconds
+        if wait_for_model:
+            body["wait_for_model"] = True
         try:
             return await self._json("POST", "/v1/batches", json=body)
         except WeftError as error:

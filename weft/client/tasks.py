@@ -65,11 +65,15 @@ class Tasks:
         messages: str | Iterable[Message],
         *,
         idempotency_key: str = "",
+        wait_for_model: bool = False,
         **options: Unpack[ChatOptions],
     ) -> TaskDocument:
-        """Accept a chat; once this returns it is durable. Sent again with the same key it is the same task."""
+        """Accept a chat; once this returns it is durable. Sent again with the same key it is the same task.
+
+        `wait_for_model`: whether a name that nothing has is waited for. Raises MODEL_NOT_FOUND otherwise.
+        """
         chat = chat_request(model, messages, options)
-        spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options)
+        spec = task_pb2.TaskSpec(model=model, chat=chat.payload, options=chat.options, wait_for_model=wait_for_model)
         request = pb.SubmitTaskRequest(spec=spec, idempotency_key=idempotency_key)
         return task_document(self._call(self._stub.SubmitTask, request).task)
 

@@ -10,6 +10,7 @@ from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.service import TaskParts, TaskService
+from weft.dispatch.known_names import KnownNames
 from weft.dispatch.schema_limits import SchemaLimits
 from weft.host.config import WeftConfig
 from weft.host.schema_limits import schema_limits
@@ -39,7 +40,9 @@ def durable_services(config: WeftConfig, database: RouterDatabase, router: Route
         subscribe=router.subscribe,
     )
     tasks = router_svc.tasks.service.build(database, limits, parts)
-    batches = router_svc.batches.service.build(database, batch_limits(config.router.batches), limits, tasks.signals)
+    batches = router_svc.batches.service.build(
+        database, batch_limits(config.router.batches), limits, tasks.signals, names=KnownNames(router)
+    )
     return DurableServices(tasks, batches)
 
 

@@ -72,9 +72,11 @@ async def test_what_a_submission_says_besides_counts() -> None:
             "body": {"prompt": "hi", "stream": True, "durable": "wait"},
             "pending_limit_seconds": 90,
             "max_attempts": 2,
+            "wait_for_model": True,
         }
         assert (await submit(gateway, body, X_Priority="high")).status == 202
         spec = tasks.one.new.spec
+        assert spec.wait_for_model
         assert (spec.model, spec.completion.prompts[0].text) == ("later", "hi")
         assert (spec.pending_limit.ToSeconds(), spec.max_attempts, spec.options.priority) == (90, 2, PRIORITY_HIGH)
 

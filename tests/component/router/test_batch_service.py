@@ -30,6 +30,8 @@ from weft.api.router.v1 import (
 )
 from weft.dispatch.batches import BatchLine, BatchPort, BatchState, LineCounts, LineError, NewBatch
 from weft.dispatch.files import MAX_PIECE_BYTES, FilePort, NewFile
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.known_names import KnownNames
 from weft.dispatch.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
 from weft.dispatch.remote_files import RemoteFiles
 from weft.dispatch.tasks import TaskState
@@ -520,3 +522,26 @@ async def test_a_caller_that_falls_silent_in_an_upload_is_given_up(tmp_path: Pat
         await call.write(file_service_pb2.UploadFileRequest(file=file_service_pb2.File(name="a", purpose="batch")))
         found = await said(call)
         assert (found.reason, "nothing came" in found.message) == (Reason.DEADLINE_EXCEEDED, True)
+
+
+class NoMesh:
+    """A mesh that has nothing."""
+
+    view = FleetView(1, {}, {})
+
+
+async def test_a_line_for_a_model_that_nothing_has_is_refused_by_its_number_and_nothing_is_kept(path: Path) -> None:
+    """The batch was accepted, and in progress until its window ended."""
+    database = RouterDatabase(f"sqlite+aiosqlite:///{path}")
+    service = router_svc.batches.service.build(
+        database, BatchLimits(), TaskLimits(), TaskSignals(), names=KnownNames(NoMesh())
+    )
+    await service.start()
+    try:
+        waits, misspelt = line("a"), line("b")
+        waits.spec.wait_for_model = True
+        words = await refused(Reason.MODEL_NOT_FOUND, service.batches.create(new_batch(), stream(waits, misspelt)))
+        assert words.startswith("lines[1].spec.model: no model, pool, agent or route is called qwen")
+        assert (await service.batches.create(new_batch(), stream(waits))).counts.total == 1
+    finally:
+        await service.stop(1)

@@ -14,6 +14,8 @@ from router_svc.tasks.service import TaskService
 from router_svc.tasks.sql import SqlTaskStore
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import task_pb2
+from weft.dispatch.fleet import FleetView
+from weft.dispatch.known_names import KnownNames
 from weft.dispatch.remote_tasks import RemoteTasks
 from weft.dispatch.tasks import NewTask, Task, TaskPiece, TaskPort, TaskQuery, TaskState
 from weft.host.grpc_host import GrpcHost
@@ -100,6 +102,42 @@ async def test_a_task_is_acknowledged_run_watched_listed_and_deleted(opening: Op
         assert page.tasks == [details.task]
         await tasks.delete(ANN, task.id)
         await refused(Reason.NOT_FOUND, tasks.get(ANN, task.id))
+
+
+class Mesh:
+    """A mesh that has one model, and may lose it."""
+
+    view = FleetView(1, {}, {})
+
+    def have(self, *names: str) -> None:
+        qwen = dict.fromkeys(names, None)
+        self.view = FleetView(self.view.revision + 1, agents=qwen)  # type: ignore[arg-type]  # only names are looked at
+
+
+async def test_a_misspelt_model_is_refused_at_submission_and_a_task_that_is_kept_outlives_its_model(
+    tmp_path: Path,
+) -> None:
+    """It was accepted, and failed after an hour."""
+    mesh = Mesh()
+    mesh.have("coder")
+    store = SqlTaskStore(RouterDatabase(f"sqlite+aiosqlite:///{tmp_path / 'router.db'}"), max_commit_batch=16)
+    service = TaskService(store, TaskLimits(), ScriptedCalls(), SystemClock(), Failpoints(), names=KnownNames(mesh))
+    await service.start()
+    try:
+        misspelt, right, waits = chat_spec(), chat_spec(), chat_spec()
+        misspelt.model, right.model, waits.model = "agent/codr", "agent/coder", "agent/codr"
+        waits.wait_for_model = True
+        error = await refused(Reason.MODEL_NOT_FOUND, service.tasks.submit(new(misspelt)))
+        assert error.metadata["field"] == "spec.model"
+        assert "did you mean agent/coder?" in error.message
+        assert (await service.tasks.submit(new(waits))).task.state is TaskState.PENDING
+        first = await service.tasks.submit(new(right, key="k"))
+        mesh.have()
+        again = await service.tasks.submit(new(right, key="k"))
+        assert (again.existed, again.task.id, again.task.state) == (True, first.task.id, TaskState.PENDING)
+        await refused(Reason.MODEL_NOT_FOUND, service.tasks.submit(new(right, key="another")))
+    finally:
+        await service.stop(0)
 
 
 @both

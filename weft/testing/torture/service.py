@@ -48,6 +48,8 @@ def request_of(planned: Submission, *, more_tokens: int = 0) -> task_service_pb2
         options.priority = priority_pb2.PRIORITY_NORMAL
     spec = task_pb2.TaskSpec(
         model=planned.model,
+        # A plan begins before its engines have opened their sessions.
+        wait_for_model=True,
         chat=chat_pb2.ChatPayload(
             messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[question])],
             sampling=sampling_pb2.SamplingParams(max_tokens=tokens),

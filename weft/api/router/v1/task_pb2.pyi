@@ -84,9 +84,10 @@ class TaskSpec(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     PENDING_LIMIT_FIELD_NUMBER: builtins.int
     MAX_ATTEMPTS_FIELD_NUMBER: builtins.int
+    WAIT_FOR_MODEL_FIELD_NUMBER: builtins.int
     model: builtins.str
-    """A model or a pool, by name, "route/" and the name of a route, or "agent/" and the name of an agent. It need not exist
-    yet: the task waits for it.
+    """A model or a pool, by name, "route/" and the name of a route, or "agent/" and the name of an agent. One that
+    nothing has is refused unless `wait_for_model` is set; one whose runner is away, or that vanishes later, is waited for.
     """
     origin: builtins.bytes
     """What its submitter wants back with it and nobody looks into, such as the request in the words of its API; at most
@@ -98,6 +99,8 @@ class TaskSpec(google.protobuf.message.Message):
     """W3C trace context of the submitter; empty: none."""
     max_attempts: builtins.int
     """How often it may be begun; 0: `router.tasks.max_attempts`."""
+    wait_for_model: builtins.bool
+    """Whether a name that nothing in the mesh has is accepted all the same, and waited for until `pending_limit`."""
     @property
     def chat(self) -> weft.api.common.v1.chat_pb2.ChatPayload:
         """A chat completion."""
@@ -135,9 +138,10 @@ class TaskSpec(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         pending_limit: google.protobuf.duration_pb2.Duration | None = ...,
         max_attempts: builtins.int = ...,
+        wait_for_model: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "options", b"options", "payload", b"payload", "pending_limit", b"pending_limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chat", b"chat", "completion", b"completion", "embedding", b"embedding", "max_attempts", b"max_attempts", "model", b"model", "options", b"options", "origin", b"origin", "origin_kind", b"origin_kind", "payload", b"payload", "pending_limit", b"pending_limit", "traceparent", b"traceparent", "wait_for_model", b"wait_for_model"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["payload", b"payload"]) -> typing.Literal["chat", "completion", "embedding"] | None: ...
 
 global___TaskSpec = TaskSpec

@@ -1,0 +1,78 @@
+"""Names that a request may carry, and the sentence for one that nothing has."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from weft.dispatch.fleet import FleetView, ModelView, RouteView
+from weft.dispatch.known_names import KnownNames, known_names, no_such_model
+from weft.kernel.errors import FieldError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+
+class Fleet:
+    def __init__(self, view: FleetView) -> None:
+        self.view = view
+
+
+def model(name: str, pool: str, *, active: bool = True) -> ModelView:
+    return ModelView(
+        name=name,
+        pool=pool,
+        runner="r",
+        operations=frozenset({Operation.CHAT}),
+        remote=False,
+        active=active,
+        context_tokens=0,
+        created_at_seconds=1,
+    )
+
+
+def view_of(*models: ModelView, routes: Mapping[str, RouteView] | None = None, revision: int = 1) -> FleetView:
+    return FleetView(revision, {}, {each.name: each for each in models}, routes=routes or {})
+
+
+ROUTE = RouteView(
+    name="sum",
+    candidates=("qwen",),
+    description="",
+    budget_seconds=None,
+    keep_alive_seconds=None,
+    pin_primary=False,
+    created_at_seconds=1,
+)
+VIEW = view_of(model("qwen-a", "qwen"), model("laptop", "laptop", active=False), routes={"sum": ROUTE})
+
+
+@pytest.mark.parametrize("name", ["qwen-a", "qwen", "laptop", "route/sum"])
+def test_a_name_that_is_configured_is_known_also_while_its_runner_is_away(name: str) -> None:
+    assert name in known_names(VIEW)
+    KnownNames(Fleet(VIEW)).require(name, "model")
+
+
+@pytest.mark.parametrize(("name", "close"), [("qwen-aa", "qwen-a"), ("latop", "laptop"), ("route/sums", "route/sum")])
+def test_a_misspelt_name_is_refused_with_those_that_are_close(name: str, close: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        KnownNames(Fleet(VIEW)).require(name, "lines[3].spec.model")
+    assert (refused.value.reason, refused.value.field) == (Reason.MODEL_NOT_FOUND, "lines[3].spec.model")
+    assert f"is called {name}; did you mean {close}" in refused.value.message
+    assert "wait_for_model" in refused.value.message
+
+
+def test_a_name_like_no_other_is_named_and_cut_short() -> None:
+    assert no_such_model("zzz", ["qwen"]) == (
+        "no model, pool, agent or route is called zzz; GET /v1/models lists what there is"
+    )
+    assert len(no_such_model("x" * 5000, [])) < 200
+
+
+def test_before_the_mesh_is_known_every_name_passes_and_a_change_of_it_counts_at_once() -> None:
+    fleet = Fleet(view_of(revision=0))
+    names = KnownNames(fleet)
+    names.require("new", "model")
+    fleet.view = VIEW
+    with pytest.raises(FieldError):
+        names.require("new", "model")
+    fleet.view = view_of(model("new", "new"), revision=2)
+    names.require("new", "model")
