@@ -14,6 +14,9 @@ from weft.kernel.rpc import open_channel
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
 
+# Several meshes come up one after the other; many times that where the machine is shared.
+pytestmark = pytest.mark.timeout(300)
+
 ELSEWHERE = "laptop"
 
 
