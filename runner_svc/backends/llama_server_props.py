@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from runner_svc.backends.engine_json import JSON_FAULTS
 from runner_svc.backends.openai_http import OpenAiHttp
 from weft.kernel.errors import WeftError
 
@@ -43,7 +44,7 @@ def parse_props(body: bytes) -> ServerProps:
     """What is known from an answer's body."""
     try:
         answer = msgspec.json.decode(body, type=_Answer)
-    except (msgspec.DecodeError, RecursionError):
+    except JSON_FAULTS:
         return ServerProps()
     return ServerProps(context_tokens=_sane(answer.default_generation_settings.n_ctx), slots=_sane(answer.total_slots))
 

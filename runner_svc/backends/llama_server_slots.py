@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from runner_svc.backends.engine_json import JSON_FAULTS
 from runner_svc.backends.openai_http import OpenAiHttp
 from runner_svc.backends.port import ErasedCache
 from runner_svc.cache.engine import SlotSight
@@ -76,7 +77,7 @@ class LlamaSlots:
         try:
             status, body = await self._http.ask("GET", SLOTS, LOOK_SECONDS)
             slots = msgspec.json.decode(body, type=list[_Slot]) if status == 200 else []
-        except (WeftError, msgspec.DecodeError):
+        except (WeftError, *JSON_FAULTS):
             return ()
         return tuple(slot.sight for slot in slots)
 
@@ -93,6 +94,6 @@ class LlamaSlots:
         try:
             if status == 200:
                 return max(0, msgspec.json.decode(body, type=_Erased).n_erased)
-        except msgspec.DecodeError:
+        except JSON_FAULTS:
             pass
         raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase slot {number} (status {status})")

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from runner_svc.backends.engine_json import JSON_FAULTS
+
 MAX_ERROR_CHARS = 500
 """Of an error's words; the rest says no more."""
 CONTEXT_LENGTH_CODE = "context_length_exceeded"
@@ -43,7 +45,7 @@ def error_fields(body: bytes) -> tuple[str, str]:
     """
     try:
         envelope = msgspec.json.decode(body, type=_ErrorEnvelope)
-    except msgspec.DecodeError:
+    except JSON_FAULTS:
         return body.decode("utf-8", "replace")[:MAX_ERROR_CHARS], ""
     if isinstance(envelope.error, ErrorBody):
         code = envelope.error.code

@@ -10,8 +10,21 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from runner_svc.backends.http_answers import drain, let_go, read_beginning, read_bounded, require_content_type
-from runner_svc.backends.openai_refusals import provider_refusal, refusal
+from runner_svc.backends.engine_json import read_json
+from runner_svc.backends.http_answers import (
+    content_encoding,
+    drain,
+    head_fault,
+    is_closed_unanswered,
+    let_go,
+    local_shortage,
+    read_beginning,
+    read_bounded,
+    require_content_type,
+    require_plain,
+    unreached,
+)
+from runner_svc.backends.openai_refusals import provider_refusal, refusal, stated_answer
 from runner_svc.backends.openai_request import (
     PreparedBody,
     add_cache_use,
@@ -23,6 +36,7 @@ from runner_svc.backends.openai_request import (
 )
 from runner_svc.backends.openai_stream import Count, Place, StreamReader
 from runner_svc.backends.port import CallInfo, EmbeddingResult
+from runner_svc.backends.quiet_connector import QuietConnector
 from runner_svc.backends.sse import SseDecoder
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
@@ -59,6 +73,9 @@ IDLE_CONNECTION_SECONDS = 3.0
 """llama-server closes an idle connection after 5 s; ours must be given up first."""
 PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
 """A connection to a provider costs a handshake; those we know keep idle ones for a minute and longer."""
+MAX_FLOAT32 = 3.4028234663852886e38
+"""The messages of the mesh carry vectors as 32-bit floats; what is larger would arrive as infinite."""
+JSON_TYPE = "application/json"
 _VERSION_PATH = "/v1"
 
 
@@ -127,9 +144,9 @@ class OpenAiHttp:
         self.chunks_received = 0
         """Parts of answers so far: while they come the server is alive, whatever a probe says."""
         idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
-        # The runner's slots bound the number of connections. Proxies of the environment are not asked.
+        # Proxies of the environment are not asked.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_seconds),
+            connector=QuietConnector(keepalive_timeout=idle_seconds),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
             headers=_HEADERS | _authorization(endpoint.api_key),
             auto_decompress=False,
@@ -177,7 +194,7 @@ class OpenAiHttp:
     async def ask(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
         """Status and body of a question beside OpenAI's routes, to which twice the same is once.
 
-        Raises CONNECT_FAILED, or BACKEND_ERROR when the answer is late.
+        Raises CONNECT_FAILED, BACKEND_PROTOCOL_ERROR, or BACKEND_ERROR when the answer is late.
         """
         body = None if method == aiohttp.hdrs.METH_GET else b"{}"
         # As in `_send`, the connection from the pool may be dead on arrival.
@@ -193,7 +210,7 @@ class OpenAiHttp:
                 raise WeftError(Reason.BACKEND_ERROR, message) from error
             except aiohttp.ClientError as error:
                 if last_try:
-                    raise await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection") from error
+                    raise await self._unanswered(error) from error
             except RuntimeError as error:
                 # aiohttp's word for a session that `close` has closed.
                 if not self._session.closed:
@@ -206,10 +223,12 @@ class OpenAiHttp:
         path, prepared = self._prepared(payload, call)
         if prepared.warnings:
             yield prepared.warnings
-        reader = StreamReader(expected_choices(payload), choices_per_prompt(payload), whole=call.whole)
+        reader = StreamReader(
+            expected_choices(payload), choices_per_prompt(payload), whole=call.whole, asked_model=self._model
+        )
         decoder = SseDecoder()
         async with self._post(path, prepared.body, call) as response:
-            require_content_type(response, "text/event-stream")
+            await self._require_stream(response)
             async for chunk in self._chunks(response):
                 frames = reader.read(decoder.feed(chunk))
                 if reader.took_token:
@@ -226,6 +245,14 @@ class OpenAiHttp:
             if not reader.ended:
                 yield reader.finish()
             await drain(response)
+
+    async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
+        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream; BACKEND_ERROR where it is an error in words."""
+        if response.content_type == JSON_TYPE:
+            stated = stated_answer(await read_beginning(response, MAX_ERROR_BODY_BYTES))
+            if stated is not None:
+                raise stated
+        require_content_type(response, "text/event-stream")
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
         """Where to ask, and what."""
@@ -244,30 +271,19 @@ class OpenAiHttp:
         # A server with slots chooses one for embeddings itself, whatever it is told.
         add_cache_use(body, call.cache, has_slots=False)
         async with self._post(EMBEDDINGS, body, call) as response:
-            require_content_type(response, "application/json")
+            require_content_type(response, JSON_TYPE)
             raw = await read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
-        try:
-            reply = msgspec.json.decode(raw, type=_EmbeddingReply)
-        except msgspec.DecodeError as error:
-            raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR, f"the backend's embeddings are malformed: {error}"
-            ) from error
-        if len(reply.data) != len(payload.inputs):
-            raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR,
-                f"the backend sent {len(reply.data)} vectors for {len(payload.inputs)} inputs",
-            )
-        if payload.HasField("dimensions") and any(len(item.embedding) != payload.dimensions for item in reply.data):
+        reply = read_json(raw, _EmbeddingReply, "the backend's embeddings are")
+        vectors = _vectors(reply.data, len(payload.inputs))
+        if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
             # llama-server ignores the wish without a word.
             raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
-        vectors = [embedding_pb2.Embedding(index=item.index, values=item.embedding) for item in reply.data]
-        vectors.sort(key=lambda vector: vector.index)
         return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
 
     async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
         """The JSON that POST `path` (one of the constants here) is answered with. Raises as `generate`."""
         async with self._post(path, body, call) as response:
-            require_content_type(response, "application/json")
+            require_content_type(response, JSON_TYPE)
             return await read_bounded(response, limit_bytes)
 
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
@@ -282,6 +298,7 @@ class OpenAiHttp:
         """A 200 response to a POST; every other end is a WeftError. Leaving early closes the connection."""
         response = await self._opening(partial(self._opened, path, body, call), call)
         try:
+            require_plain(response)
             yield response
         except aiohttp.ClientError as error:
             raise await self._broken(
@@ -295,7 +312,8 @@ class OpenAiHttp:
         if response.status == 200:
             return response
         try:
-            words = await read_beginning(response, MAX_ERROR_BODY_BYTES)
+            is_packed = content_encoding(response) is not None
+            words = b"" if is_packed else await read_beginning(response, MAX_ERROR_BODY_BYTES)
             explain = provider_refusal if self._is_provider else refusal
             raise explain(response.status, words, response.headers)
         except aiohttp.ClientError as error:
@@ -324,11 +342,8 @@ class OpenAiHttp:
                 if not self._session.closed:
                     raise
                 raise await self._stopped() from error
-            except aiohttp.ConnectionTimeoutError as error:
-                limit = f"connect_timeout_seconds, {self._timeouts.connect_seconds:g} s"
-                raise await self._broken(Reason.CONNECT_FAILED, f"the backend took no connection ({limit})") from error
             except aiohttp.ClientError as error:
-                if last_try or isinstance(error, aiohttp.ClientConnectorError):
+                if last_try or not is_closed_unanswered(error):
                     raise await self._unanswered(error) from error
             except TimeoutError as error:
                 limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
@@ -352,21 +367,24 @@ class OpenAiHttp:
             yield chunk
 
     async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
-        """No response came."""
-        if not self._is_provider:
-            return await self._broken(Reason.CONNECT_FAILED, "the backend closed the connection")
+        """The error of a request without an answer. Only CONNECT_FAILED says something about others' requests."""
+        who = "provider" if self._is_provider else "backend"
         match error:
-            case aiohttp.ClientConnectorDNSError():
-                why = "its name is not known"
-            case aiohttp.ClientSSLError():
-                why = "no secure connection, its certificate is not trusted or it does not speak TLS"
+            case aiohttp.ConnectionTimeoutError():
+                limit = f"connect_timeout_seconds, {self._timeouts.connect_seconds:g} s"
+                return await self._broken(Reason.CONNECT_FAILED, f"the {who} took no connection ({limit})")
+            case aiohttp.ClientConnectorError() if (shortage := local_shortage(error)) is not None:
+                return shortage
+            case aiohttp.ClientConnectorError() if self._is_provider:
+                return await self._broken(Reason.CONNECT_FAILED, f"the provider cannot be reached: {unreached(error)}")
             case aiohttp.ClientConnectorError():
-                why = "it takes no connection, or no secure one"
-            case _:
+                return await self._broken(Reason.CONNECT_FAILED, "the backend took no connection")
+            case _ if is_closed_unanswered(error):
                 # It may have begun to work on it.
-                message = "the provider closed the connection without an answer"
+                message = f"the {who} closed the connection without an answer"
                 return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
-        return await self._broken(Reason.CONNECT_FAILED, f"the provider cannot be reached: {why}")
+            case _:
+                return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the {who} sent no HTTP answer: {head_fault(error)}")
 
     async def _stopped(self) -> WeftError:
         return await self._broken(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
@@ -377,7 +395,7 @@ class OpenAiHttp:
 
 class _EmbeddingItem(msgspec.Struct):
     embedding: list[float]
-    index: Place = 0
+    index: Place | None = None
 
 
 class _EmbeddingUsage(msgspec.Struct):
@@ -387,6 +405,33 @@ class _EmbeddingUsage(msgspec.Struct):
 class _EmbeddingReply(msgspec.Struct):
     data: list[_EmbeddingItem]
     usage: _EmbeddingUsage
+
+
+def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.Embedding]:
+    """One vector per input, in their order. Raises BACKEND_PROTOCOL_ERROR for anything else.
+
+    Servers that number none mean the order in which they send them.
+    """
+    is_numbered = any(item.index is not None for item in items)
+    places = [item.index or 0 for item in items] if is_numbered else list(range(len(items)))
+    fault = ""
+    if len(items) != expected:
+        fault = f"{len(items)} vectors for {expected} inputs"
+    elif set(places) != set(range(expected)):
+        fault = "vectors that do not belong to one input each"
+    elif not all(map(_is_vector, items)):
+        fault = "a vector that is empty or holds a number beyond 32-bit floats"
+    if fault:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent {fault}")
+    placed = zip(places, items, strict=True)
+    vectors = [embedding_pb2.Embedding(index=place, values=item.embedding) for place, item in placed]
+    vectors.sort(key=lambda vector: vector.index)
+    return vectors
+
+
+def _is_vector(item: _EmbeddingItem) -> bool:
+    values = item.embedding
+    return bool(values) and max(values) <= MAX_FLOAT32 and min(values) >= -MAX_FLOAT32
 
 
 _HEADERS = {

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
+from runner_svc.backends.engine_json import read_json
 from runner_svc.backends.model_calls import ImageResult, SpeechPart
 from runner_svc.backends.openai_http import (
     IMAGE_EDITS,
@@ -33,6 +33,7 @@ MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
 _IMAGE_TYPES = MappingProxyType(
     {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 )
+_ANSWER = "the backend's answer is"
 _SUFFIXES = MappingProxyType({"jpeg": "jpg", "mpeg": "mp3", "x-wav": "wav", "wave": "wav", "x-m4a": "m4a"})
 
 
@@ -84,7 +85,7 @@ async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, cal
         raw = await http.post(IMAGE_EDITS, form(fields, files), call, MAX_IMAGE_BODY_BYTES)
     else:
         raw = await http.post(IMAGES, fields, call, MAX_IMAGE_BODY_BYTES)
-    reply = _decoded(raw, _ImageReply)
+    reply = read_json(raw, _ImageReply, _ANSWER)
     usage = reply.usage or _ImageUsage()
     return ImageResult(
         images=[_image(image) for image in reply.data],
@@ -106,7 +107,8 @@ async def transcribe(
         fields["temperature"] = payload.temperature
     path = TRANSLATIONS if payload.translate else TRANSCRIPTIONS
     body = form(fields, [("file", payload.audio)])
-    reply = _decoded(await http.post(path, body, call, MAX_TRANSCRIPT_BODY_BYTES), _TranscriptionReply)
+    raw = await http.post(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)
+    reply = read_json(raw, _TranscriptionReply, _ANSWER)
     return audio_pb2.Transcription(
         text=reply.text,
         language=reply.language or "",
@@ -183,10 +185,3 @@ def _seconds(duration: float | str | None) -> float:
     except ValueError:
         return 0.0
     return seconds if 0.0 <= seconds < float("inf") else 0.0
-
-
-def _decoded(raw: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's answer is malformed: {error}") from error

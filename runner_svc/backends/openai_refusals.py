@@ -4,6 +4,9 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
+import msgspec
+
+from runner_svc.backends.engine_json import JSON_FAULTS
 from runner_svc.backends.openai_errors import CONTEXT_LENGTH_CODE, UNPAID_CODES, ErrorBody, error_fields, error_words
 from runner_svc.policy.content_refusals import refuses_content, refuses_length
 from weft.kernel.errors import WeftError
@@ -50,6 +53,17 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     if error.type in _TOO_LONG or error.code == CONTEXT_LENGTH_CODE:
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
     return _verdict(message, text, is_refusal=error.type in _WRONG_REQUEST or error.code in _WRONG_CONTENT)
+
+
+def stated_answer(body: bytes) -> WeftError | None:
+    """The error that a JSON answer of status 200 states in place of a stream; None: it states none."""
+    try:
+        names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
+    except JSON_FAULTS:
+        return None
+    words, kind = error_fields(body)
+    is_answer = not words or "choices" in names
+    return None if is_answer else stated_error(ErrorBody(message=words, type=kind), has_begun=False)
 
 
 def _verdict(message: str, text: str, *, is_refusal: bool) -> WeftError:

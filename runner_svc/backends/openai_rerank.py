@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from runner_svc.backends.engine_json import read_json
 from runner_svc.backends.model_calls import RerankResult
 from runner_svc.backends.openai_http import RERANK, OpenAiHttp
 from runner_svc.backends.openai_request import Json, add_cache_use
@@ -41,10 +42,7 @@ async def rerank(http: OpenAiHttp, payload: rerank_pb2.RerankPayload, call: Call
         body["top_n"] = payload.top_n
     add_cache_use(body, call.cache, has_slots=False)
     raw = await http.post(RERANK, body, call, MAX_RERANK_BODY_BYTES)
-    try:
-        reply = msgspec.json.decode(raw, type=_Reply)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's scores are malformed: {error}") from error
+    reply = read_json(raw, _Reply, "the backend's scores are")
     return RerankResult(
         scores=_best_first(reply.results, payload),
         # vLLM names the sum alone, and there is nothing else in it.

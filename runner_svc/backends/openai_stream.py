@@ -4,14 +4,19 @@ One reader serves chat and text completions. It runs once per token: chunks are 
 and a chunk of a wrong shape is a BACKEND_PROTOCOL_ERROR, never a KeyError.
 """
 
+import math
 from typing import Annotated
 
 import msgspec
 
-from runner_svc.backends.openai_errors import ErrorBody
+from runner_svc.backends.engine_json import JSON_FAULTS, malformed
+from runner_svc.backends.openai_errors import ErrorBody, error_fields
 from runner_svc.backends.openai_refusals import stated_error
-from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.frames import Frame, has_content
+from runner_svc.backends.sse import ErrorPayload
+from runner_svc.policy.answer_state import AnswerState, Finish, require_assistant
+from runner_svc.policy.model_names import is_another_model, plain_name
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2, warning_pb2
+from weft.dispatch.frames import Frame, has_content, is_content
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -58,6 +63,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
+    role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -70,6 +76,8 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
+    message: msgspec.Raw = msgspec.Raw()
+    """Of an answer that is no stream; not read."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -116,14 +124,18 @@ class _Chunk(msgspec.Struct):
     error: ErrorBody | str | None = None
 
 
+class _Named(msgspec.Struct):
+    model: object = None
+
+
 _DECODER = msgspec.json.Decoder(_Chunk)
 _FINISH_REASONS = {
-    "stop": event_pb2.FINISH_REASON_STOP,
-    "length": event_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": event_pb2.FINISH_REASON_TOOL_CALLS,
-    "function_call": event_pb2.FINISH_REASON_TOOL_CALLS,
-    "content_filter": event_pb2.FINISH_REASON_CONTENT_FILTER,
+    Finish.STOP: event_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: event_pb2.FINISH_REASON_LENGTH,
+    Finish.TOOL_CALLS: event_pb2.FINISH_REASON_TOOL_CALLS,
+    Finish.CONTENT_FILTER: event_pb2.FINISH_REASON_CONTENT_FILTER,
 }
+_NO_MESSAGE = frozenset({b"", b"null"})
 
 
 class _Bill:
@@ -141,10 +153,13 @@ class _Bill:
         self._reasoning_tokens = 0
         self._compute_ms = 0.0
         self._decode_ms = 0.0
+        self.has_figures = False
+        """Whether the engine has said anything about the cost."""
 
     def add(self, chunk: _Chunk) -> None:
         """Count a chunk's figures."""
         usage, timings = chunk.usage, chunk.timings
+        self.has_figures = True
         if usage is not None and chunk.choices:
             self._of_choices[chunk.choices[0].index] = usage
         elif usage is not None:
@@ -162,7 +177,9 @@ class _Bill:
         if self._compute_ms > 0:
             receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
         if self._decode_ms > 0:
-            receipt.tokens_per_second = usage.completion_tokens / self._decode_ms * 1e3
+            rate = usage.completion_tokens / self._decode_ms * 1e3
+            if math.isfinite(rate):
+                receipt.tokens_per_second = rate
         return receipt
 
     def _usage(self) -> usage_pb2.Usage:
@@ -184,14 +201,23 @@ class _Bill:
 
 
 class StreamReader:
-    """Reads one stream: payloads in, frames of events out, and a verdict at the end."""
+    """Reads one stream: payloads in, frames of events out, and a verdict at the end.
 
-    def __init__(self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False) -> None:
-        """`whole`: nobody reads the answer before it is complete, so what arrives together becomes one frame."""
+    What may follow what is decided by `policy.answer_state`. Finish reasons are held back until the stream has ended:
+    until then an answer may still turn out to be none, and its caller must not have been given a tidy end.
+    """
+
+    def __init__(
+        self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False, asked_model: str = ""
+    ) -> None:
+        """`whole`: nobody reads the answer before it is complete, so what arrives together becomes one frame.
+
+        `asked_model`: the server's name of the model that it was asked for; empty: it was not told any.
+        """
         self._decoder = _DECODER
         self._whole = whole
-        self._expected_choices = expected_choices
-        self._finished: set[int] = set()
+        self._state = AnswerState(expected_choices)
+        self._asked_model = asked_model
         self._content_started = False
         self._bill = _Bill(choices_per_prompt)
         self._held: Frame = []
@@ -217,12 +243,14 @@ class StreamReader:
         for payload in payloads:
             if payload == DONE:
                 self.done = True
-                if self._has_every_choice:
+                if self._state.is_complete:
                     frame += self.finish()
                     self.ended = True
                 break
             if payload == _EMPTY:
                 continue
+            if self._asked_model:
+                frame += self._check_model(payload)
             events = self._events_of(payload, frame)
             if not self._content_started and has_content(events):
                 self._content_started = True
@@ -237,56 +265,73 @@ class StreamReader:
         return frames
 
     def finish(self) -> Frame:
-        """The last frame, once the stream is over. Raises BACKEND_PROTOCOL_ERROR if a choice has no finish reason."""
-        if not self._has_every_choice:
-            raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR,
-                f"the backend ended the stream with {len(self._finished)} of {self._expected_choices} choices finished",
-            )
+        """The last frame, once the stream is over. Raises BACKEND_PROTOCOL_ERROR for an answer that is none."""
+        self._state.close(has_figures=self._bill.has_figures)
         try:
             receipt = self._bill.receipt()
         except (ValueError, OverflowError) as error:
             raise _malformed(error) from error
         return [
+            *(_end_event(index, reason) for index, reason in self._state.ends.items()),
             *self._take_held(),
             event_pb2.InferenceEvent(usage=receipt.usage),
             event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
         ]
 
-    @property
-    def _has_every_choice(self) -> bool:
-        return len(self._finished) >= self._expected_choices
-
     def _take_held(self) -> Frame:
         held, self._held = self._held, []
         return held
 
+    def _check_model(self, payload: bytes) -> Frame:
+        """A warning where the first chunk names another model than was asked for."""
+        asked, self._asked_model = self._asked_model, ""
+        try:
+            named = msgspec.json.decode(payload, type=_Named).model
+        except JSON_FAULTS:
+            return []  # said when the chunk is read
+        if not isinstance(named, str) or not is_another_model(asked, named):
+            return []
+        message = f"the server answered as {plain_name(named)!r}; it was asked for {plain_name(asked)!r}"
+        code = warning_pb2.WARNING_CODE_MODEL_MISMATCH
+        return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, message=message))]
+
     def _decode(self, payload: bytes) -> _Chunk:
+        if isinstance(payload, ErrorPayload):
+            raise self._stated(payload, "an error without words")
         try:
             chunk = self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except JSON_FAULTS as error:
             raise _malformed(error) from error
         if chunk.error is not None:
             raise stated_error(chunk.error, has_begun=self._content_started)
+        is_bare = chunk.usage is None and chunk.timings is None and chunk.prompt_progress is None
+        if is_bare and not chunk.choices and error_fields(payload)[0]:
+            # An error without an envelope: {"object": "error", "message": ...}, {"detail": ...}.
+            raise self._stated(payload)
         return chunk
+
+    def _stated(self, payload: bytes, unsaid: str = "") -> WeftError:
+        words, kind = error_fields(payload)
+        return stated_error(ErrorBody(message=words or unsaid, type=kind), has_begun=self._content_started)
 
     def _events_of(self, payload: bytes, frame: Frame) -> Frame:
         """What is to follow `frame`; text that continues a whole answer's last piece has been added to that."""
         chunk = self._decode(payload)
         try:
             if self._whole and (text := _continuation(chunk, frame)):
+                self._state.take(chunk.choices[0].index, None, has_content=True)
                 frame[-1].delta.text += text
                 self.took_token = True
                 return []
             return self._events(chunk)
-        except ValueError as error:  # a number or a text that no field can hold
+        except (ValueError, OverflowError) as error:  # a number or a text that no field can hold
             raise _malformed(error) from error
 
     def _events(self, chunk: _Chunk) -> Frame:
         if chunk.usage is not None or chunk.timings is not None:
             self._bill.add(chunk)
         events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
-        if events or (chunk.choices and self._content_started):
+        if events or (chunk.choices and (self._content_started or self._state.ends)):
             # Once the answer has begun, an empty piece is a token that cannot be shown.
             self.took_token = True
         if (progress := chunk.prompt_progress) is not None:
@@ -298,22 +343,25 @@ class StreamReader:
         return events
 
     def _delta_event(self, choice: _Choice) -> event_pb2.InferenceEvent | None:
-        """The event of one choice's piece; None for a preamble that carries nothing."""
-        if choice.index >= self._expected_choices:
-            raise ValueError(f"there is no choice {choice.index}")
+        """The event of one choice's piece; None for one that carries nothing but perhaps a finish reason."""
         event = event_pb2.InferenceEvent()
         delta = event.delta
         text = choice.text if choice.delta is None else choice.delta.content
         if text:
             delta.text = text
         if choice.delta is not None:
+            require_assistant(choice.delta.role)
             _copy_rare_content(choice.delta, delta)
+        elif choice.text is None and bytes(choice.message) not in _NO_MESSAGE:
+            raise WeftError(
+                Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a message where a stream has pieces (delta)"
+            )
+        self._state.take(
+            choice.index, choice.finish_reason, has_content=is_content(delta), has_call=bool(delta.tool_calls)
+        )
         if choice.logprobs is not None and choice.logprobs.content:
             delta.logprobs.extend(map(_token_logprob, choice.logprobs.content))
-        if choice.finish_reason is not None:
-            delta.finish_reason = _FINISH_REASONS.get(choice.finish_reason, event_pb2.FINISH_REASON_STOP)
-            self._finished.add(choice.index)
-        elif not text and not delta.ByteSize():
+        if not text and not delta.ByteSize():
             return None
         delta.index = choice.index
         return event
@@ -329,11 +377,16 @@ def _continuation(chunk: _Chunk, frame: Frame) -> str:
     if not last.text or last.finish_reason or last.logprobs or last.tool_calls:
         return ""
     delta = choice.delta
-    return "" if delta.reasoning_content or delta.refusal or delta.tool_calls else delta.content or ""
+    is_more = delta.role or delta.reasoning_content or delta.refusal or delta.tool_calls
+    return "" if is_more else delta.content or ""
+
+
+def _end_event(index: int, reason: Finish) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(index=index, finish_reason=_FINISH_REASONS[reason]))
 
 
 def _malformed(error: Exception) -> WeftError:
-    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event that is not a chunk: {error}")
+    return malformed("the backend sent an event that is not a chunk:", error)
 
 
 def _progress_event(progress: _PromptProgress) -> event_pb2.InferenceEvent:

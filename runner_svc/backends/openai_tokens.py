@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from runner_svc.backends.engine_json import read_json
 from runner_svc.backends.openai_http import APPLY_TEMPLATE, TOKENIZE, OpenAiHttp
 from runner_svc.backends.openai_request import chat_body
 from runner_svc.backends.port import CallInfo
@@ -19,6 +20,7 @@ from weft.kernel.reasons import Reason
 MAX_TOKENS_BODY_BYTES = 256 * 1024 * 1024
 """A request's body has some million tokens at most, and a token with its text takes 40 bytes."""
 _TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
+_TOKENS = "the backend's tokens are"
 _MAX_INT32 = 2**31 - 1
 
 
@@ -52,7 +54,7 @@ async def tokenize(
         if reply.count is not None:
             return _result(reply, with_pieces=payload.with_pieces)
         # No count: it has not understood `messages`, and so it is llama.cpp's own.
-    rendered = _decoded(await http.post(APPLY_TEMPLATE, body, call, MAX_TOKENS_BODY_BYTES), _Template)
+    rendered = read_json(await http.post(APPLY_TEMPLATE, body, call, MAX_TOKENS_BODY_BYTES), _Template, _TOKENS)
     # As the server itself does with what its template has rendered.
     return await _text(http, rendered.prompt, call, add_special=True, with_pieces=payload.with_pieces)
 
@@ -90,15 +92,7 @@ def _template_body(http: OpenAiHttp, chat: chat_pb2.ChatPayload) -> dict[str, An
 
 
 async def _ask(http: OpenAiHttp, body: dict[str, Any], call: CallInfo) -> _Reply:
-    reply: _Reply = _decoded(await http.post(TOKENIZE, body, call, MAX_TOKENS_BODY_BYTES), _Reply)
-    return reply
-
-
-def _decoded(raw: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's tokens are malformed: {error}") from error
+    return read_json(await http.post(TOKENIZE, body, call, MAX_TOKENS_BODY_BYTES), _Reply, _TOKENS)
 
 
 def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:

@@ -1,37 +1,101 @@
 """Server-sent events from a backend, decoded with a bound.
 
 A decoder of our own because the ready-made ones have no limit on an event's size, and because this runs once per token.
+What has arrived is copied once, however it is cut: a line that is not complete is added to, never copied again.
 """
+
+import codecs
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
+"""Of one event, all its `data` lines together."""
+MAX_LINE_BYTES = 4 * 1024 * 1024
+"""Of one line, comments and fields that are dropped included."""
+_ERROR = b"error"
+
+
+class ErrorPayload(bytes):
+    """The data of an event whose name is `error`."""
+
+    __slots__ = ()
 
 
 class SseDecoder:
-    """Turns chunks of bytes into the `data` payloads of complete events. Comments and other fields are dropped."""
+    """Turns chunks of bytes into the `data` payloads of complete events. Comments and other fields are dropped.
 
-    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    As in the specification (WHATWG HTML 9.2.6), lines end with LF, CR or both, one space after the colon is no part of
+    the value, and one byte order mark at the very beginning is none of the first line.
+    """
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
-        self._partial = b""
+        self._max_line_bytes = max_line_bytes
+        self._line = bytearray()
+        """The line that is not complete yet."""
         self._data: list[bytes] = []
         self._data_bytes = 0
+        self._is_error = False
+        self._is_first_line = True
+        self._after_cr = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The payloads completed by `chunk`. Raises BACKEND_PROTOCOL_ERROR when one event grows too large."""
-        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        """The payloads completed by `chunk`. Raises BACKEND_PROTOCOL_ERROR for a line or an event over its limit."""
+        if b"\r" in chunk or self._after_cr:
+            chunk = self._with_line_feeds(chunk)
+        lines = chunk.split(b"\n")
+        last = lines.pop()
         payloads: list[bytes] = []
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].strip(b" \r"))
-                self._data_bytes += len(line)
-            elif self._data and line in (b"", b"\r"):
-                payloads.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
-                self._data.clear()
-                self._data_bytes = 0
-        if self._data_bytes + len(self._partial) > self._max_event_bytes:
-            raise WeftError(
-                Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent an event of over {self._max_event_bytes} bytes"
-            )
+        if lines:
+            self._complete_first(lines)
+            for line in lines:
+                if line.startswith(b"data:"):
+                    self._data.append(line[5:].strip(b" "))
+                    self._data_bytes += len(line)
+                elif not line:
+                    self._end_event(payloads)
+                elif line.startswith(b"event:"):
+                    self._is_error = line[6:].strip(b" ") == _ERROR
+        if last:
+            self._line += last
+        self._check_sizes(len(self._line))
         return payloads
+
+    def _complete_first(self, lines: list[bytes]) -> None:
+        """Put what is there of the first line before the rest of it."""
+        if self._line:
+            self._line += lines[0]
+            self._check_sizes(len(self._line))
+            lines[0] = bytes(self._line)
+            self._line.clear()
+        if self._is_first_line:
+            self._is_first_line = False
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+
+    def _check_sizes(self, line_bytes: int) -> None:
+        if line_bytes > self._max_line_bytes:
+            raise _too_large("a line", self._max_line_bytes)
+        if self._data_bytes + line_bytes > self._max_event_bytes:
+            raise _too_large("an event", self._max_event_bytes)
+
+    def _with_line_feeds(self, chunk: bytes) -> bytes:
+        """The chunk with LF alone at the ends of lines; an LF that completes the CRLF of an earlier one is left out."""
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+            self._after_cr = False
+        if chunk:
+            self._after_cr = chunk.endswith(b"\r")
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _end_event(self, payloads: list[bytes]) -> None:
+        if self._data:
+            payload = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+            payloads.append(ErrorPayload(payload) if self._is_error else payload)
+            self._data.clear()
+            self._data_bytes = 0
+        self._is_error = False
+
+
+def _too_large(what: str, limit_bytes: int) -> WeftError:
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent {what} of over {limit_bytes} bytes")

@@ -40,9 +40,6 @@ class SchedulingSection(Section):
     """How long a runner that broke is left alone, unless it reports ready as a new incarnation."""
     eject_after_failures: Count = 5
     """Breaks in a row after which a model on a runner is ejected; never the last usable one of a pool or route."""
-    max_shared_failures: Count = 3
-    """Failures in a row that do not count against a model on a runner, because another one answered the same request
-    with an error, too."""
     outlier_window_seconds: Seconds = 60.0
     """Time over which the share of broken requests is looked at."""
     outlier_min_requests: Count = 20

@@ -11,7 +11,7 @@ NAMED = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 ROW = re.compile(r"^\| ([FMT]\d+(?:, [FMT]\d+)*) \|.*\|(.*)\|$", re.MULTILINE)
 FAULTS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15, 16, 18, 19, 20, 23, 27, 30, 32, 33, 34, 35),
-    *(42, 43, 45, 47, 48, 49, 52, 54, 60, 61, 63, 64, 66),
+    *(42, 43, 45, 47, 48, 49, 52, 54, 60, 61, 63, 64, 66, 67, 68, 69),
 )
 OF_MEMORY_AND_OPERATIONS = tuple(range(1, 11))
 OF_TASKS = tuple(range(1, 9))

@@ -1,17 +1,23 @@
 """Events out of bytes, however the bytes are cut."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner_svc.backends.sse import SseDecoder
+from runner_svc.backends.sse import ErrorPayload, SseDecoder
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-STREAM = b': hello\n\ndata: {"a":1}\n\nevent: x\r\ndata: two\r\ndata: lines\r\n\r\n: \n\ndata:[DONE]\n\n'
-PAYLOADS = [b'{"a":1}', b"two\nlines", b"[DONE]"]
+BOM = b"\xef\xbb\xbf"
+STREAM = (
+    BOM
+    + b': hello\n\ndata: {"a":1}\n\nevent: x\r\ndata: two\r\ndata: lines\r\n\r\n: \n\n'
+    + b"event:error\rdata: no\r\rdata:[DONE]\n\n"
+)
+PAYLOADS = [b'{"a":1}', b"two\nlines", b"no", b"[DONE]"]
 
 
 def test_payloads_come_out_in_order_and_comments_do_not() -> None:
@@ -40,3 +46,55 @@ def test_an_event_over_the_limit_is_a_protocol_error(pieces: list[bytes]) -> Non
     with pytest.raises(WeftError) as refused:
         decoder.feed(b"".join(first[10:]) + last)
     assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_a_byte_order_mark_at_the_beginning_eats_no_piece_and_a_second_one_is_no_mark() -> None:
+    assert SseDecoder().feed(BOM + b"data: a\n\n" + BOM + b"data: b\n\ndata: c\n\n") == [b"a", b"c"]
+
+
+def test_an_event_of_the_name_error_is_told_from_others() -> None:
+    payloads = SseDecoder().feed(
+        b"event: error\ndata: x\n\ndata: y\n\nevent: message\ndata: z\n\nevent: error\n\ndata: w\n\n"
+    )
+    assert payloads == [b"x", b"y", b"z", b"w"]
+    assert [isinstance(payload, ErrorPayload) for payload in payloads] == [True, False, False, False]
+
+
+def test_a_line_over_the_limit_is_a_protocol_error_though_it_would_be_dropped() -> None:
+    decoder = SseDecoder(max_line_bytes=100)
+    decoder.feed(b":" + b"x" * 90)
+    with pytest.raises(WeftError) as refused:
+        decoder.feed(b"x" * 90 + b"\n\n")
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+class _Counted(bytes):
+    """Bytes that note what is copied when they are put behind others in a new object."""
+
+    copied = 0
+
+    def __radd__(self, other: Any) -> Any:
+        _Counted.copied += len(self)
+        if isinstance(other, bytearray):  # grows in place
+            other.extend(bytes(self))
+            return other
+        _Counted.copied += len(other)
+        return bytes(other) + bytes(self)
+
+
+def test_a_line_that_arrives_byte_by_byte_is_not_copied_with_every_byte() -> None:
+    _Counted.copied = 0
+    decoder, length = SseDecoder(), 20_000
+    for byte in b"data: " + b"x" * length:
+        assert decoder.feed(_Counted((byte,))) == []
+    (payload,) = decoder.feed(b"\n\n")
+    assert len(payload) == length
+    assert _Counted.copied <= 2 * length
+
+
+def test_the_count_of_copies_sees_a_decoder_that_copies() -> None:
+    """The negative control: what is put together anew with every byte."""
+    _Counted.copied, line = 0, b""
+    for _ in range(1_000):
+        line = line + _Counted(b"x")
+    assert _Counted.copied > 100 * 1_000

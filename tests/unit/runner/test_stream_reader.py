@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from runner_svc.backends.openai_stream import DONE, StreamReader
-from weft.api.common.v1 import event_pb2
+from runner_svc.backends.sse import ErrorPayload
+from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -38,7 +39,7 @@ def _usage(prompt: int, completion: int, cached: int = 0) -> bytes:
 def test_the_first_content_is_alone_in_its_frame_and_the_rest_is_one_frame() -> None:
     role = _chunk(choices=[{"index": 0, "delta": {"role": "assistant", "content": None}}])
     frames = StreamReader(1, 1).read([role, _text("a"), _text("b"), _text("c"), _end()])
-    assert [[event.delta.text for event in frame] for frame in frames] == [["a"], ["b", "c", ""]]
+    assert [[event.delta.text for event in frame] for frame in frames] == [["a"], ["b", "c"]]
 
 
 def test_of_a_whole_answer_what_arrives_together_is_one_frame_and_its_text_one_piece() -> None:
@@ -63,11 +64,11 @@ def test_pieces_of_a_whole_answer_that_are_more_than_text_are_not_put_together()
         ]
     )
     (frame,) = StreamReader(2, 2, whole=True).read(
-        [_text("a"), _text("b", 1), _text("c", 1), _text("d"), thought, likely, _text("e"), _end(), _text("f")]
+        [_text("a"), _text("b", 1), _text("c", 1), _text("d"), thought, likely, _text("e"), _end(), _text("f", 1)]
     )
     told = [(event.delta.index, event.delta.text or event.delta.reasoning) for event in frame]
-    assert told == [(0, "a"), (1, "bc"), (0, "d"), (0, "r"), (0, "l"), (0, "e"), (0, ""), (0, "f")]
-    assert [len(event.delta.logprobs) for event in frame] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert told == [(0, "a"), (1, "bc"), (0, "d"), (0, "r"), (0, "l"), (0, "e"), (1, "f")]
+    assert [len(event.delta.logprobs) for event in frame] == [0, 0, 0, 0, 1, 0, 0]
 
 
 def test_prefill_progress_before_the_content_comes_first_in_a_frame_of_its_own() -> None:
@@ -256,5 +257,103 @@ def test_a_null_chunk_is_skipped() -> None:
     ],
 )
 def test_finish_reasons_are_translated(word: str, reason: int) -> None:
-    (frame,) = StreamReader(1, 1).read([_end(word)])
+    call = _chunk(choices=[{"delta": {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}}])
+    _, frame = StreamReader(1, 1).read([call, _end(word), DONE])
     assert frame[0].delta.finish_reason == reason
+
+
+def _whole(*payloads: bytes) -> list[Any]:
+    reader = StreamReader(1, 1)
+    events = [event for frame in reader.read([*payloads]) for event in frame]
+    return events if reader.ended else [*events, *reader.finish()]
+
+
+def _fault(*payloads: bytes) -> WeftError:
+    with pytest.raises(WeftError) as refused:
+        _whole(*payloads)
+    return refused.value
+
+
+def test_a_finish_reason_is_held_back_until_the_stream_has_ended() -> None:
+    reader = StreamReader(1, 1)
+    first = reader.read([_text("a"), _end()])
+    assert not any(event.delta.finish_reason for frame in first for event in frame)
+    assert reader.read([DONE])[0][0].delta.finish_reason == event_pb2.FINISH_REASON_STOP
+
+
+def test_the_caller_gets_one_finish_reason_however_often_it_was_sent() -> None:
+    events = _whole(_text("a"), _end(), _end(), _end(), DONE)
+    assert sum(bool(event.delta.finish_reason) for event in events) == 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_content_after_the_finish_reason_is_never_part_of_the_answer(whole: bool) -> None:
+    reader = StreamReader(1, 1, whole=whole)
+    reader.read([_text("a"), _end()])
+    with pytest.raises(WeftError) as refused:
+        reader.read([_text("b")])
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+
+
+def test_a_message_in_place_of_a_delta_is_no_empty_answer() -> None:
+    message = {"role": "assistant", "content": "Hello"}
+    error = _fault(_chunk(choices=[{"index": 0, "message": message, "finish_reason": "stop"}], usage={}), DONE)
+    assert error.message == "the backend sent a message where a stream has pieces (delta)"
+    assert _whole(_chunk(choices=[{"delta": {"content": "a"}, "message": None, "finish_reason": "stop"}]), DONE)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"choices":[{"delta":{"content":"\xff"}}]}',
+        b'{"choices":[{"delta":{"content":"\xed\xa0\x80"}}]}',
+        b'{"choices":[{"delta":{"content":"\\ud800"}}]}',
+        b'{"choices":[{"delta":{"content":"\\udc00x"}}]}',
+        b'{"choices":[],"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"choices":[],"usage":{"prompt_tokens":' + b"9" * 5_000 + b"}}",
+        b'{"choices":[],"timings":{"prompt_ms":NaN}}',
+        b'{"choices":[],"timings":{"prompt_ms":1e999}}',
+    ],
+)
+@pytest.mark.parametrize("asked", ["", "m"])
+def test_text_and_numbers_that_no_reader_takes_are_a_protocol_error(payload: bytes, asked: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        StreamReader(1, 1, asked_model=asked).read([payload])
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+    refused.value.message.encode()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"error":{"message":"no tea"}}',
+        b'{"error":"no tea"}',
+        b'{"object":"error","message":"no tea","code":500}',
+        b'{"detail":"no tea"}',
+        ErrorPayload(b"no tea"),
+        ErrorPayload(b'{"message":"no tea"}'),
+        ErrorPayload(b'{"type":"error","error":{"type":"overloaded_error","message":"no tea"}}'),
+    ],
+)
+def test_an_error_in_any_usual_form_is_the_backends_with_its_words(payload: bytes) -> None:
+    error = _fault(_text("a"), payload, _end(), DONE)
+    assert (error.reason, error.message) == (Reason.BACKEND_ERROR, "the backend reported: no tea")
+
+
+def test_a_server_that_answers_as_another_model_is_warned_of_once_and_before_the_content() -> None:
+    reader = StreamReader(1, 1, asked_model="llama3.2")
+    named = {"model": "/models/qwen2.gguf", "choices": [{"delta": {"content": "a"}}]}
+    frames = reader.read([_chunk(**named), _chunk(**named), _end(), DONE])
+    events = [event for frame in frames for event in frame]
+    assert [event.WhichOneof("event") for event in events][:3] == ["warning", "delta", "delta"]
+    assert events[0].warning.code == warning_pb2.WARNING_CODE_MODEL_MISMATCH
+    assert events[0].warning.message == "the server answered as 'qwen2'; it was asked for 'llama3.2'"
+    assert sum(event.HasField("warning") for event in events) == 1
+    assert [len(frame) for frame in frames][:2] == [1, 1], "the first content is alone in its frame"
+
+
+@pytest.mark.parametrize("named", ["llama3.2:latest", "", None, 7])
+def test_a_server_that_answers_as_the_model_or_says_nothing_of_use_is_not_warned_of(named: Any) -> None:
+    reader = StreamReader(1, 1, asked_model="llama3.2")
+    frames = reader.read([_chunk(model=named, choices=[{"delta": {"content": "a"}}]), _end(), DONE])
+    assert not any(event.HasField("warning") for frame in frames for event in frame)

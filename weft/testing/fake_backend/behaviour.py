@@ -107,6 +107,9 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The first token's text is so long."""
     html_200: bool = False
     """Answer with status 200 and an HTML page, as a captive proxy does."""
+    raw_answer: Text | None = None
+    """Write these characters, each as the byte of its number (Latin-1), instead of any answer, and close the
+    connection; empty: reset it."""
     status: HttpStatus | None = None
     """Answer with this status instead of working."""
     status_body: Text | None = None
@@ -140,6 +143,7 @@ REQUEST_FAULTS = frozenset(
         "wrong_shape_after_tokens",
         "oversized_event_bytes",
         "html_200",
+        "raw_answer",
         "status",
     }
 )

@@ -1,9 +1,11 @@
 """The HTTP side of the fake: llama-server's routes, its refusals, and /fake/* for tests."""
 
 import asyncio
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Never, cast
 
 import msgspec
 from aiohttp import web
@@ -121,6 +123,9 @@ class FakeServer:
                     await asyncio.sleep(behaviour.slow_headers_seconds)
                 if behaviour.html_200:
                     return web.Response(body=shapes.HTML_PAGE, content_type="text/html")
+                if behaviour.raw_answer is not None:
+                    outcome.broken_by_fake = True
+                    return await _raw(http, behaviour.raw_answer)
                 if behaviour.status is not None:
                     return _scripted_status(behaviour, behaviour.status)
                 try:
@@ -264,6 +269,21 @@ def _decoded(raw: bytes) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return NOT_JSON
+
+
+async def _raw(http: web.Request, text: str) -> Never:
+    """Write `text` as bytes and end the connection; ends only by cancellation, when the connection is gone."""
+    transport = cast("asyncio.Transport", http.transport)  # uvloop's is none by name
+    if text:
+        transport.write(text.encode("latin-1", "replace"))
+        transport.close()
+    else:
+        # A reset: without this option the kernel would end the connection in order.
+        found = transport.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+    await asyncio.Event().wait()
+    raise AssertionError("nothing sets the event")
 
 
 def _scripted_status(behaviour: Behaviour, status: int) -> web.Response:

@@ -35,6 +35,8 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The iteration budget for tools was used up: the model had to answer without more of them."""
     WARNING_CODE_TOOL_OUTPUT_CUT: _WarningCode.ValueType  # 5
     """A tool's output was longer than the limit and was cut."""
+    WARNING_CODE_MODEL_MISMATCH: _WarningCode.ValueType  # 6
+    """The server answered as another model than it was asked for."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """WarningCode is what a warning is about."""
@@ -51,6 +53,8 @@ WARNING_CODE_TOOL_BUDGET_EXHAUSTED: WarningCode.ValueType  # 4
 """The iteration budget for tools was used up: the model had to answer without more of them."""
 WARNING_CODE_TOOL_OUTPUT_CUT: WarningCode.ValueType  # 5
 """A tool's output was longer than the limit and was cut."""
+WARNING_CODE_MODEL_MISMATCH: WarningCode.ValueType  # 6
+"""The server answered as another model than it was asked for."""
 global___WarningCode = WarningCode
 
 @typing.final

@@ -1,0 +1,261 @@
+"""The catalogue of wrong answers: each costs one request, with the reason that its row says, and nothing else.
+
+The same rows through the gateway: tests/e2e/test_hostile_engines.py.
+"""
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+from repaving_stage import Repaving, living
+
+from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
+from runner_svc.backends.port import CallInfo
+from runner_svc.config import InstanceConfig
+from runner_svc.hibernation import HibernationSettings
+from runner_svc.policy.phase import Phase
+from runner_svc.work import Work
+from weft.api.common.v1 import (
+    audio_pb2,
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    image_pb2,
+    rerank_pb2,
+    tokenize_pb2,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.kernel.rpc import error_to_status
+from weft.kernel.telemetry import new_traceparent
+from weft.testing.hostile_engine.catalogue import FAMILIES, MALFORMED, ROWS
+from weft.testing.hostile_engine.row import HI, Ask, Row
+from weft.testing.hostile_engine.server import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Connection,
+    HostileServer,
+    Request,
+    chunked,
+    end,
+    hostile_server,
+    piece,
+    tidy,
+)
+
+NEIGHBOUR, GOOD, BAD = "neighbour", "good", "bad"
+MEBIBYTE = 1024 * 1024
+MAX_GROWTH_BYTES = 64 * MEBIBYTE
+REQUEST_SECONDS = 10.0
+MAX_SLICE_BYTES = 1_400
+"""Of an answer that comes in parts, as over a network."""
+
+
+@dataclass
+class Engine:
+    """What the hostile server answers: one request is answered well but slowly, one as the row says, others well."""
+
+    row: Row | None = None
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    slice_bytes: int = 0
+    """Size of what is written at once; 0: everything."""
+
+    async def handle(self, connection: Connection, request: Request) -> None:
+        if self.row is None or request.words == GOOD:
+            await connection.send(tidy("well"))
+        elif request.words == NEIGHBOUR:
+            await connection.send(STREAM_HEAD + chunked(piece("from ")))
+            await self.goes_on.wait()
+            await connection.send(chunked(piece("end to end") + end() + DONE) + LAST_CHUNK)
+        elif not self.row.answer:
+            connection.reset()
+        else:
+            step = self.slice_bytes or len(self.row.answer)
+            for start in range(0, len(self.row.answer), step):
+                await connection.send(self.row.answer[start : start + step])
+                await asyncio.sleep(0)
+            if self.row.ends:
+                await connection.close()
+
+
+@dataclass
+class Outcome:
+    """What a caller got."""
+
+    text: str = ""
+    finish_reasons: int = 0
+    finished: int = 0
+    error: WeftError | None = None
+    unforeseen: BaseException | None = None
+
+
+def _chat(words: str, choices: int = 1) -> chat_pb2.ChatPayload:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=words)])
+    return chat_pb2.ChatPayload(messages=[message], choice_count=choices)
+
+
+async def _generate(work: Work, payload: Any, call: CallInfo, outcome: Outcome) -> None:
+    async for frame in work.generate(payload, call):
+        for event in frame:
+            outcome.text += event.delta.text
+            outcome.finish_reasons += bool(event.delta.finish_reason)
+            outcome.finished += event.HasField("finished")
+            event.SerializeToString()
+
+
+async def _work(work: Work, ask: Ask, words: str, call: CallInfo, outcome: Outcome) -> None:
+    prompts = [completion_pb2.PromptInput(text=text) for text in (words, "b")]
+    generations = {
+        Ask.CHAT: _chat(words),
+        Ask.TWO_CHOICES: _chat(words, 2),
+        Ask.COMPLETION: completion_pb2.CompletionPayload(prompts=prompts[:1]),
+    }
+    if ask in generations:
+        await _generate(work, generations[ask], call, outcome)
+        return
+    match ask:
+        case Ask.EMBEDDING:
+            await work.embed(embedding_pb2.EmbeddingPayload(inputs=prompts), call)
+        case Ask.RERANK:
+            await work.rerank(rerank_pb2.RerankPayload(query=words, documents=["a", "b"]), call)
+        case Ask.TOKENIZE:
+            await work.tokenize(tokenize_pb2.TokenizePayload(text=words), call)
+        case Ask.IMAGE:
+            await work.generate_images(image_pb2.ImagePayload(prompt=words), call)
+        case Ask.TRANSCRIPTION:
+            audio = chat_pb2.MediaPart(data=b"sound", media_type="audio/wav")
+            await work.transcribe(audio_pb2.TranscriptionPayload(audio=audio), call)
+        case Ask.SPEECH:
+            async for _ in work.speak(audio_pb2.SpeechPayload(input=words, voice="a"), call):
+                pass
+
+
+async def _ask(stage: Repaving, words: str, ask: Ask = Ask.CHAT, *, whole: bool = False) -> Outcome:
+    """One request from its beginning to its end."""
+    outcome = Outcome()
+    call = CallInfo(request_id=words, traceparent=new_traceparent(), whole=whole)
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            with stage.instance.admit(words) as work:
+                await _work(work, ask, words, call, outcome)
+    except WeftError as error:
+        outcome.error = error
+    except Exception as error:  # noqa: BLE001 - whatever it is, the checker says it
+        outcome.unforeseen = error
+    return outcome
+
+
+def faults(row: Row, seen: Outcome) -> list[str]:
+    """What a caller got that the row does not say."""
+    found: list[str] = []
+    if seen.unforeseen is not None:
+        found.append(f"an error without a reason: {seen.unforeseen!r:.200}")
+    got = None if seen.error is None else seen.error.reason
+    if got is not row.sees and seen.unforeseen is None:
+        found.append(f"{got!r}, not {row.sees!r}: {seen.error}")
+    if seen.error is not None:
+        error_to_status(seen.error).SerializeToString()
+        if "Traceback" in seen.error.message.replace("<html>Traceback", "") or len(seen.error.message) > 1_000:
+            found.append(f"an error of too many words: {seen.error.message[:200]}")
+    is_stream = row.ask in (Ask.CHAT, Ask.TWO_CHOICES, Ask.COMPLETION)
+    ends = 1 if row.sees is None and is_stream else 0
+    if (seen.finish_reasons, seen.finished) != (ends, ends):
+        found.append(f"{seen.finish_reasons} finish reasons and {seen.finished} ends, not {ends}")
+    if row.sees is None and seen.text != row.text:
+        found.append(f"the text {seen.text!r:.100}, not {row.text!r}")
+    if row.sees is not None and "more" in seen.text:
+        found.append("content after the end")
+    return found
+
+
+@asynccontextmanager
+async def _attached(engine: Engine) -> AsyncIterator[tuple[Repaving, HostileServer]]:
+    async with hostile_server(engine.handle) as server:
+        backend = AttachedServer(
+            AttachedServerConfig(url=server.url, upstream_model="m", operations=frozenset(Operation))
+        )
+        settings = HibernationSettings(attached=True, attach_retry_seconds=0.1)
+        async with living(InstanceConfig(model="m", slots=4, hibernation=settings), backend) as stage:
+            await stage.until_phase(Phase.READY)
+            yield stage, server
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+async def test_a_wrong_answer_costs_one_request_with_its_reason_and_nobody_else(
+    row: Row, caplog: pytest.LogCaptureFixture
+) -> None:
+    for whole, slice_bytes in ((False, 0), (True, MAX_SLICE_BYTES)):
+        engine = Engine(row=row, slice_bytes=slice_bytes)
+        async with _attached(engine) as (stage, server):
+            neighbour = asyncio.create_task(_ask(stage, NEIGHBOUR))
+            await server.asked.wait()
+            seen = await _ask(stage, BAD, row.ask, whole=whole)
+            after = await _ask(stage, GOOD)
+            engine.goes_on.set()
+            beside = await neighbour
+            assert faults(row, seen) == []
+            assert (after.text, after.error) == ("well", None), "the next request"
+            assert (beside.text, beside.error, beside.finished) == ("from end to end", None, 1), "the neighbour"
+            assert stage.phases.count(Phase.READY) == 1, "let go of"
+            assert not stage.instance.slots.holders
+            asked = [request for request in server.requests if BAD.encode() in request.body]
+            # A connection that ends without a byte may have been dead in the pool, so that is tried twice.
+            assert len(asked) <= (1 if row.answer else 2)
+    assert not [record for record in caplog.records if record.exc_info], "a traceback"
+
+
+def test_the_catalogue_has_hundreds_of_wrong_answers_each_with_a_name_of_its_own() -> None:
+    assert len(MALFORMED) >= 250
+    assert [name for name, count in Counter(row.name for row in ROWS).items() if count > 1] == []
+    assert {ask for row in MALFORMED for ask in [row.ask]} == set(Ask)
+    assert all(any(row.sees is None for row in FAMILIES[name]) for name in FAMILIES), "what passes is said as well"
+
+
+async def test_wrong_answers_leave_no_memory_behind() -> None:
+    """The largest of them, again and again."""
+    large = sorted(MALFORMED, key=lambda row: len(row.answer))[-6:]
+    engine = Engine(row=large[0])
+    engine.goes_on.set()
+    async with _attached(engine) as (stage, _):
+        for row in large:
+            engine.row = row
+            await _ask(stage, BAD, row.ask)
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        for row in large * 3:
+            engine.row = row
+            assert (await _ask(stage, BAD, row.ask)).error is not None
+        gc.collect()
+        assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
+
+
+_BAD_ROW = Row(name="bad", answer=HI, sees=Reason.BACKEND_PROTOCOL_ERROR)
+_GOOD_ROW = Row(name="good", answer=HI, sees=None, text="Hi")
+_RIGHT_ERROR = WeftError(Reason.BACKEND_PROTOCOL_ERROR, "no")
+
+
+@pytest.mark.parametrize(
+    ("row", "seen", "words"),
+    [
+        (_BAD_ROW, Outcome(text="Hi", finish_reasons=1, finished=1), "None, not"),
+        (_BAD_ROW, Outcome(error=WeftError(Reason.INTERNAL, "no")), "INTERNAL"),
+        (_BAD_ROW, Outcome(unforeseen=RecursionError("deep")), "without a reason"),
+        (_BAD_ROW, Outcome(error=_RIGHT_ERROR, finish_reasons=1), "1 finish reasons"),
+        (_BAD_ROW, Outcome(error=_RIGHT_ERROR, text="Hi more"), "after the end"),
+        (_BAD_ROW, Outcome(error=WeftError(_RIGHT_ERROR.reason, "x" * 5_000)), "too many words"),
+        (_GOOD_ROW, Outcome(text="H", finish_reasons=1, finished=1), "the text 'H'"),
+        (_GOOD_ROW, Outcome(text="Hi", finish_reasons=2, finished=1), "2 finish reasons"),
+        (_GOOD_ROW, Outcome(text="Hi", error=_RIGHT_ERROR), "BACKEND_PROTOCOL_ERROR"),
+    ],
+)
+def test_the_checker_finds_what_is_not_as_its_row_says(row: Row, seen: Outcome, words: str) -> None:
+    """The negative control."""
+    assert any(words in fault for fault in faults(row, seen))

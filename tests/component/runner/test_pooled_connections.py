@@ -1,0 +1,133 @@
+"""What a server sends unasked reaches no other caller."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from runner_svc.backends import openai_http
+from runner_svc.backends.openai_http import Endpoint, OpenAiHttp
+from runner_svc.backends.port import CallInfo
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.testing.hostile_engine.server import Connection, HostileServer, Request, hostile_server, tidy
+
+STOLEN = "the answer of another"
+HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-"
+
+
+async def _unexplained(_: Reason) -> None:
+    return None
+
+
+@asynccontextmanager
+async def _over(server: HostileServer) -> AsyncIterator[OpenAiHttp]:
+    http = OpenAiHttp(Endpoint(base_url=server.url), TimeoutProfile(), _unexplained)
+    try:
+        yield http
+    finally:
+        await http.close()
+
+
+async def _ask(http: OpenAiHttp, words: str) -> str:
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=words)])
+    call = CallInfo(request_id="r", traceparent="")
+    async with asyncio.timeout(10.0):
+        frames = [frame async for frame in http.generate(chat_pb2.ChatPayload(messages=[message]), call)]
+    return "".join(event.delta.text for frame in frames for event in frame)
+
+
+async def _until_the_client_has_read() -> None:
+    """Return once the event loop, which is the client's too, has looked for bytes to read several times."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("extra", [tidy(STOLEN), HALF_HEAD, b"HTTP/1.1 204 No Content\r\n\r\n" * 3])
+@pytest.mark.parametrize("when", ["in the same segment", "at once", "while idle", "unread when the next one comes"])
+async def test_what_comes_after_an_answer_is_not_the_next_callers(extra: bytes, when: str) -> None:
+    async def handle(connection: Connection, request: Request) -> None:
+        own = tidy(f"for {request.words}")
+        if when == "in the same segment":
+            await connection.send(own + extra)
+        else:
+            await connection.send(own)
+            if when == "at once":
+                await connection.send(extra)
+
+    async with hostile_server(handle) as server, _over(server) as http:
+        for number in range(4):
+            assert await _ask(http, str(number)) == f"for {number}"
+            last = server.connections[-1]
+            if when == "while idle":
+                await last.send(extra)
+                await _until_the_client_has_read()
+            elif when == "unread when the next one comes":
+                last.writer.write(extra)  # in the kernel by now, and the client has had no turn to read it
+
+
+async def test_an_answer_with_garbage_right_behind_it_is_a_protocol_error_of_that_request_alone() -> None:
+    async def handle(connection: Connection, request: Request) -> None:
+        await connection.send(tidy(f"for {request.words}") + (b"\x00" if request.words == "bad" else b""))
+
+    async with hostile_server(handle) as server, _over(server) as http:
+        with pytest.raises(WeftError) as failed:
+            await _ask(http, "bad")
+        assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
+        assert await _ask(http, "good") == "for good"
+
+
+async def test_bytes_of_an_idle_connection_close_it_and_are_kept_nowhere() -> None:
+    async def handle(connection: Connection, request: Request) -> None:
+        await connection.send(tidy(f"for {request.words}"))
+
+    async with hostile_server(handle) as server, _over(server) as http:
+        await _ask(http, "a")
+        (first,) = server.connections
+        await first.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+        async with asyncio.timeout(10.0):
+            await server.tasks[0]  # the client has closed the connection
+        await _ask(http, "b")
+        assert server.opened == 2
+
+
+async def test_a_silent_connection_is_used_again() -> None:
+    async def handle(connection: Connection, request: Request) -> None:
+        await connection.send(tidy(f"for {request.words}"))
+
+    async with hostile_server(handle) as server, _over(server) as http:
+        for number in range(5):
+            assert await _ask(http, str(number)) == f"for {number}"
+        assert (server.opened, server.connections[0].requests) == (1, 5)
+
+
+async def test_a_connection_that_the_server_has_closed_costs_no_second_try() -> None:
+    async def handle(connection: Connection, request: Request) -> None:
+        await connection.send(tidy(f"for {request.words}"))
+        await connection.close()
+
+    async with hostile_server(handle) as server, _over(server) as http:
+        for number in range(5):
+            assert await _ask(http, str(number)) == f"for {number}"
+        assert len(server.requests) == 5
+
+
+async def test_a_plain_pool_gives_the_second_answer_to_the_next_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: the same server over the pool as aiohttp has it."""
+
+    async def handle(connection: Connection, request: Request) -> None:
+        await connection.send(tidy(f"for {request.words}"))
+
+    def plain(*, keepalive_timeout: float) -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_timeout)
+
+    monkeypatch.setattr(openai_http, "QuietConnector", plain)
+    async with hostile_server(handle) as server, _over(server) as http:
+        assert await _ask(http, "a") == "for a"
+        await server.connections[0].send(tidy(STOLEN))
+        await _until_the_client_has_read()
+        assert await _ask(http, "b") == STOLEN

@@ -1,0 +1,98 @@
+"""What may follow what in an engine's answer."""
+
+import pytest
+
+from runner_svc.policy.answer_state import (
+    FAILURES,
+    FINISH_REASONS,
+    MAX_WORD_CHARS,
+    AnswerState,
+    Finish,
+    require_assistant,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+def _answer(*pieces: tuple[int, str, str | None], choices: int = 1, figures: bool = True) -> AnswerState:
+    """An answer that was read to its end; pieces are (choice, text, finish reason)."""
+    state = AnswerState(choices)
+    for index, text, word in pieces:
+        state.take(index, word, has_content=bool(text), has_call=text == "call")
+    state.close(has_figures=figures)
+    return state
+
+
+def _fault(*pieces: tuple[int, str, str | None], choices: int = 1, figures: bool = True) -> WeftError:
+    with pytest.raises(WeftError) as refused:
+        _answer(*pieces, choices=choices, figures=figures)
+    return refused.value
+
+
+@pytest.mark.parametrize(("word", "finish"), FINISH_REASONS.items())
+def test_every_known_finish_reason_ends_a_choice(word: str, finish: Finish) -> None:
+    assert _answer((0, "call", None), (0, "", word)).ends == {0: finish}
+
+
+@pytest.mark.parametrize("word", [*sorted(FAILURES), "ABORT"])
+def test_a_finish_reason_that_says_failure_is_the_backends_error_with_that_word(word: str) -> None:
+    error = _fault((0, "a", None), (0, "", word))
+    assert error.reason is Reason.BACKEND_ERROR
+    assert repr(word) in error.message
+
+
+@pytest.mark.parametrize("word", ["done", "STOP!", "stop ", "null", "\ud800", "x" * 10_000])
+def test_an_unknown_finish_reason_is_a_protocol_error_that_names_it_in_short(word: str) -> None:
+    error = _fault((0, "a", word))
+    assert error.reason is Reason.BACKEND_PROTOCOL_ERROR
+    assert repr(word)[1 : MAX_WORD_CHARS // 2] in error.message
+    assert len(error.message) < 200
+    error.message.encode()
+
+
+@pytest.mark.parametrize("word", [None, ""])
+def test_an_empty_finish_reason_on_every_piece_is_not_yet_the_end(word: str | None) -> None:
+    assert "0 of 1 choices finished" in _fault((0, "a", word), (0, "b", word)).message
+
+
+def test_a_choice_that_has_ended_takes_no_more_content_and_no_other_finish_reason() -> None:
+    assert "went on with choice 0" in _fault((0, "a", "stop"), (0, "b", None)).message
+    assert "second finish reason, 'length'" in _fault((0, "a", "stop"), (0, "", "length")).message
+    assert "went on with choice 1" in _fault((1, "a", "stop"), (0, "b", None), (1, "c", None), choices=2).message
+
+
+def test_the_same_finish_reason_once_more_is_ignored() -> None:
+    assert _answer((0, "a", "stop"), (0, "", "stop"), (0, "", "")).ends == {0: Finish.STOP}
+
+
+def test_a_choice_that_was_not_asked_for_is_a_protocol_error() -> None:
+    assert _fault((1, "a", None)).message == "there is no choice 1"
+
+
+def test_an_answer_lacks_no_choice() -> None:
+    assert "1 of 2 choices finished" in _fault((0, "a", "stop"), (1, "b", None), choices=2).message
+    assert _answer((0, "a", "stop"), (1, "b", "length"), choices=2).is_complete
+
+
+def test_a_tool_call_that_is_named_as_the_end_is_there() -> None:
+    assert "for a tool call and sent none" in _fault((0, "text", "tool_calls")).message
+    assert "for a tool call" in _fault((0, "call", "tool_calls"), (1, "a", "tool_calls"), choices=2).message
+
+
+def test_an_answer_with_nothing_in_it_is_one_only_where_the_engine_says_what_it_cost() -> None:
+    assert "nothing in it" in _fault((0, "", "stop"), figures=False).message
+    assert _answer((0, "", "stop"), figures=True).is_complete, "the model ended at once"
+    assert _answer((0, "", "content_filter"), figures=False).is_complete
+    assert _answer((0, "", "length"), figures=False).is_complete
+
+
+@pytest.mark.parametrize("role", [None, "", "assistant", "model"])
+def test_a_piece_of_the_assistant_passes(role: str | None) -> None:
+    require_assistant(role)
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_a_piece_of_another_role_is_a_protocol_error(role: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        require_assistant(role)
+    assert refused.value.reason is Reason.BACKEND_PROTOCOL_ERROR
