@@ -98,8 +98,10 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
     except KeyboardInterrupt:
         was_broken_off = True
     progress.clear()
+    figures = figures_of(simulation)
     return _Run(
-        figures=figures_of(simulation),
+        # It may be broken off between the last event and those that follow from it, which looks like an end.
+        figures=replace(figures, is_complete=figures.is_complete and not was_broken_off),
         stories=simulation.story.lines,
         wall_seconds=time.monotonic() - begun_at,
         was_broken_off=was_broken_off,

@@ -40,6 +40,8 @@ class SchedulingSection(Section):
     """How long a runner that broke is left alone, unless it reports ready as a new incarnation."""
     eject_after_failures: Count = 5
     """Breaks in a row after which a model on a runner is ejected; never the last usable one of a pool or route."""
+    max_shared_failures: Count = 3
+    """Failures in a row that are not counted against a model because another one failed with the same request."""
     outlier_window_seconds: Seconds = 60.0
     """Time over which the share of broken requests is looked at."""
     outlier_min_requests: Count = 20
