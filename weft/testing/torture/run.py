@@ -114,7 +114,7 @@ async def torture(plan: Plan, folder: Folder, tell: Callable[[str], None] = _nob
         await killer.stop()
         await mesh.kill_all()
     stored, damage = await read_database(database_url(plan, folder))
-    history = History(events=_events(folder), served=served, stored=stored, damage=damage)
+    history = History(events=_events(folder), served=served, stored=stored, damage=[*damage, *_false_alarms(folder)])
     return Outcome(
         plan=plan,
         folder=folder,
@@ -152,6 +152,11 @@ async def _tell_on(plan: Plan, folder: Folder, killer: Killer, tell: Callable[[s
     while True:
         await asyncio.sleep(PROGRESS_SECONDS)
         tell(f"{killer.done.total()}/{plan.kills} kills, {_acknowledgements(folder)}/{plan.tasks} acknowledgements")
+
+
+def _false_alarms(folder: Folder) -> list[str]:
+    """A router that says that acknowledged work is missing, after kills alone."""
+    return [f"a router found a loss: {path.read_text()}" for path in folder.home.glob("*.loss.json")]
 
 
 def _submitted(folder: Folder) -> list[Event]:
