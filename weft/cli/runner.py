@@ -133,8 +133,19 @@ def _run(plan: "JoinPlan", config: "WeftConfig", home: Path, url: str) -> None:
     log_file = folder.log_file(f"runner-{plan.runner.name}", config.log.max_file_bytes)
     configure_logging("runner", level=config.log.level, file=log_file)
     say(f"runner {plan.runner.name} joins {url}; logs: {folder.logs / f'runner-{plan.runner.name}.log'}\n")
+    _warn_of_other_models(plan)
     uvloop.run(join_mesh(plan, config, folder, LinkReporter(plan).show))
     say("stopped\n")
+
+
+def _warn_of_other_models(plan: "JoinPlan") -> None:
+    """Say so at this terminal where a server has other models than it is to publish: it joins, and is not ready."""
+    from weft.cli.attached_check import fault_of_server  # noqa: PLC0415 - see weft.cli.serve
+
+    for model in plan.runner.models if plan.runner.runtime == "openai_http" else ():
+        fault = fault_of_server(model, os.environ) if model.name in plan.published else None
+        if fault is not None and fault.is_there:
+            say(f"warn {model.name}: {fault.words}\n")
 
 
 class LinkReporter:

@@ -1,0 +1,25 @@
+"""`weft runner join --url` with a server that has other models than the one that it is to publish."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weft.cli import attached_check
+from weft.cli.attached_check import ServerFault
+from weft.cli.runner import _warn_of_other_models
+
+
+@pytest.mark.parametrize(("is_there", "runtime", "warns"), [
+    (True, "openai_http", True), (False, "openai_http", False), (True, "llama_server", False),
+])  # fmt: skip
+def test_a_server_that_lists_other_models_is_named_at_the_terminal_before_it_joins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_there: bool, runtime: str, warns: bool
+) -> None:
+    words = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
+    fault = ServerFault(words=words, remedy="", is_there=is_there)
+    monkeypatch.setattr(attached_check, "fault_of_server", lambda *_: fault)
+    models = [SimpleNamespace(name="llama"), SimpleNamespace(name="not published")]
+    plan: Any = SimpleNamespace(runner=SimpleNamespace(models=models, runtime=runtime), published=("llama",))
+    _warn_of_other_models(plan)
+    assert capsys.readouterr().out == (f"warn llama: {words}\n" if warns else "")
