@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from weft.kernel.detail_words import MODEL_NOT_LISTED
+
 MAX_LISTED = 2_000
 """Models of a list that are looked at."""
 MAX_NAME_CHARS = 512
 SHOWN_NAMES = 5
 SHOWN_NAME_CHARS = 80
-MODEL_NOT_LISTED = "the server has no model "
-"""How the message of a model that its server does not list begins."""
 _DEFAULT_TAG = ":latest"
 _FILE_SUFFIX = ".gguf"
 _CLOSE = 0.5

@@ -14,7 +14,6 @@ import grpc
 import registry_svc.service
 import router_svc.service
 from router_svc.service import RouterService
-from runner_svc.policy.model_list import MODEL_NOT_LISTED
 from weft.dispatch import Dispatcher
 from weft.dispatch.batches import BatchPort
 from weft.dispatch.expected import ExpectingFleet
@@ -43,6 +42,7 @@ from weft.host.stage import ShowProgress, Stage
 from weft.host.tasks import durable_services
 from weft.host.tls import channel_security
 from weft.kernel.clock import SystemClock
+from weft.kernel.detail_words import MODEL_NOT_LISTED
 from weft.kernel.errors import WeftError
 from weft.kernel.garbage import settle_garbage_collector
 from weft.kernel.reasons import Reason

@@ -1,5 +1,6 @@
 """What holds for a resource and why, derived from what the registry tells of it."""
 
+from weft.kernel.detail_words import MODEL_NOT_LISTED
 from weft.resources.statuses import (
     AgentStatus,
     Condition,
@@ -106,6 +107,8 @@ def _model_ready(status: ModelStatus) -> Condition:
         return _holds(READY, False, reason, _gone(status))
     instance = status.instance
     if instance is not None and instance.phase in _NOT_READY:
+        if instance.detail is not None and instance.detail.startswith(MODEL_NOT_LISTED):
+            return _holds(READY, False, "ModelNotListed", instance.detail)
         reason, message = _NOT_READY[instance.phase]
         return _holds(READY, False, reason, _with_detail(message, instance))
     return _holds(READY, True, "TakesRequests", "it takes requests")
