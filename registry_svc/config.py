@@ -33,6 +33,8 @@ class RegistryConfig:
     """Expiries that fall due at the end of that grace are spread over this long, each runner at a moment of its own."""
     hibernating_keep_seconds: float = 604_800.0
     """A runner with a model whose host the mesh can wake is forgotten after it was away for this long."""
+    max_clock_offset_seconds: float = 300.0
+    """A runner whose clock is further from this registry's takes no requests; as long as an operation token lives."""
     sweep_interval_seconds: float = 5.0
     """How often liveness is judged and lazily kept facts are written."""
     heartbeat_save_interval_seconds: float = 60.0

@@ -18,6 +18,7 @@ from registry_svc.watch import Broadcaster, Watcher
 from registry_svc.writer import SingleWriter
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.mesh_clock import MeshClock
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry")
@@ -33,6 +34,9 @@ class RegistryCore:
     def __init__(self, store: Store, clock: Clock, config: RegistryConfig) -> None:
         self.store = store
         self.clock = clock
+        self.mesh_clock = MeshClock(clock)
+        """By which tickets and permits are dated. Set once: a clock that is corrected later voids none of them."""
+        self.mesh_clock.set(clock.utc_now())
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}

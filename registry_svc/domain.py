@@ -225,6 +225,10 @@ class Capability:
     """Requests it works on at once over all its models; 0: as many as its slots."""
     tool_names: tuple[str, ...] = ()
     """Tools of the mesh that it has."""
+    clock_offset_seconds: float = 0.0
+    """How far its clock is ahead of this registry's; negative: behind; 0: not notably, or not measured."""
+    clock_refused: bool = False
+    """Whether that is more than is allowed, so that it takes no requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

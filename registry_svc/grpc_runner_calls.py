@@ -120,7 +120,7 @@ class GrpcRunnerCalls:
         target = PermitTarget(
             runner=member.profile.name, incarnation=member.profile.incarnation, key=member.session.ticket_key
         )
-        now = self._core.clock.utc_now().timestamp()
+        now = self._core.mesh_clock.utc_now().timestamp()
         return make_permit(target, action, model=model, operation_id=operation_id, now=now)
 
     async def _reach(self, member: Member) -> tuple["RunnerServiceAsyncStub", Metadata | None]:

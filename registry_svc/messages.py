@@ -83,13 +83,18 @@ _ROUTE_STATUSES = {
 }
 
 
-def opened(session: Session, config: RegistryConfig) -> runner_session_service_pb2.OpenSessionResponse:
-    """The answer to OpenSession."""
+def opened(
+    session: Session, config: RegistryConfig, *, mesh_time: datetime, registry_time: datetime, dial_out: bool
+) -> runner_session_service_pb2.OpenSessionResponse:
+    """The answer to OpenSession. A runner behind a link may have any clock: it is a machine of somebody's own."""
     return runner_session_service_pb2.OpenSessionResponse(
         session_id=session.id,
         ticket_key=session.ticket_key,
         heartbeat_interval=_duration(config.heartbeat_interval_seconds),
         report_interval=_duration(config.report_interval_seconds),
+        mesh_time=timestamp(mesh_time),
+        registry_time=timestamp(registry_time),
+        max_clock_offset=None if dial_out else _duration(config.max_clock_offset_seconds),
     )
 
 
@@ -109,6 +114,8 @@ def runner_message(runner: Runner) -> runner_pb2.Runner:
             draining=capability.draining,
             max_requests=capability.max_requests,
             tool_names=capability.tool_names,
+            clock_offset=_duration(capability.clock_offset_seconds) if capability.clock_offset_seconds else None,
+            clock_refused=capability.clock_refused,
         ),
         last_heartbeat_time=timestamp(runner.last_heartbeat_at),
         inactive_time=timestamp(runner.inactive_since),

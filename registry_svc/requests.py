@@ -22,6 +22,8 @@ from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, is_name, require_name, require_token
 
+MAX_CLOCK_OFFSET_SECONDS = 3_155_760_000.0
+"""A hundred years: what a runner reports beyond that is kept as this much."""
 MAX_ID_CHARS = 128
 MAX_ADDRESS_CHARS = 512
 MAX_HOST_CHARS = 255
@@ -167,6 +169,10 @@ def _tool_names(names: Sequence[str], field: str) -> tuple[str, ...]:
     return checked
 
 
+def _within(value: float, most: float) -> float:
+    return max(-most, min(most, value))
+
+
 def _capability(capability: runner_pb2.Capability, field: str, config: RegistryConfig) -> Capability:
     require_at_most(capability.instances, f"{field}.instances", config.max_models_per_session)
     instances = tuple(instance_of(state, f"{field}.instances[{i}]") for i, state in enumerate(capability.instances))
@@ -176,4 +182,6 @@ def _capability(capability: runner_pb2.Capability, field: str, config: RegistryC
         draining=capability.draining,
         max_requests=require_count(capability.max_requests, f"{field}.max_requests"),
         tool_names=_tool_names(capability.tool_names, f"{field}.tool_names"),
+        clock_offset_seconds=_within(capability.clock_offset.ToNanoseconds() / 1e9, MAX_CLOCK_OFFSET_SECONDS),
+        clock_refused=capability.clock_refused,
     )

@@ -107,7 +107,7 @@ class RegistryService:
         core = self._core
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(RegistryServicer(Catalogue(core)), server)
         runner_session_service_pb2_grpc.add_RunnerSessionServiceServicer_to_server(
-            RunnerSessionServicer(Roster(core, self._calls.incarnation_at), self._retirements, core.config), server
+            RunnerSessionServicer(Roster(core, self._calls.incarnation_at), self._retirements, core), server
         )
         declaration_service_pb2_grpc.add_DeclarationServiceServicer_to_server(
             DeclarationServicer(Declarations(core, self._operations.unloader), core.config), server
@@ -115,7 +115,7 @@ class RegistryService:
         join_token_service_pb2_grpc.add_JoinTokenServiceServicer_to_server(JoinTokenServicer(self._tokens), server)
         key_service_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(self._keys, core.config.keys), server)
         settings_service_pb2_grpc.add_SettingsServiceServicer_to_server(SettingsServicer(SettingsDesk(core)), server)
-        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger), server)
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseServicer(self.ledger, core.mesh_clock), server)
         self._operations.register(server)
 
     async def start(self) -> None:

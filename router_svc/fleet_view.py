@@ -5,6 +5,7 @@ from types import MappingProxyType
 from router_svc.policy.candidates import Candidate, Readiness
 from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
+from weft.kernel.clock_offset import refused_words
 from weft.wake.recipes import WakePlan
 
 _READINESS = {
@@ -49,6 +50,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         pinned=instance is not None and instance.pinned,
         skills=model.skills,
         tools=runner.tool_names if runner is not None else frozenset(),
+        clock_refused=runner is not None and runner.active and runner.clock_refused,
         context_tokens=(instance.context_tokens if instance is not None else 0) or model.context_tokens,
     )
 
@@ -85,8 +87,9 @@ def _readiness(model: ModelView, runner: RunnerView | None, instance: InstanceVi
         return Readiness.DOWN, "not heard of"
     if not model.reachable:
         return Readiness.DOWN, "not heard of"
-    if runner.draining:
-        return Readiness.DOWN, "the runner is stopping"
+    if runner.draining or runner.clock_refused:
+        stopping = "the runner is stopping"
+        return Readiness.DOWN, stopping if runner.draining else refused_words(runner.clock_offset_seconds)
     if instance is None:
         return Readiness.LOADING, "no report yet"
     return _READINESS[instance.phase], instance.detail

@@ -6,6 +6,7 @@ costs a wait and never memory, and the last one is kept while the registry is aw
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -43,8 +44,14 @@ class MemoryWatch:
     """Tells `on_change` the memory of all hosts by name, whenever it is different. Life cycle: start, stop."""
 
     def __init__(
-        self, registry: grpc.aio.Channel, clock: Clock, on_change: Callable[[Mapping[str, HostMemory]], None]
+        self,
+        registry: grpc.aio.Channel,
+        clock: Clock,
+        on_change: Callable[[Mapping[str, HostMemory]], None],
+        note_mesh_time: Callable[[datetime], None] = lambda _: None,
     ) -> None:
+        """`note_mesh_time` hears what time it is in the mesh, with each look."""
+        self._note_mesh_time = note_mesh_time
         self._stub = cast("LeaseServiceAsyncStub", lease_service_pb2_grpc.LeaseServiceStub(registry))
         self._clock = clock
         self._on_change = on_change
@@ -100,7 +107,11 @@ class MemoryWatch:
             await self._pause(began)
 
     async def _look(self) -> None:
+        began = self._clock.monotonic()
         response = await self._stub.ListHostMemory(lease_service_pb2.ListHostMemoryRequest(), timeout=CALL_SECONDS)
+        if response.HasField("mesh_time"):
+            one_way = timedelta(seconds=(self._clock.monotonic() - began) / 2)
+            self._note_mesh_time(response.mesh_time.ToDatetime(tzinfo=UTC) + one_way)
         hosts: dict[str, HostMemory] = {}
         for number, memory in enumerate(response.hosts[:MAX_HOSTS]):
             hosts[memory.host] = host_memory_of(memory)

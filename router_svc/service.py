@@ -30,6 +30,7 @@ from weft.dispatch.fleet_watcher import FleetListener, FleetWatcher
 from weft.dispatch.port import RouterPort
 from weft.dispatch.requests import RequestSource
 from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.mesh_clock import MeshClock
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.wake.run import run_recipe
 
@@ -45,6 +46,8 @@ class RouterService:
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        # The registry's time, which runners go by too: this machine's own clock may be off, or be set.
+        self._mesh_clock = MeshClock(clock)
         self._channels = ChannelPool(security=config.security)
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self._waker = Waker(run_wake_recipe, self._channels, clock, config.wake_recipes)
@@ -57,7 +60,7 @@ class RouterService:
             clock,
             LoopParts(
                 waker=self._waker,
-                tickets=TicketOffice(clock, lifetime_seconds=config.ticket_lifetime_seconds),
+                tickets=TicketOffice(self._mesh_clock, lifetime_seconds=config.ticket_lifetime_seconds),
                 books=books,
                 on_waiting=self._hurry_memory,
             ),
@@ -65,7 +68,7 @@ class RouterService:
         self._placement = LocalPlacement(self._loop)
         self._requests = LocalRequests(books.requests, books.clients, clock)
         self._memory: MemoryWatch | None = None
-        self._relay = None if config.relay is None else Relay(config.relay, clock)
+        self._relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._told = FleetView()
@@ -144,7 +147,7 @@ class RouterService:
         self._fleet = FleetWatcher(self._registry, self._clock, include_ticket_keys=True)
         self._fleet.subscribe(self._update_view)
         await self._fleet.start()
-        self._memory = MemoryWatch(self._registry, self._clock, self._loop.update_memory)
+        self._memory = MemoryWatch(self._registry, self._clock, self._loop.update_memory, self._mesh_clock.set)
         await self._memory.start()
 
     async def stop(self, grace_seconds: float) -> None:  # noqa: ARG002 - granted streams do not depend on the router

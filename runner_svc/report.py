@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from runner_svc import description
+from runner_svc.clock_offset import ClockOffset
 from runner_svc.concealment import conceal_local_addresses
 from runner_svc.config import PublishedAgent, RunnerConfig, ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
+from runner_svc.load_messages import duration_message
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from weft import __version__
@@ -29,6 +31,7 @@ class RunnerReport:
         instances: Sequence[Instance],
         cache_figures: Callable[[str], runner_service_pb2.CacheFigures | None] = lambda _: None,
         tool_names: Callable[[], Sequence[str]] = lambda: (),
+        clock_offset: ClockOffset | None = None,
     ) -> None:
         """`cache_figures`: what the prefix cache of a model did, by its name; None: nothing is known.
 
@@ -39,11 +42,16 @@ class RunnerReport:
         self._cache_figures = cache_figures
         self._incarnation = incarnation
         self._instances = instances
+        self.clock_offset = clock_offset
+        """How far the clock is off, which the session keeps up to date; None: that is not told."""
         self.draining = False
 
     def capability(self) -> runner_pb2.Capability:
         """What the runner can take on right now."""
+        offset = self.clock_offset
         return runner_pb2.Capability(
+            clock_offset=duration_message(offset.seconds) if offset is not None and offset.is_notable else None,
+            clock_refused=offset is not None and offset.is_refused,
             instances=[self._instance_state(instance) for instance in self._instances],
             draining=self.draining,
             max_requests=self._config.max_requests or 0,

@@ -10,13 +10,13 @@ import structlog
 
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.chat.request import ChatSetup
+from runner_svc.clock_offset import ClockOffset
 from runner_svc.config import InstanceConfig, RunnerConfig, ServedModel
 from runner_svc.control_servicer import RunnerServicer
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.instance import Instance
 from runner_svc.memory.lease_keeper import KeeperConfig, LeaseKeeper
 from runner_svc.memory.memory_port import MemoryAccount
-from runner_svc.mesh_clock import MeshClock
 from runner_svc.model_call_servicer import ModelCallServicer
 from runner_svc.model_digest import model_digest
 from runner_svc.policy.load_plan import AS_CONFIGURED
@@ -40,6 +40,7 @@ from weft.dispatch.permits import PermitGate
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.ids import new_id
+from weft.kernel.mesh_clock import MeshClock
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task, stop_tasks
 from weft.wake.recipes import Recipe
@@ -62,6 +63,7 @@ class RunnerService:
         self._config = config
         self._clock = clock
         self._mesh_clock = MeshClock(clock)
+        self._clock_offset = ClockOffset(clock, self._mesh_clock)
         self._session: RunnerSession | None = None
         self._incarnation = incarnation = new_id("run")
         limit = RequestLimit(config.max_requests)
@@ -73,7 +75,12 @@ class RunnerService:
         self._gate = TicketGate(runner=config.name, incarnation=incarnation)
         self._permits = PermitGate(runner=config.name, incarnation=incarnation)
         self._report = RunnerReport(
-            config, incarnation, list(self._instances.values()), self._caches.figures, self._tools.names
+            config,
+            incarnation,
+            list(self._instances.values()),
+            self._caches.figures,
+            self._tools.names,
+            self._clock_offset,
         )
         self._control = RunnerServicer(
             self._report, self._instances, permits=self._permits, cache=self._caches, clock=self._mesh_clock
@@ -100,6 +107,7 @@ class RunnerService:
             caches=self._caches,
             remote_models=frozenset(model.name for model in self._config.models if model.remote),
             clock=self._mesh_clock,
+            clock_offset=self._clock_offset,
         )
         chats = {model.name: self._chat_setup(model) for model in self._config.models}
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(desk, chats), server)

@@ -15,6 +15,7 @@ from runner_svc.backends.port import CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.clock_offset import ClockOffset
 from runner_svc.instance import Instance
 from runner_svc.records import RequestRecord
 from runner_svc.work import Work
@@ -30,6 +31,7 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.handling import granted_priority_of, handling_of
 from weft.dispatch.tickets import Permit, TicketGate
 from weft.kernel.clock import Clock
+from weft.kernel.clock_offset import clock_off
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
@@ -63,8 +65,10 @@ class WorkDesk:
         caches: CacheDesk,
         remote_models: AbstractSet[str],
         clock: Clock,
+        clock_offset: ClockOffset | None = None,
     ) -> None:
-        """`remote_models`: serving them sends bytes off the premises."""
+        """`remote_models`: serving them sends bytes off the premises. `clock`: the mesh's."""
+        self._clock_offset = clock_offset
         self._identity = identity
         self._gate = gate
         self._instances = instances
@@ -97,8 +101,13 @@ class WorkDesk:
             yield work
 
     def admit(self, ticket: Any) -> tuple[Permit, Instance]:
-        """Check a ticket and find the instance it is for. Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND."""
+        """Check a ticket and find the instance it is for.
+
+        Raises TICKET_INVALID, TICKET_EXPIRED or MODEL_NOT_FOUND; CLOCK_OFF while this machine's clock is too far off.
+        """
         permit = self._gate.admit(ticket, now=self._clock.utc_now().timestamp())
+        if self._clock_offset is not None and self._clock_offset.is_refused:
+            raise clock_off(self._identity.runner, self._clock_offset.seconds)
         instance = self._instances.get(permit.model)
         if instance is None:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {permit.model}")

@@ -153,6 +153,7 @@ class RunnerSession:
             models=self._report.manifests(),
             agents=self._report.agents(),
         )
+        began = self._clock.monotonic()
         try:
             response = await self._stub.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -161,6 +162,9 @@ class RunnerSession:
                 self._open_request_id = ""
             raise failure from error
         self._open_request_id = ""
+        if (offset := self._report.clock_offset) is not None:
+            offset.allow(_seconds(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
+        self._note_time(response, began)
         for gate in self._gates:
             gate.use_key(response.ticket_key)
         self._file.keep(response.session_id)
@@ -192,11 +196,18 @@ class RunnerSession:
         )
         began = self._clock.monotonic()
         try:
-            await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
+            response = await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
         self._told = capability
         self._times = replace(self._times, heartbeat_at=began)
+        self._note_time(response, began)
+
+    def _note_time(self, response: pb.OpenSessionResponse | pb.HeartbeatResponse, began: float) -> None:
+        """A registry of an earlier release says no time."""
+        offset = self._report.clock_offset
+        if offset is not None and response.HasField("mesh_time") and response.HasField("registry_time"):
+            offset.note(response.mesh_time, response.registry_time, began)
 
     def _note_failure(self, error: WeftError) -> None:
         if error.reason is Reason.SESSION_UNKNOWN:

@@ -16,9 +16,11 @@ from registry_svc.ledger.requests import (
     release_of,
     renewal_of,
 )
+from registry_svc.messages import timestamp
 from registry_svc.policy.ledger import Holder, HolderKind
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.caller import caller
+from weft.kernel.clock import Clock
 from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.rpc import answering
 
@@ -28,8 +30,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
     """See LeaseService in the contract."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, mesh_clock: Clock | None = None) -> None:
+        """`mesh_clock`: the mesh's time, which routers are told; None: they are not."""
         self._ledger = ledger
+        self._mesh_clock = mesh_clock
 
     # A coroutine that writes gives up the moment the call is cancelled, see RegistryServicer.Watch.
     async def AcquireLease(  # type: ignore[override]
@@ -76,7 +80,10 @@ class LeaseServicer(lease_service_pb2_grpc.LeaseServiceServicer):
         """See the contract."""
         async with answering(context):
             hosts = self._ledger.hosts(host_filter_of(request))
-            return lease_service_pb2.ListHostMemoryResponse(hosts=[host_message(host) for host in hosts])
+            return lease_service_pb2.ListHostMemoryResponse(
+                hosts=[host_message(host) for host in hosts],
+                mesh_time=None if self._mesh_clock is None else timestamp(self._mesh_clock.utc_now()),
+            )
 
 
 def _require_right(holder: Holder) -> None:

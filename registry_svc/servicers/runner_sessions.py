@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
-from registry_svc.config import RegistryConfig
-from registry_svc.messages import opened
+from registry_svc.core import RegistryCore
+from registry_svc.messages import opened, timestamp
 from registry_svc.requests import to_heartbeat, to_opening
 from registry_svc.retirements import Retirements
 from registry_svc.roster import Roster
@@ -20,10 +20,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionServiceServicer):
     """See RunnerSessionService in the contract."""
 
-    def __init__(self, roster: Roster, retirements: Retirements, config: RegistryConfig) -> None:
+    def __init__(self, roster: Roster, retirements: Retirements, core: RegistryCore) -> None:
         self._roster = roster
         self._retirements = retirements
-        self._config = config
+        self._config = core.config
+        self._clock = core.clock
+        self._mesh_clock = core.mesh_clock
 
     async def OpenSession(
         self, request: runner_session_service_pb2.OpenSessionRequest, context: Context
@@ -31,7 +33,13 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         """See the contract."""
         async with answering(context):
             session = await self._roster.open_session(to_opening(request, self._config))
-            return opened(session, self._config)
+            return opened(
+                session,
+                self._config,
+                mesh_time=self._mesh_clock.utc_now(),
+                registry_time=self._clock.utc_now(),
+                dial_out=request.runner.dial_out,
+            )
 
     async def Heartbeat(
         self, request: runner_session_service_pb2.HeartbeatRequest, context: Context
@@ -39,7 +47,9 @@ class RunnerSessionServicer(runner_session_service_pb2_grpc.RunnerSessionService
         """See the contract."""
         async with answering(context):
             await self._roster.hear(to_heartbeat(request, self._config))
-            return runner_session_service_pb2.HeartbeatResponse()
+            return runner_session_service_pb2.HeartbeatResponse(
+                mesh_time=timestamp(self._mesh_clock.utc_now()), registry_time=timestamp(self._clock.utc_now())
+            )
 
     async def CloseSession(
         self, request: runner_session_service_pb2.CloseSessionRequest, context: Context

@@ -59,6 +59,8 @@ class Candidate:
     """Whether it is never evicted for another model."""
     skills: frozenset[Skill] | None = None
     """What it can do beyond text; None: unknown, and it is asked for everything."""
+    clock_refused: bool = False
+    """Whether its runner takes no requests because of its clock; it is down then, and `detail` says how far off."""
     tools: frozenset[str] = frozenset()
     """Tools of the mesh that its runner has."""
     context_tokens: int = 0

@@ -120,6 +120,8 @@ def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candid
 
 
 def _readiness_gate(candidate: Candidate) -> str:
+    if candidate.clock_refused:
+        return "its clock is off"
     return "not heard of" if candidate.readiness is Readiness.DOWN else ""
 
 
@@ -154,7 +156,9 @@ def _summary(name: str, word: str, needs: Needs, left: list[Candidate], gates: M
             reason = Reason.CONTEXT_LENGTH_EXCEEDED
             message = f"the prompt is longer than the context of {name}, which is {longest} tokens"
         case _:
-            reason, message = Reason.NO_RUNNER_AVAILABLE, f"no runner that serves {name} is up{_details(left)}"
+            is_clock = any(candidate.clock_refused for candidate in left)
+            reason = Reason.CLOCK_OFF if is_clock else Reason.NO_RUNNER_AVAILABLE
+            message = f"no runner that serves {name} {'takes requests' if is_clock else 'is up'}{_details(left)}"
     return GateSummary(reason=reason, message=message, gates=dict(gates))
 
 

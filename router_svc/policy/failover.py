@@ -32,6 +32,7 @@ _BOUNCES = frozenset(
         Reason.INSUFFICIENT_MEMORY,
     }
 )
+_LACKS = frozenset({Reason.TOOL_UNAVAILABLE, Reason.CLOCK_OFF})
 _BREAKS = frozenset(
     {
         Reason.CONNECT_FAILED,
@@ -62,6 +63,6 @@ def classify(reason: Reason) -> FailureKind:
         return FailureKind.BUSY
     if reason in _BOUNCES:
         return FailureKind.BOUNCED
-    if reason is Reason.TOOL_UNAVAILABLE:
+    if reason in _LACKS:
         return FailureKind.LACKS
     return FailureKind.BROKE if reason in _BREAKS else FailureKind.FINAL

@@ -27,7 +27,7 @@ def unknown_target(arrival: Arrival, some_names: str) -> Rejects:
 
 def nobody_can(arrival: Arrival, summary: GateSummary, retry_after_seconds: float) -> Rejects:
     """No member of its line can serve it as the mesh is."""
-    comes_back = summary.reason is Reason.NO_RUNNER_AVAILABLE
+    comes_back = summary.reason in (Reason.NO_RUNNER_AVAILABLE, Reason.CLOCK_OFF)
     return Rejects(
         key=arrival.key,
         reason=summary.reason,

@@ -87,6 +87,7 @@ _NOT_ITS_FAULT = frozenset(
         Reason.NO_SLOT_AVAILABLE,
         Reason.BACKEND_NOT_READY,
         Reason.SHUTTING_DOWN,
+        Reason.CLOCK_OFF,
         Reason.TICKET_EXPIRED,
         Reason.TICKET_INVALID,
     }

@@ -2,9 +2,10 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from mesh_process import WEFT, user_environment
 
@@ -21,10 +22,10 @@ class Apart:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self.url = ""
 
-    def start(self, service: str, *arguments: str) -> str:
-        """Start a service; where it says that it serves."""
+    def start(self, service: str, *arguments: str, within: tuple[str, ...] = ()) -> str:
+        """Start a service, by the command `within`; where it says that it serves."""
         process = subprocess.Popen(
-            [*WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
+            [*within, *WEFT, "serve", service, "--home", str(self.home), "--config", str(self._config), *arguments],
             env=user_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -52,12 +53,21 @@ class Apart:
 
 
 @contextmanager
-def running_apart(folder: Path, config: Path, services: tuple[str, ...] = ALL_SERVICES) -> Iterator[Apart]:
-    """These services, started in this order; the gateway is asked for its URL. All end with exit code 0."""
+def running_apart(
+    folder: Path,
+    config: Path,
+    services: tuple[str, ...] = ALL_SERVICES,
+    *,
+    within: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> Iterator[Apart]:
+    """These services, started in this order; the gateway is asked for its URL. All end with exit code 0.
+
+    `within`: commands that some of them are started by.
+    """
     mesh = Apart(folder / "home", config)
     try:
         for service in services:
-            address = mesh.start(service)
+            address = mesh.start(service, within=within.get(service, ()))
             if service == "gateway":
                 mesh.url = address
         yield mesh

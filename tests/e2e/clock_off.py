@@ -1,7 +1,11 @@
-"""Runs a `weft` command on a machine whose clock is off: `clock_off.py SECONDS python -m weft.cli.main ...`."""
+"""Runs a `weft` command on a machine whose clock is off: `clock_off.py SECONDS python -m weft.cli.main ...`.
+
+`@FILE` in place of SECONDS: as many as stand in a file, which may change while the command runs.
+"""
 
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from weft.cli.main import app
 from weft.kernel.clock import SystemClock
@@ -9,10 +13,11 @@ from weft.kernel.clock import SystemClock
 
 def main() -> None:
     """Shift the one clock that everything asks, then be `weft`."""
-    off = timedelta(seconds=float(sys.argv[1]))
+    given = sys.argv[1]
 
     def utc_now(self: SystemClock) -> datetime:  # noqa: ARG001 - it takes the place of a method
-        return datetime.now(UTC) + off
+        seconds = Path(given[1:]).read_text() if given.startswith("@") else given
+        return datetime.now(UTC) + timedelta(seconds=float(seconds))
 
     SystemClock.utc_now = utc_now  # type: ignore[method-assign]
     sys.argv = ["weft", *sys.argv[5:]]

@@ -28,9 +28,10 @@ from weft.host.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig, config_files
 from weft.host.demo import configured_runners, llama_command
 from weft.host.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft.host.runner_sections import ModelSection
+from weft.kernel.clock_offset import offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.sizes import size_words
-from weft.resources.documents import ModelDocument
+from weft.resources.documents import ModelDocument, RunnerDocument
 from weft.resources.kinds import ResourceKind
 
 MIN_FREE_BYTES = 1024**3
@@ -103,6 +104,7 @@ def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Itera
     yield _port(home, port if port is not None else config.port)
     if home.running() is not None:
         yield from _engines(home)
+    yield from _clocks(home)
 
 
 def _platform() -> Finding:
@@ -290,6 +292,29 @@ def _port(home: WeftHome, port: int) -> Finding:
             other = DEFAULT_PORT + 1 if port == DEFAULT_PORT else DEFAULT_PORT
             return _failed("port", f"{port}: {error.strerror}", f"weft up --port {other}")
     return Finding(check="port", verdict=Verdict.OK, detail=f"{port} is free")
+
+
+def _clocks(home: WeftHome) -> Iterator[Finding]:
+    """One finding per runner whose clock is notably off, where a registry runs on this home."""
+    if home.running() is None and not (home.run / "registry.sock").exists():
+        return
+    try:
+        with connect_registry(home=home.root) as registry:
+            documents = registry.documents(ResourceKind.RUNNER)
+    except WeftError:
+        return
+    for document in documents:
+        if not isinstance(document, RunnerDocument) or document.status is None:
+            continue
+        status = document.status
+        if status.clock_offset_seconds is not None and status.state == "active":
+            refused = "; it takes no requests" if status.clock_refused else ""
+            yield Finding(
+                check="clock",
+                verdict=Verdict.FAILED if status.clock_refused else Verdict.WARNING,
+                detail=f"runner {document.name}: {offset_words(status.clock_offset_seconds)}{refused}",
+                remedy=f"set the clock of {status.host} right (NTP)",
+            )
 
 
 def _engines(home: WeftHome) -> Iterator[Finding]:

@@ -83,6 +83,10 @@ class RunnerView:
     """Requests it works on at once over all its models; 0: as many as its slots."""
     tool_names: frozenset[str] = frozenset()
     """Tools of the mesh that it has."""
+    clock_offset_seconds: float = 0.0
+    """How far its clock is ahead of the mesh's; negative: behind; 0: not notably."""
+    clock_refused: bool = False
+    """Whether that is more than is allowed, so that it takes no requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +256,8 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         instances=MappingProxyType(instances),
         max_requests=runner.capability.max_requests,
         tool_names=frozenset(runner.capability.tool_names),
+        clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9,
+        clock_refused=runner.capability.clock_refused,
     )
 
 

@@ -81,6 +81,7 @@ class RequestContext:
 
 _NOTHING_SENT = frozenset(
     {
+        Reason.CLOCK_OFF,
         Reason.NO_SLOT_AVAILABLE,
         Reason.PERMISSION_DENIED,
         Reason.SHUTTING_DOWN,

@@ -170,6 +170,8 @@ class RegistrySection(Section):
     """How often runners give a sign of life."""
     report_interval_seconds: Seconds = 5.0
     """How often runners report capability."""
+    max_clock_offset_seconds: Seconds = 300.0
+    """A runner whose clock is further from the registry's takes no requests. Not for runners that join over a relay."""
     inactive_after_seconds: Seconds = 90.0
     """Silence that makes a runner inactive."""
     delete_after_seconds: Seconds = 14_400.0

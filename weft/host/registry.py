@@ -27,6 +27,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         database_url=section.database_url or f"sqlite+aiosqlite:///{home.state / 'registry.db'}",
         heartbeat_interval_seconds=section.heartbeat_interval_seconds,
         report_interval_seconds=section.report_interval_seconds,
+        max_clock_offset_seconds=section.max_clock_offset_seconds,
         inactive_after_seconds=section.inactive_after_seconds,
         delete_after_seconds=section.delete_after_seconds,
         restart_grace_seconds=section.restart_grace_seconds,

@@ -43,6 +43,7 @@ class Reason(IntEnum):
     LEASE_LOST = 45
     PERMIT_INVALID = 46
     OPERATION_REFUSED = 47
+    CLOCK_OFF = 48
     BACKEND_NOT_READY = 60
     CONNECT_FAILED = 61
     HEADERS_TIMEOUT = 62
@@ -128,6 +129,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.LEASE_LOST: _caller("FAILED_PRECONDITION", 409),
     Reason.PERMIT_INVALID: _caller("UNAUTHENTICATED", 401),
     Reason.OPERATION_REFUSED: _caller("PERMISSION_DENIED", 403),
+    Reason.CLOCK_OFF: _not_begun(503),
     Reason.BACKEND_NOT_READY: _not_begun(503),
     Reason.CONNECT_FAILED: _not_begun(502),
     Reason.HEADERS_TIMEOUT: _broken(504),

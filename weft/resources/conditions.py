@@ -1,5 +1,6 @@
 """What holds for a resource and why, derived from what the registry tells of it."""
 
+from weft.kernel.clock_offset import offset_words, refused_words
 from weft.kernel.detail_words import MODEL_NOT_LISTED
 from weft.resources.statuses import (
     AgentStatus,
@@ -59,7 +60,11 @@ def runner_conditions(status: RunnerStatus) -> tuple[Condition, ...]:
     connected = _holds("Connected", True, "Heartbeats", "its heartbeats arrive")
     if status.draining:
         return connected, _holds(READY, False, "Draining", "it finishes what runs and takes nothing new")
-    return connected, _holds(READY, True, "TakesRequests", "it takes requests")
+    offset = status.clock_offset_seconds
+    if status.clock_refused:
+        return connected, _holds(READY, False, "ClockOff", refused_words(offset or 0.0))
+    but = "" if offset is None else f"; {offset_words(offset)}"
+    return connected, _holds(READY, True, "TakesRequests", f"it takes requests{but}")
 
 
 def pool_conditions(status: PoolStatus) -> tuple[Condition, ...]:

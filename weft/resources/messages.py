@@ -105,6 +105,8 @@ def runner_document(runner: runner_pb2.Runner) -> RunnerDocument:
         draining=runner.capability.draining,
         max_requests=runner.capability.max_requests or None,
         instances=tuple(_instance(state) for state in runner.capability.instances),
+        clock_offset_seconds=runner.capability.clock_offset.ToNanoseconds() / 1e9 or None,
+        clock_refused=runner.capability.clock_refused,
         last_heartbeat_at=_moment(runner, "last_heartbeat_time"),
         inactive_since=_moment(runner, "inactive_time"),
     )

@@ -135,6 +135,10 @@ class RunnerStatus(DocumentPart):
     """Requests it works on at once over all its models; absent: as many as its slots."""
     instances: tuple[InstanceStatus, ...] = ()
     """Its models."""
+    clock_offset_seconds: float | None = None
+    """How far its clock is ahead of the mesh's, negative: behind; absent: not notably."""
+    clock_refused: bool = False
+    """Whether it takes no requests because of that."""
     last_heartbeat_at: datetime | None = None
     """When it was last heard of."""
     inactive_since: datetime | None = None

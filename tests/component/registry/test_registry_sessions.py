@@ -1,6 +1,8 @@
 """Who gets a name, and who keeps it."""
 
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from registry_harness import (
@@ -14,8 +16,15 @@ from registry_harness import (
     running_registry,
 )
 
+from weft.api.registry.v1 import runner_pb2
+from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.api.registry.v1.lease_service_pb2 import ListHostMemoryRequest
+from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
 
 pytest_plugins = ("database_fixtures",)
 
@@ -161,3 +170,39 @@ async def test_a_session_publishes_1024_models_and_not_one_more(mesh: RunningReg
     await mesh.advance(90.0)
     assert (await mesh.model("m1023")).runner == "r1"
     assert (await mesh.runner("r1")).status == INACTIVE
+
+
+async def test_answers_tell_the_meshs_time_which_goes_on_evenly_and_the_registrys_clock(mesh: RunningRegistry) -> None:
+    runner = SomeRunner(mesh)
+    opened = await mesh.sessions.OpenSession(runner.opening())
+    assert opened.mesh_time == opened.registry_time
+    assert opened.max_clock_offset.ToSeconds() == 300
+    mesh.clock._utc += timedelta(hours=1)
+    beat = pb.HeartbeatRequest(session_id=opened.session_id, incarnation="life-1", sequence=1)
+    heard = await mesh.sessions.Heartbeat(beat)
+    assert heard.mesh_time == opened.mesh_time, "a clock that is set voids no ticket"
+    assert heard.registry_time.ToDatetime() - heard.mesh_time.ToDatetime() == timedelta(hours=1)
+    leases = cast("LeaseServiceAsyncStub", LeaseServiceStub(mesh.channel))
+    hosts = await leases.ListHostMemory(ListHostMemoryRequest())
+    assert hosts.mesh_time == heard.mesh_time, "routers and runners go by the same"
+
+
+async def test_a_runner_behind_a_link_may_have_any_clock(mesh: RunningRegistry) -> None:
+    opening = SomeRunner(mesh).opening()
+    opening.runner.dial_out = True
+    assert not (await mesh.sessions.OpenSession(opening)).HasField("max_clock_offset")
+
+
+async def test_the_offset_of_a_runners_clock_is_kept_and_one_that_makes_no_sense_is_bounded(
+    mesh: RunningRegistry,
+) -> None:
+    runner = await SomeRunner(mesh).open()
+    watch = await mesh.watch()
+    report = runner_pb2.Capability(clock_refused=True)
+    for seconds, kept in ((-600, -600), (2**60, 3_155_760_000)):
+        report.clock_offset.seconds = seconds
+        await runner.beat(report)
+        told = (await watch.read()).change.runner.runner.capability
+        assert (told.clock_offset.seconds, told.clock_refused) == (kept, True)
+    await runner.beat(runner_pb2.Capability())
+    assert not (await watch.read()).change.runner.runner.capability.HasField("clock_offset")

@@ -244,6 +244,21 @@ def test_conditions_of_agents_runners_and_pools() -> None:
     assert _ready(pool_document(pool)) == ("False", "NoActiveMember")
 
 
+def test_a_runner_whose_clock_is_off_says_so_and_beyond_the_bound_it_is_not_ready() -> None:
+    runner = some_runner()
+    runner.capability.clock_offset.FromSeconds(-30)
+    document = runner_document(runner)
+    assert document.status is not None
+    assert _ready(document) == ("True", "TakesRequests")
+    assert document.status.conditions[-1].message == "it takes requests; its clock is 30 s behind the mesh's"
+    assert document.status.clock_offset_seconds == -30.0
+    runner.capability.clock_refused = True
+    refused = runner_document(runner)
+    assert refused.status is not None
+    assert _ready(refused) == ("False", "ClockOff")
+    assert "30 s behind the mesh's, more than is allowed" in (refused.status.conditions[-1].message or "")
+
+
 def test_an_event_is_told_in_words() -> None:
     told = plain(event_document(some_event()))
     assert (told["resourceKind"], told["resourceName"], told["reason"]) == ("model", "qwen", "woke")

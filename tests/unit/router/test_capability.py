@@ -56,6 +56,12 @@ def test_a_profile_serves_the_same_requests_as_its_candidate(context: int, promp
 @pytest.mark.parametrize(
     ("members", "needs", "reason", "message"),
     [
+        (
+            [member(readiness=Readiness.DOWN, clock_refused=True, detail="its clock is 600 s ahead of the mesh's")],
+            CHAT,
+            Reason.CLOCK_OFF,
+            "no runner that serves p takes requests (on-a: its clock is 600 s ahead of the mesh's)",
+        ),
         ([member()], Needs(Operation.EMBEDDING), Reason.UNSUPPORTED_OPERATION, "p does not offer embedding"),
         (
             [member(remote=True)],

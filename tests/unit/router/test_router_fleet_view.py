@@ -125,3 +125,11 @@ def test_a_candidate_takes_what_its_lease_says_while_it_has_one() -> None:
     assert the_candidate(phase=None, runner={"instances": {"m": instance}}).memory_bytes == 5 << 30
     assert the_candidate(runner={}, context_tokens=1024).memory_bytes == 0
     assert the_candidate(runner={}, context_tokens=1024).context_tokens == 1024
+
+
+def test_a_runner_whose_clock_is_too_far_off_is_down_and_says_how_far() -> None:
+    candidate = the_candidate(runner={"clock_refused": True, "clock_offset_seconds": -600.0})
+    assert (candidate.readiness, candidate.clock_refused) == (Readiness.DOWN, True)
+    assert candidate.detail.startswith("its clock is 600 s behind the mesh's, more than is allowed")
+    within = the_candidate(runner={"clock_offset_seconds": 30.0})
+    assert (within.readiness, within.clock_refused) == (Readiness.READY, False)

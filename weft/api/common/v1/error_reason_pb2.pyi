@@ -88,6 +88,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
     ERROR_REASON_OPERATION_REFUSED: _ErrorReason.ValueType  # 47
     """The operation was refused; why is in the audit log, and only there."""
+    ERROR_REASON_CLOCK_OFF: _ErrorReason.ValueType  # 48
+    """A runner's clock is further from the mesh's than is allowed; the message says how far."""
     ERROR_REASON_BACKEND_NOT_READY: _ErrorReason.ValueType  # 60
     """The runner's backend is starting, restarting or stopping."""
     ERROR_REASON_CONNECT_FAILED: _ErrorReason.ValueType  # 61
@@ -208,6 +210,8 @@ ERROR_REASON_PERMIT_INVALID: ErrorReason.ValueType  # 46
 """The registry's permit for an operation is missing, forged, used before, out of time, or for another runner or model."""
 ERROR_REASON_OPERATION_REFUSED: ErrorReason.ValueType  # 47
 """The operation was refused; why is in the audit log, and only there."""
+ERROR_REASON_CLOCK_OFF: ErrorReason.ValueType  # 48
+"""A runner's clock is further from the mesh's than is allowed; the message says how far."""
 ERROR_REASON_BACKEND_NOT_READY: ErrorReason.ValueType  # 60
 """The runner's backend is starting, restarting or stopping."""
 ERROR_REASON_CONNECT_FAILED: ErrorReason.ValueType  # 61

@@ -410,16 +410,23 @@ class ListHostMemoryResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HOSTS_FIELD_NUMBER: builtins.int
+    MESH_TIME_FIELD_NUMBER: builtins.int
     @property
     def hosts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HostMemory]:
         """By name."""
+
+    @property
+    def mesh_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The mesh's time, as runners are told it: routers date tickets by it."""
 
     def __init__(
         self,
         *,
         hosts: collections.abc.Iterable[global___HostMemory] | None = ...,
+        mesh_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hosts", b"hosts"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["mesh_time", b"mesh_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["hosts", b"hosts", "mesh_time", b"mesh_time"]) -> None: ...
 
 global___ListHostMemoryResponse = ListHostMemoryResponse
 

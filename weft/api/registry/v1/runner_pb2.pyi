@@ -122,10 +122,14 @@ class Capability(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     MAX_REQUESTS_FIELD_NUMBER: builtins.int
     TOOL_NAMES_FIELD_NUMBER: builtins.int
+    CLOCK_OFFSET_FIELD_NUMBER: builtins.int
+    CLOCK_REFUSED_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it drains: running work goes on, new work is refused."""
     max_requests: builtins.int
     """Requests it works on at once over all its models. 0: as many as its slots."""
+    clock_refused: builtins.bool
+    """Whether that is more than the mesh allows: until the clock is set right the runner takes no requests."""
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InstanceState]:
         """One entry per model it publishes."""
@@ -134,6 +138,12 @@ class Capability(google.protobuf.message.Message):
     def tool_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Tools of the mesh that it has, by name; at most 1,024."""
 
+    @property
+    def clock_offset(self) -> google.protobuf.duration_pb2.Duration:
+        """How far the runner's clock is ahead of the registry's, in whole seconds; negative: behind. Not set: by less than 5 s,
+        or it was not measured.
+        """
+
     def __init__(
         self,
         *,
@@ -141,8 +151,11 @@ class Capability(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         max_requests: builtins.int = ...,
         tool_names: collections.abc.Iterable[builtins.str] | None = ...,
+        clock_offset: google.protobuf.duration_pb2.Duration | None = ...,
+        clock_refused: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names"]) -> None: ...
 
 global___Capability = Capability
 

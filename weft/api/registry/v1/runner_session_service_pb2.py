@@ -23,12 +23,13 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.registry.v1 import agent_pb2 as weft_dot_api_dot_registry_dot_v1_dot_agent__pb2
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/runner_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\"\xd4\x01\n\x12OpenSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12,\n\x06runner\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x33\n\x06models\x18\x04 \x03(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x33\n\x06\x61gents\x18\x05 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifest\"\xa8\x01\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freport_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x34\n\ncapability\x18\x04 \x01(\x0b\x32 .weft.api.registry.v1.Capability\"\x13\n\x11HeartbeatResponse\">\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"A\n\x14RetireSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprocess_ended\x18\x02 \x01(\x08\"\xf7\x01\n\x15RetireSessionResponse\x12\x44\n\x07outcome\x18\x01 \x01(\x0e\x32\x33.weft.api.registry.v1.RetireSessionResponse.Outcome\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\r\n\x05pools\x18\x03 \x03(\t\"y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_RETIRED\x10\x01\x12\x11\n\rOUTCOME_LIVES\x10\x02\x12\x18\n\x14OUTCOME_HOLDS_MEMORY\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x32\xbd\x03\n\x14RunnerSessionService\x12g\n\x0bOpenSession\x12(.weft.api.registry.v1.OpenSessionRequest\x1a).weft.api.registry.v1.OpenSessionResponse\"\x03\x90\x02\x02\x12\x61\n\tHeartbeat\x12&.weft.api.registry.v1.HeartbeatRequest\x1a\'.weft.api.registry.v1.HeartbeatResponse\"\x03\x90\x02\x02\x12j\n\x0c\x43loseSession\x12).weft.api.registry.v1.CloseSessionRequest\x1a*.weft.api.registry.v1.CloseSessionResponse\"\x03\x90\x02\x02\x12m\n\rRetireSession\x12*.weft.api.registry.v1.RetireSessionRequest\x1a+.weft.api.registry.v1.RetireSessionResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/runner_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\"\xd4\x01\n\x12OpenSessionRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12,\n\x06runner\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x33\n\x06models\x18\x04 \x03(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x33\n\x06\x61gents\x18\x05 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifest\"\xbf\x02\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freport_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\tmesh_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregistry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x10max_clock_offset\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x34\n\ncapability\x18\x04 \x01(\x0b\x32 .weft.api.registry.v1.Capability\"u\n\x11HeartbeatResponse\x12-\n\tmesh_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregistry_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"A\n\x14RetireSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprocess_ended\x18\x02 \x01(\x08\"\xf7\x01\n\x15RetireSessionResponse\x12\x44\n\x07outcome\x18\x01 \x01(\x0e\x32\x33.weft.api.registry.v1.RetireSessionResponse.Outcome\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\r\n\x05pools\x18\x03 \x03(\t\"y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_RETIRED\x10\x01\x12\x11\n\rOUTCOME_LIVES\x10\x02\x12\x18\n\x14OUTCOME_HOLDS_MEMORY\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x32\xbd\x03\n\x14RunnerSessionService\x12g\n\x0bOpenSession\x12(.weft.api.registry.v1.OpenSessionRequest\x1a).weft.api.registry.v1.OpenSessionResponse\"\x03\x90\x02\x02\x12\x61\n\tHeartbeat\x12&.weft.api.registry.v1.HeartbeatRequest\x1a\'.weft.api.registry.v1.HeartbeatResponse\"\x03\x90\x02\x02\x12j\n\x0c\x43loseSession\x12).weft.api.registry.v1.CloseSessionRequest\x1a*.weft.api.registry.v1.CloseSessionResponse\"\x03\x90\x02\x02\x12m\n\rRetireSession\x12*.weft.api.registry.v1.RetireSessionRequest\x1a+.weft.api.registry.v1.RetireSessionResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,24 +44,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNNERSESSIONSERVICE'].methods_by_name['CloseSession']._serialized_options = b'\220\002\002'
   _globals['_RUNNERSESSIONSERVICE'].methods_by_name['RetireSession']._loaded_options = None
   _globals['_RUNNERSESSIONSERVICE'].methods_by_name['RetireSession']._serialized_options = b'\220\002\002'
-  _globals['_OPENSESSIONREQUEST']._serialized_start=211
-  _globals['_OPENSESSIONREQUEST']._serialized_end=423
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=426
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=594
-  _globals['_HEARTBEATREQUEST']._serialized_start=597
-  _globals['_HEARTBEATREQUEST']._serialized_end=728
-  _globals['_HEARTBEATRESPONSE']._serialized_start=730
-  _globals['_HEARTBEATRESPONSE']._serialized_end=749
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=751
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=813
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=815
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=837
-  _globals['_RETIRESESSIONREQUEST']._serialized_start=839
-  _globals['_RETIRESESSIONREQUEST']._serialized_end=904
-  _globals['_RETIRESESSIONRESPONSE']._serialized_start=907
-  _globals['_RETIRESESSIONRESPONSE']._serialized_end=1154
-  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_start=1033
-  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_end=1154
-  _globals['_RUNNERSESSIONSERVICE']._serialized_start=1157
-  _globals['_RUNNERSESSIONSERVICE']._serialized_end=1602
+  _globals['_OPENSESSIONREQUEST']._serialized_start=244
+  _globals['_OPENSESSIONREQUEST']._serialized_end=456
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=459
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=778
+  _globals['_HEARTBEATREQUEST']._serialized_start=781
+  _globals['_HEARTBEATREQUEST']._serialized_end=912
+  _globals['_HEARTBEATRESPONSE']._serialized_start=914
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1031
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1033
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1095
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1097
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1119
+  _globals['_RETIRESESSIONREQUEST']._serialized_start=1121
+  _globals['_RETIRESESSIONREQUEST']._serialized_end=1186
+  _globals['_RETIRESESSIONRESPONSE']._serialized_start=1189
+  _globals['_RETIRESESSIONRESPONSE']._serialized_end=1436
+  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_start=1315
+  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_end=1436
+  _globals['_RUNNERSESSIONSERVICE']._serialized_start=1439
+  _globals['_RUNNERSESSIONSERVICE']._serialized_end=1884
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import sys
 import typing
 import weft.api.registry.v1.agent_pb2
@@ -74,6 +75,9 @@ class OpenSessionResponse(google.protobuf.message.Message):
     TICKET_KEY_FIELD_NUMBER: builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
     REPORT_INTERVAL_FIELD_NUMBER: builtins.int
+    MESH_TIME_FIELD_NUMBER: builtins.int
+    REGISTRY_TIME_FIELD_NUMBER: builtins.int
+    MAX_CLOCK_OFFSET_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Keep it on disk: it proves ownership of the rows after a restart."""
     ticket_key: builtins.bytes
@@ -86,6 +90,20 @@ class OpenSessionResponse(google.protobuf.message.Message):
     def report_interval(self) -> google.protobuf.duration_pb2.Duration:
         """How often a capability report is due."""
 
+    @property
+    def mesh_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The mesh's time, by which tickets and permits are judged. It goes on evenly while the registry runs, also when that
+        one's clock is set.
+        """
+
+    @property
+    def registry_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The registry's clock: what the runner's own is measured against."""
+
+    @property
+    def max_clock_offset(self) -> google.protobuf.duration_pb2.Duration:
+        """How far the runner's clock may be off before it takes no requests. Not set: any."""
+
     def __init__(
         self,
         *,
@@ -93,9 +111,12 @@ class OpenSessionResponse(google.protobuf.message.Message):
         ticket_key: builtins.bytes = ...,
         heartbeat_interval: google.protobuf.duration_pb2.Duration | None = ...,
         report_interval: google.protobuf.duration_pb2.Duration | None = ...,
+        mesh_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        registry_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        max_clock_offset: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "report_interval", b"report_interval", "session_id", b"session_id", "ticket_key", b"ticket_key"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval", "session_id", b"session_id", "ticket_key", b"ticket_key"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -138,9 +159,24 @@ class HeartbeatResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    MESH_TIME_FIELD_NUMBER: builtins.int
+    REGISTRY_TIME_FIELD_NUMBER: builtins.int
+    @property
+    def mesh_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The mesh's time, as in OpenSessionResponse."""
+
+    @property
+    def registry_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The registry's clock."""
+
     def __init__(
         self,
+        *,
+        mesh_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        registry_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["mesh_time", b"mesh_time", "registry_time", b"registry_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["mesh_time", b"mesh_time", "registry_time", b"registry_time"]) -> None: ...
 
 global___HeartbeatResponse = HeartbeatResponse
 

@@ -1,6 +1,6 @@
 from datetime import timedelta
 
-from runner_svc.mesh_clock import MeshClock
+from weft.kernel.mesh_clock import MeshClock
 from weft.testing.fake_clock import FakeClock
 
 

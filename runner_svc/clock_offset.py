@@ -1,0 +1,64 @@
+"""What a runner learns of the mesh's time from the registry's answers, and how far its own clock is from it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import structlog
+
+from weft.kernel.clock import Clock
+from weft.kernel.clock_offset import NOTABLE_OFFSET_SECONDS, offset_words, refused_words
+from weft.kernel.mesh_clock import MeshClock
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+log = structlog.get_logger("weft.session")
+
+MIN_CHANGE_SECONDS = 1.0
+"""An offset that is measured anew counts as the same until it differs by this much: answers take their time."""
+
+
+class ClockOffset:
+    """The offset as measured last, in whole seconds. The mesh's clock is kept right by the same answers.
+
+    An answer was written at some moment between the question and its arrival; the middle is taken, so the error is at
+    most half of that time.
+    """
+
+    def __init__(self, clock: Clock, mesh_clock: MeshClock) -> None:
+        self._clock = clock
+        self._mesh_clock = mesh_clock
+        self._max_seconds: float | None = None
+        self.seconds = 0.0
+        """How far this machine's clock is ahead of the registry's; negative: behind; 0: not measured yet."""
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether it is worth saying."""
+        return abs(self.seconds) >= NOTABLE_OFFSET_SECONDS
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is more than the mesh allows."""
+        return self._max_seconds is not None and abs(self.seconds) > self._max_seconds
+
+    def allow(self, max_seconds: float | None) -> None:
+        """The mesh allows so much; None: any."""
+        self._max_seconds = max_seconds
+
+    def note(self, mesh_time: "Timestamp", registry_time: "Timestamp", asked_monotonic: float) -> None:
+        """The registry answered just now, and was asked at `asked_monotonic`."""
+        one_way = timedelta(seconds=max(0.0, self._clock.monotonic() - asked_monotonic) / 2)
+        self._mesh_clock.set(_utc(mesh_time) + one_way)
+        measured = (self._clock.utc_now() - one_way - _utc(registry_time)).total_seconds()
+        if abs(measured - self.seconds) < MIN_CHANGE_SECONDS:
+            return
+        self.seconds = float(round(measured))
+        if self.is_refused:
+            log.error("no requests are taken", why=refused_words(self.seconds))
+        elif self.is_notable:
+            log.warning("the clock of this machine is off", why=offset_words(self.seconds))
+
+
+def _utc(moment: "Timestamp") -> datetime:
+    return moment.ToDatetime(tzinfo=UTC)

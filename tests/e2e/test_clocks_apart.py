@@ -1,0 +1,113 @@
+"""Services on machines whose clocks differ: requests are served by the mesh's time, up to a bound that is said."""
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from apart_mesh import Apart, running_apart
+from mesh_process import eventually, fake_runner, run_weft, write_config
+
+CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
+QUICK = {"heartbeat_interval_seconds": 0.5, "report_interval_seconds": 0.1}
+NOTED_SECONDS = 20.0
+
+
+def _mesh(folder: Path, **off: str) -> AbstractContextManager[Apart]:
+    """A mesh in which the clocks of some services are off."""
+    config = write_config(folder, fake_runner("a"), registry=QUICK)
+    within = {service: (sys.executable, CLOCK_OFF, seconds) for service, seconds in off.items()}
+    return running_apart(folder, config, within=within)
+
+
+async def _chat(mesh: Apart) -> tuple[int, dict[str, Any]]:
+    body = {"model": "m-a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as answer:
+        return answer.status, await answer.json()
+
+
+async def _served(mesh: Apart) -> None:
+    async def answers() -> bool:
+        status, answer = await _chat(mesh)
+        assert status == 200 or answer["error"]["code"] not in ("ticket_expired", "ticket_invalid"), answer
+        return status == 200
+
+    await eventually(answers, NOTED_SECONDS, "nobody answers")
+
+
+async def _refused(mesh: Apart) -> str:
+    """What callers are told, once it is that a clock is off."""
+
+    async def says() -> str | None:
+        status, answer = await _chat(mesh)
+        if status == 200 or answer["error"]["code"] != "clock_off":
+            return None
+        assert status == 503
+        return str(answer["error"]["message"])
+
+    found: str = await eventually(says, NOTED_SECONDS, "the clock is not said to be off")
+    return found
+
+
+async def _described(mesh: Apart, words: str) -> None:
+    async def is_shown() -> bool:
+        return words in (await run_weft("describe", "runner", "a", home=mesh.home))[1]
+
+    await eventually(is_shown, NOTED_SECONDS, f"{words!r} is not shown")
+
+
+@pytest.mark.parametrize("seconds", ["31", "-31"])
+async def test_a_runner_whose_clock_is_half_a_minute_off_serves_and_that_is_shown(tmp_path: Path, seconds: str) -> None:
+    """Every request was refused with `ticket_expired`, or its ticket was good for twice as long."""
+    with _mesh(tmp_path, runner=seconds) as mesh:
+        await _served(mesh)
+        way = "ahead of" if seconds == "31" else "behind"
+        await _described(mesh, f"its clock is 31 s {way} the mesh's")
+        code, out, _ = await run_weft("doctor", "--port", "0", "-o", "json", home=mesh.home)
+        assert f"runner a: its clock is 31 s {way} the mesh's" in out
+        assert code in (0, 1), out
+
+
+@pytest.mark.parametrize("seconds", ["600", "-600"])
+async def test_beyond_the_bound_callers_describe_and_doctor_say_clock(tmp_path: Path, seconds: str) -> None:
+    way = "ahead of" if seconds == "600" else "behind"
+    words = f"its clock is 600 s {way} the mesh's"
+    with _mesh(tmp_path, runner=seconds) as mesh:
+        assert words in await _refused(mesh)
+        await _described(mesh, f"{words}, more than is allowed; set it right there (NTP)")
+        code, out, _ = await run_weft("doctor", "--port", "0", "-o", "json", home=mesh.home)
+        assert (code, f"runner a: {words}; it takes no requests" in out) == (1, True)
+
+
+@pytest.mark.parametrize("service", ["router", "registry", "gateway"])
+async def test_the_clock_of_no_other_service_stops_requests(tmp_path: Path, service: str) -> None:
+    off: dict[str, str] = {service: "61"}
+    with _mesh(tmp_path, **off) as mesh:
+        await _served(mesh)
+
+
+async def test_a_clock_that_is_set_while_the_runner_works(tmp_path: Path) -> None:
+    """NTP steps it back by a minute, then somebody sets it wrong, and right again."""
+    seconds = tmp_path / "seconds"
+    seconds.write_text("0")
+    with _mesh(tmp_path, runner=f"@{seconds}") as mesh:
+        await _served(mesh)
+        seconds.write_text("-60")
+        assert (await _chat(mesh))[0] == 200
+        seconds.write_text("600")
+        assert "its clock is 600 s ahead of the mesh's" in await _refused(mesh)
+        seconds.write_text("0")
+        await _served(mesh)
+
+
+async def test_the_registrys_clock_is_set_while_the_mesh_works(tmp_path: Path) -> None:
+    """The mesh's time goes on evenly: no ticket is void, before or after the next heartbeat."""
+    seconds = tmp_path / "seconds"
+    seconds.write_text("0")
+    with _mesh(tmp_path, registry=f"@{seconds}") as mesh:
+        await _served(mesh)
+        for step in ("-60", "60", "0"):
+            seconds.write_text(step)
+            assert (await _chat(mesh))[0] == 200
