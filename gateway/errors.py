@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.dialect import Dialect
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 from weft.kernel.reasons import Reason
 
 MIN_RETRY_AFTER_SECONDS = 1
@@ -175,6 +175,9 @@ def words_of(error: WeftError) -> str:
 def _for_machines(error: WeftError) -> dict[str, object]:
     """The code, and the figures of a refusal that has some."""
     fields: dict[str, object] = {"code": error.reason.name.lower(), **figures_of(error)}
+    used = {name: _number(error.metadata.get(name, "")) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)}
+    if all(count is not None for count in used.values()):
+        fields["usage"] = {name: int(count) for name, count in used.items() if count is not None}
     if isinstance(error, DetailedError):
         fields["code"] = error.code or fields["code"]
         fields |= error.details

@@ -1,8 +1,10 @@
 """What an answer cost and what happened on the way, over all the turns of the engine."""
 
+from runner_svc.chat.seen_tokens import SeenTokens
 from runner_svc.records import RequestRecord
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 
 MAX_NOTED = 64
 """Signals, and warnings, that a receipt holds."""
@@ -39,12 +41,19 @@ class AnswerReceipt:
             self._decoded_tokens += turn.usage.completion_tokens
             self._decode_seconds += turn.usage.completion_tokens / turn.tokens_per_second
 
-    def add_unfinished_turn(self, prompt: event_pb2.Progress, tokens: int) -> None:
+    def add_unfinished_turn(self, seen: SeenTokens) -> None:
         """What was seen of a turn that was ended before the engine told its figures."""
-        seen = usage_pb2.Usage(
-            prompt_tokens=prompt.prompt_tokens, cached_prompt_tokens=prompt.cached_tokens, completion_tokens=tokens
-        )
-        self._add_usage(seen)
+        self._add_usage(seen.usage)
+
+    def usage_so_far(self) -> Frame:
+        """The event that tells the counts so far, before the error that ends the answer."""
+        return [event_pb2.InferenceEvent(usage=self._usage)]
+
+    def with_usage(self, error: WeftError) -> WeftError:
+        """The error that ends the answer, with the counts so far among its facts."""
+        error.metadata[PROMPT_TOKENS] = str(self._usage.prompt_tokens)
+        error.metadata[COMPLETION_TOKENS] = str(self._usage.completion_tokens)
+        return error
 
     def add_tool_runs(self, count: int) -> None:
         """So many tools were run."""

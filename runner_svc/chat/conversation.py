@@ -2,17 +2,20 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from runner_svc.backends.port import CallInfo
 from runner_svc.chat.answer_receipt import AnswerReceipt
 from runner_svc.chat.messages import needs_system_prompt, with_system_prompt
 from runner_svc.chat.offer import make_offer, require_local
 from runner_svc.chat.request import ChatRequest, ChatSetup, Work
+from runner_svc.chat.seen_tokens import SeenTokens
 from runner_svc.chat.tool_loop import ToolLoop
 from runner_svc.chat.watch import RepetitionWatch, repetition_watch
 from runner_svc.records import RequestRecord
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
 
 
 def converse(work: Work, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
@@ -21,8 +24,9 @@ def converse(work: Work, request: ChatRequest, setup: ChatSetup) -> AsyncGenerat
     Raises, beside the engine's own errors: INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
     TOOL_CALL_INVALID for a call that nobody can carry out, REPEATED_LINE_LOOP where the policy is to kill.
     """
+    request = _with_default_maximum(request, setup.settings.default_max_tokens)
     if not isinstance(request.payload, chat_pb2.ChatPayload):
-        watch = repetition_watch(request.behaviour, setup.settings.repetition)
+        watch = repetition_watch(request.behaviour, setup.settings, request.payload)
         return _single_turn(work, request.payload, request.call, watch)
     offer = make_offer(request.payload, request.behaviour, setup.settings, setup.tools)
     if not request.allow_remote:
@@ -34,20 +38,38 @@ def converse(work: Work, request: ChatRequest, setup: ChatSetup) -> AsyncGenerat
     payload = request.payload
     if needs_system_prompt(payload, prompt, joined=joined):
         payload = with_system_prompt(payload, prompt, joined=joined)
-    return _single_turn(work, payload, request.call, repetition_watch(request.behaviour, setup.settings.repetition))
+    watch = repetition_watch(request.behaviour, setup.settings, request.payload)
+    return _single_turn(work, payload, request.call, watch)
+
+
+def _with_default_maximum(request: ChatRequest, default_max_tokens: int | None) -> ChatRequest:
+    """The request with the model's maximum of tokens, where it names none itself."""
+    if default_max_tokens is None or request.payload.sampling.HasField("max_tokens"):
+        return request
+    payload = type(request.payload)()
+    payload.CopyFrom(request.payload)  # type: ignore[arg-type]  # the same type
+    payload.sampling.max_tokens = default_max_tokens
+    return replace(request, payload=payload)
 
 
 async def _single_turn(
     work: Work, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
 ) -> AsyncGenerator[Frame]:
     """One turn as it is, with warnings put on its receipt."""
-    answer = AnswerReceipt(work.record)
+    answer, seen = AnswerReceipt(work.record), SeenTokens(payload, whole=call.whole)
     async with aclosing(work.generate(payload, call)) as frames:
         async for frame in frames:
-            if watch is not None and (found := watch.look(frame)) is not None:
-                told = answer.note_warning(found)
-                if told is not None:
-                    yield [told]
+            seen.note(frame)
+            try:
+                found = None if watch is None else watch.look(frame)
+            except WeftError as loop:
+                # The engine stops before the caller hears of it.
+                await frames.aclose()
+                answer.add_unfinished_turn(seen)
+                yield answer.usage_so_far()
+                raise answer.with_usage(loop) from None
+            if found is not None and (told := answer.note_warning(found)) is not None:
+                yield [told]
             _note(frame, work.record, answer)
             yield frame
 

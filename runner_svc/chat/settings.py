@@ -6,6 +6,7 @@ from datetime import tzinfo
 from enum import IntEnum
 from typing import Literal
 
+from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, signal_catalogue
 
 
@@ -25,7 +26,10 @@ class ChatSettings:
     """How several system prompts reach the model: as one message, or one each."""
     tools: tuple[str, ...] = ()
     """Tools that the mesh runs for every chat."""
-    repetition: RepetitionPolicy = RepetitionPolicy.WARN
+    repetition: RepetitionPolicy = RepetitionPolicy.KILL
+    repetition_limits: RepetitionLimits = field(default_factory=RepetitionLimits)
+    default_max_tokens: int | None = None
+    """Of an answer where neither the request nor its agent names a maximum; None: until the context ends."""
     signals: Mapping[str, SignalDescription] = field(default_factory=signal_catalogue, repr=False)
     """Every signal that an agent may list, by name. Only ever read."""
     max_tool_iterations: int = 8

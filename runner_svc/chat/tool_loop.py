@@ -10,6 +10,7 @@ from runner_svc.chat.json_objects import json_object
 from runner_svc.chat.messages import ConversationSoFar
 from runner_svc.chat.offer import CallKind, Offer
 from runner_svc.chat.request import ChatRequest, ChatSetup, Work
+from runner_svc.chat.seen_tokens import SeenTokens
 from runner_svc.chat.tool_runs import CheckedCall, run_tools
 from runner_svc.chat.turn import TurnReader
 from runner_svc.chat.watch import repetition_watch
@@ -87,11 +88,20 @@ class ToolLoop:
 
     async def _run_turn(self, turn: TurnReader) -> AsyncGenerator[Frame]:
         """What the caller gets of a turn while it runs. A signal that asks for a decision ends it early."""
-        watch = repetition_watch(self._request.behaviour, self._setup.settings.repetition)
-        record, answer = self._work.record, self._answer
-        async with aclosing(self._work.generate(self._payload(), self._request.call)) as frames:
+        watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
+        record, answer, payload = self._work.record, self._answer, self._payload()
+        seen = SeenTokens(payload, whole=self._request.call.whole)
+        async with aclosing(self._work.generate(payload, self._request.call)) as frames:
             async for frame in frames:
-                found = None if watch is None else watch.look(frame)
+                seen.note(frame)
+                try:
+                    found = None if watch is None else watch.look(frame)
+                except WeftError as loop:
+                    # The engine stops before the caller hears of it.
+                    await frames.aclose()
+                    answer.add_unfinished_turn(seen)
+                    yield answer.usage_so_far()
+                    raise answer.with_usage(loop) from None
                 if found is not None and (told := answer.note_warning(found)) is not None:
                     yield [told]
                 for part in self._in_parts(self._passed_on(turn.read(frame))):
@@ -105,7 +115,7 @@ class ToolLoop:
         if turn.receipt is not None:
             answer.add_turn(turn.receipt)
         else:
-            answer.add_unfinished_turn(turn.progress, turn.tokens_seen)
+            answer.add_unfinished_turn(seen)
         self._has_answer = self._has_answer or turn.has_answer
 
     def _passed_on(self, frame: Frame) -> Frame:

@@ -24,10 +24,6 @@ class TurnReader:
         """Why the engine ended the turn."""
         self.receipt: receipt_pb2.Receipt | None = None
         """The engine's own figures, once the turn has ended by itself."""
-        self.progress = event_pb2.Progress()
-        """The engine's last report about the prompt."""
-        self.tokens_seen = 0
-        """Pieces of the answer; engines send one per token."""
 
     @property
     def text(self) -> str:
@@ -60,17 +56,12 @@ class TurnReader:
                     self.calls.end(cut_off=self.was_cut)
                 case "usage":
                     pass
-                case "progress":
-                    self.progress = event.progress
-                    out.append(event)
                 case _:
                     out.append(event)
         return out
 
     def _delta(self, event: event_pb2.InferenceEvent, out: Frame) -> None:
         delta = event.delta
-        if delta.text or delta.reasoning or delta.tool_calls or delta.refusal:
-            self.tokens_seen += 1
         if delta.reasoning:
             self._reasoning.append(delta.reasoning)
         if delta.tool_calls or delta.finish_reason or not self._is_certain(delta):

@@ -10,7 +10,7 @@ that differ in one cell, are no loops. The rates are in docs/repetition.md.
 import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -67,7 +67,10 @@ class RepetitionLimits:
     marks: TextureLimits = field(default_factory=lambda: TextureLimits(lines=160, characters=8_192, repeats=16))
     """A matrix of zeros with 50 columns and 50 rows has 7,500 characters."""
     line_characters: int = 12
-    """Shorter lines (non-space characters) are left to the text detector: `end`, `});`, `yes`."""
+    """Lines with fewer non-space characters are short ones."""
+    short_lines: int = 96
+    """So many equal short lines of words in a row are a loop, outside of code and data: `Hi!`, `yes`. Drills and lists
+    of answers on request stay below. Short lines of figures and marks are left to the text detector: `});`, `0`."""
     window_characters: int = 16_384
     """What is remembered of the text; also the longest line that is compared. No longer piece than a fifth is seen."""
     check_characters: int = 256
@@ -78,6 +81,26 @@ class RepetitionLimits:
     """N-grams are counted once the window holds so much, and again after every quarter of it."""
     ngram_share: float = 0.05
     """Prose with fewer different n-grams than this share of all is a loop. Prose has 0.9, songs with a refrain 0.4."""
+
+    def scaled(self, lines: int, characters: int) -> "RepetitionLimits":
+        """With other limits for prose, and those of everything else changed in proportion."""
+        by_lines, by_characters = lines / self.prose.lines, characters / self.prose.characters
+
+        def changed(limits: TextureLimits) -> TextureLimits:
+            return replace(
+                limits,
+                lines=max(2, round(limits.lines * by_lines)),
+                characters=max(_PROBE_CHARS, round(limits.characters * by_characters)),
+            )
+
+        return replace(
+            self,
+            prose=changed(self.prose),
+            structured=changed(self.structured),
+            marks=changed(self.marks),
+            short_lines=max(2, round(self.short_lines * by_lines)),
+            window_characters=max(self.window_characters, 2 * round(self.marks.characters * by_characters)),
+        )
 
     def of(self, texture: Texture) -> TextureLimits:
         """The limits for a texture."""
@@ -235,10 +258,17 @@ class _LineRun:
         self._last, self._count = line, 1
         solid = len(line) - line.count(" ")
         if solid < self._limits.line_characters:
-            self._last, self._count = "", 0
+            self._begin_short(line, solid)
             return
         texture = _texture(line, self._limits.line_characters, sheltered=self.sheltered)
         self._needed = self._limits.of(texture).lines
+
+    def _begin_short(self, line: str, solid: int) -> None:
+        letters = sum(map(str.isalpha, _FIGURE.sub("", line)))
+        if self.sheltered or letters * 2 < solid or _STRUCTURE.search(line):
+            self._last, self._count = "", 0
+        else:
+            self._needed = self._limits.short_lines
 
     def _follow_fence(self, line: str) -> None:
         mark = line[:3]

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from mesh_process import POOL, MeshProcess, eventually, fake_runner, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.registry.v1 import runner_pb2
@@ -128,6 +128,35 @@ async def test_images_for_a_text_only_pool_are_the_callers_and_hurt_nobody_else(
         for _ in range(4):
             kinds = [event.WhichOneof("event") async for event in client.chat(POOL, "hi", timeout=20.0)]
             assert kinds[0] == "started", "nobody had to wait"
+
+
+async def test_an_answer_that_loops_is_ended_with_its_usage_on_every_surface(single: MeshProcess) -> None:
+    """Found by trying: it ran to the end of the context, and one that was ended had no usage."""
+    await _configure(single, "a", repeat_line="I will now look at the file again.\n")
+    async with aiohttp.ClientSession(headers={"X-Request-Id": "loop-whole"}) as http:
+        status, answer = await _ask(http, single, max_tokens=1500)
+    assert (status, answer["error"]["code"]) == (502, "repeated_line_loop")
+    assert 16 <= answer["error"]["usage"]["completion_tokens"] < 1500
+    assert answer["error"]["usage"]["prompt_tokens"] > 0
+    async with aiohttp.ClientSession(headers={"X-Request-Id": "loop-stream"}) as http:
+        *_, last = await _stream(http, single, max_tokens=1500)
+    assert isinstance(last, dict)
+    assert (last["error"]["code"], last["error"]["usage"].keys()) == (
+        "repeated_line_loop",
+        {"prompt_tokens", "completion_tokens"},
+    )
+    for request_id in ("loop-whole", "loop-stream"):
+        line = single.request_line(request_id)
+        assert (line["outcome"], line["reason"]) == ("failed", "repeated_line_loop")
+        assert 16 <= line["completion_tokens"] < 1500
+    async with connect_async(single.grpc) as client:
+        with pytest.raises(WeftError) as raised:
+            [event async for event in client.chat(POOL, "hi", max_tokens=1500, timeout=20.0)]
+    assert raised.value.reason is Reason.REPEATED_LINE_LOOP
+    assert int(raised.value.metadata["completion_tokens"]) >= 16
+    code, _, err = await run_weft("chat", POOL, "-m", "hi", home=single.home)
+    assert code != 0
+    assert "tokens until it was ended" in err
 
 
 async def test_every_attempt_is_on_the_receipt(pair: MeshProcess) -> None:

@@ -19,7 +19,7 @@ from weft.client._address import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
 from weft.kernel.close_names import close_names
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.reasons import Reason
 from weft.resources.documents import AgentDocument, Document, ModelDocument, PoolDocument
@@ -313,6 +313,7 @@ class Conversation:
             for event in events:
                 self._show(event, answer)
         except WeftError as error:
+            self._show_cost(error)
             if error.reason is not Reason.DEADLINE_EXCEEDED:
                 raise
             late = f"the answer took longer than {self._timeout_seconds:g} s; --timeout allows more"
@@ -338,6 +339,15 @@ class Conversation:
                 sys.stdout.write("\n")
                 sys.stdout.flush()
                 _aside(timings(event.finished.receipt))
+
+    def _show_cost(self, error: WeftError) -> None:
+        """What an answer has cost that was ended, where that is known."""
+        if not {PROMPT_TOKENS, COMPLETION_TOKENS} <= error.metadata.keys():
+            return
+        if self._inside_line:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens until it was ended")
 
     def _print(self, text: str) -> None:
         if text:

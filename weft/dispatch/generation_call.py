@@ -123,6 +123,8 @@ class GenerationCall(RequestCall):
                 last = frame[-1].WhichOneof("event") if frame else None
                 if last == "tool_call":
                     self._journey.note_tool_calls(frame)
+                elif last == "usage":
+                    self._journey.usage = frame[-1].usage
                 elif last == "finished":
                     receipt = self._close(Reason.UNSPECIFIED, frame[-1].finished.receipt)
                     frame[-1].finished.receipt.CopyFrom(receipt)

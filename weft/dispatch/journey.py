@@ -7,7 +7,7 @@ from enum import Enum
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.port import Grant, LoadingModel
 from weft.kernel.reasons import Reason
@@ -118,6 +118,8 @@ class Journey:
     granted: float | None = None
     first_content: float | None = None
     load_wait: float = 0.0
+    usage: usage_pb2.Usage | None = None
+    """What the runner said of an answer that has not ended."""
     left_premises: bool = False
     """Whether a tool was seen to send bytes off the premises."""
     _load_wait_at_grant: float = 0.0
@@ -133,7 +135,7 @@ class Journey:
     def note_grant(self, grant: Grant, now: float, *, remote: bool = False) -> None:
         """An attempt begins; `remote`: its runner may send what it is given off the premises."""
         self._end_load_wait(now)
-        self.granted = now
+        self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
         self.attempts.append(_AttemptRecord(grant, remote))
 
@@ -162,6 +164,8 @@ class Journey:
         receipt = receipt_pb2.Receipt()
         if runner_part is not None:
             receipt.CopyFrom(runner_part)
+        elif self.usage is not None:
+            receipt.usage.CopyFrom(self.usage)
         receipt.request_id = self.context.request_id
         receipt.outcome = self._outcome(reason)
         receipt.reason = reason.value  # type: ignore[assignment]  # same numbers

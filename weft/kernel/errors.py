@@ -10,6 +10,9 @@ from collections.abc import Mapping
 
 from weft.kernel.reasons import Reason, ReasonTraits, traits
 
+PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
+"""Names in an error's metadata: what an answer had cost when it was ended."""
+
 
 class WeftError(Exception):
     """Something did not succeed, and this is why.

@@ -27,6 +27,7 @@ from chat_stage import (
     warnings,
 )
 
+from runner_svc.chat.conversation import converse
 from runner_svc.chat.settings import RepetitionPolicy
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, warning_pb2
 from weft.kernel.errors import WeftError
@@ -121,7 +122,7 @@ async def test_a_platform_prompt_alone_leaves_several_choices_alone() -> None:
 
 async def test_a_loop_is_warned_of_once_and_goes_on() -> None:
     work = ScriptedWork([*[text(LOOP)] * 200, *end()])
-    events = await events_of(work, request())
+    events = await events_of(work, request(), setup(repetition=RepetitionPolicy.WARN))
     assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
     assert [warning.code for warning in receipt(events).warnings] == [warning_pb2.WARNING_CODE_REPETITION]
     assert "look at the file" in receipt(events).warnings[0].message
@@ -139,6 +140,61 @@ async def test_a_loop_is_killed_where_the_agent_says_so(piece: Any, tools: tuple
     assert raised.value.reason is Reason.REPEATED_LINE_LOOP
     assert int(raised.value.metadata["count"]) >= 16
     assert work.closed_early == 1
+
+
+@pytest.mark.parametrize("tools", [(), ("search",)])
+async def test_an_answer_that_is_killed_tells_its_usage_before_its_end(tools: tuple[str, ...]) -> None:
+    progress = [Event(progress=event_pb2.Progress(prompt_tokens=21, processed_tokens=21, cached_tokens=4))]
+    work = ScriptedWork([progress, *[text(LOOP)] * 200, *end()])
+    heard: list[Event] = []
+
+    async def hear() -> None:
+        async for frame in converse(work, request(tools=tools), setup()):
+            heard.extend(frame)
+
+    with pytest.raises(WeftError) as raised:
+        await hear()
+    usage = heard[-1].usage
+    assert (usage.prompt_tokens, usage.cached_prompt_tokens) == (21, 4)
+    assert 16 <= usage.completion_tokens <= 32
+    assert raised.value.metadata["prompt_tokens"] == "21"
+    assert raised.value.metadata["completion_tokens"] == str(usage.completion_tokens)
+    assert work.closed_early == 1
+
+
+async def test_a_prompt_that_the_engine_has_not_counted_is_estimated_in_the_usage_of_a_killed_answer() -> None:
+    work, payload = ScriptedWork([*[text(LOOP)] * 200, *end()]), chat_pb2.ChatPayload(messages=[user("x" * 400)])
+    with pytest.raises(WeftError) as raised:
+        await events_of(work, request(payload))
+    assert 100 <= int(raised.value.metadata["prompt_tokens"]) <= 120
+
+
+async def test_a_line_that_the_caller_asked_for_is_warned_of_and_not_killed() -> None:
+    work = ScriptedWork([*[text("I will not talk in class.\n")] * 100, *end()])
+    asked = request(chat_pb2.ChatPayload(messages=[user('Write "I will not talk in class" a hundred times!')]))
+    assert warnings(await events_of(work, asked)) == [warning_pb2.WARNING_CODE_REPETITION]
+
+
+@pytest.mark.parametrize(("named", "sent"), [(None, 512), (7, 7), (9_999, 9_999)])
+@pytest.mark.parametrize("tools", [(), ("search",)])
+async def test_a_model_has_a_maximum_for_those_who_name_none(
+    named: int | None, sent: int, tools: tuple[str, ...]
+) -> None:
+    payload, work = _payload(), _work()
+    if named is not None:
+        payload.sampling.max_tokens = named
+    await events_of(work, request(payload, tools=tools), setup(default_max_tokens=512))
+    assert work.payloads[0].sampling.max_tokens == sent
+
+
+async def test_a_completion_has_the_models_maximum_too_and_without_one_nothing_is_sent() -> None:
+    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="Count.")])
+    work, unbounded = _work(), _work()
+    await events_of(work, request(payload), setup(default_max_tokens=512))
+    assert work.payloads[0].sampling.max_tokens == 512
+    assert not payload.sampling.HasField("max_tokens")
+    await events_of(unbounded, request(payload), setup())
+    assert not unbounded.payloads[0].sampling.HasField("max_tokens")
 
 
 async def test_a_loop_in_the_arguments_of_a_call_is_killed_too() -> None:
@@ -169,7 +225,8 @@ async def test_each_choice_is_watched_by_itself() -> None:
         for count in range(200)
         for index in (0, 1)
     ]
-    events = await events_of(ScriptedWork([*pieces, *end()]), request(_payload(choice_count=2)))
+    warns = setup(repetition=RepetitionPolicy.WARN)
+    events = await events_of(ScriptedWork([*pieces, *end()]), request(_payload(choice_count=2)), warns)
     assert warnings(events) == [warning_pb2.WARNING_CODE_REPETITION]
 
 

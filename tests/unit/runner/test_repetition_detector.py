@@ -56,11 +56,42 @@ def test_another_line_between_begins_the_count_anew() -> None:
     assert _feed(verses) is None
 
 
-def test_short_lines_are_no_matter_of_the_line_detector() -> None:
-    assert _feed("yes\n" * 200 + _prose(600)) is None
-    found = _feed("yes\n" * 2000)
+@pytest.mark.parametrize("line", ["Hi!", "yes", "Say hi.", "ja ja", "- Hello", "好的"])
+def test_short_lines_are_a_loop_when_they_come_very_often(line: str) -> None:
+    """Found by trying: `weft chat -m "Say hi"` ran to the end of the context."""
+    found = _feed(_prose(600) + "\n" + f"{line}\n" * 200)
     assert found is not None
-    assert found[1].kind == "text"
+    assert (found[1].kind, found[1].count) == ("line", RepetitionLimits().short_lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "yes\n" * 90 + "no\n" * 90,
+        "```python\n" + "    pass\n" * 300 + "```\n",
+        "0\n" * 400,
+        "null\n" * 300,
+        "});\n" * 300,
+        "[\n" + "  true,\n" * 400 + "]\n",
+        "ha " * 200 + "\n",
+        "    \n" * 1000,
+        "|   |\n" * 300,
+    ],
+    ids=["votes", "code", "zeros", "nulls", "closing", "json", "laughing", "white", "cells"],
+)
+def test_short_lines_of_votes_code_figures_and_marks_are_no_loop(text: str) -> None:
+    assert _feed(text) is None
+
+
+def test_the_limits_can_be_set_and_keep_their_proportions() -> None:
+    limits = RepetitionLimits().scaled(lines=32, characters=2_400)
+    assert (limits.prose.lines, limits.prose.characters) == (32, 2_400)
+    assert (limits.structured.lines, limits.marks.characters, limits.short_lines) == (96, 16_384, 192)
+    assert limits.window_characters >= 2 * limits.marks.characters
+    assert RepetitionLimits().scaled(lines=16, characters=1_200) == RepetitionLimits()
+    some = LINE * 24 + _prose(600)
+    assert _feed(some) is not None
+    assert _feed(some, limits=limits) is None
 
 
 def test_a_sentence_without_line_breaks_is_noticed() -> None:

@@ -26,7 +26,7 @@ class _RepetitionPolicy:
 class _RepetitionPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RepetitionPolicy.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     REPETITION_POLICY_UNSPECIFIED: _RepetitionPolicy.ValueType  # 0
-    """The model's own setting, else to warn."""
+    """The model's own setting, else to end it."""
     REPETITION_POLICY_OFF: _RepetitionPolicy.ValueType  # 1
     """Nobody looks."""
     REPETITION_POLICY_WARN: _RepetitionPolicy.ValueType  # 2
@@ -38,7 +38,7 @@ class RepetitionPolicy(_RepetitionPolicy, metaclass=_RepetitionPolicyEnumTypeWra
     """RepetitionPolicy is what happens to an answer that repeats itself over and over."""
 
 REPETITION_POLICY_UNSPECIFIED: RepetitionPolicy.ValueType  # 0
-"""The model's own setting, else to warn."""
+"""The model's own setting, else to end it."""
 REPETITION_POLICY_OFF: RepetitionPolicy.ValueType  # 1
 """Nobody looks."""
 REPETITION_POLICY_WARN: RepetitionPolicy.ValueType  # 2
