@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from runner_svc.backends.port import CallInfo
 from runner_svc.chat.answer_receipt import AnswerReceipt
+from runner_svc.chat.late_warnings import LateWarnings
 from runner_svc.chat.messages import needs_system_prompt, with_system_prompt
 from runner_svc.chat.offer import make_offer, require_local
 from runner_svc.chat.request import ChatRequest, ChatSetup, Work
@@ -56,10 +57,11 @@ async def _single_turn(
     work: Work, payload: GenerationPayload, call: CallInfo, watch: RepetitionWatch | None
 ) -> AsyncGenerator[Frame]:
     """One turn as it is, with warnings put on its receipt."""
-    answer, seen = AnswerReceipt(work.record), SeenTokens(payload, whole=call.whole)
+    answer, seen, late = AnswerReceipt(work.record), SeenTokens(payload, whole=call.whole), LateWarnings(payload)
     async with aclosing(work.generate(payload, call)) as frames:
         async for frame in frames:
             seen.note(frame)
+            late.note(frame)
             try:
                 found = None if watch is None else watch.look(frame)
             except WeftError as loop:
@@ -68,8 +70,11 @@ async def _single_turn(
                 answer.add_unfinished_turn(seen)
                 yield answer.usage_so_far()
                 raise answer.with_usage(loop) from None
-            if found is not None and (told := answer.note_warning(found)) is not None:
-                yield [told]
+            if found is not None and (warned := answer.note_warning(found)) is not None:
+                yield [warned]
+            if frame and frame[-1].WhichOneof("event") == "finished":
+                missed = filter(None, map(answer.note_warning, late.at_end(frame[-1].finished.receipt.usage)))
+                frame[-1:] = [*missed, frame[-1]]
             _note(frame, work.record, answer)
             yield frame
 

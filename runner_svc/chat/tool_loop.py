@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from runner_svc.chat.answer_receipt import AnswerReceipt, warning
 from runner_svc.chat.calls import CallCollector, FunctionCall
 from runner_svc.chat.json_objects import json_object
+from runner_svc.chat.late_warnings import LateWarnings
 from runner_svc.chat.messages import ConversationSoFar
 from runner_svc.chat.offer import CallKind, Offer
 from runner_svc.chat.request import ChatRequest, ChatSetup, Work
@@ -90,10 +91,11 @@ class ToolLoop:
         """What the caller gets of a turn while it runs. A signal that asks for a decision ends it early."""
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
         record, answer, payload = self._work.record, self._answer, self._payload()
-        seen = SeenTokens(payload, whole=self._request.call.whole)
+        seen, late = SeenTokens(payload, whole=self._request.call.whole), LateWarnings(payload)
         async with aclosing(self._work.generate(payload, self._request.call)) as frames:
             async for frame in frames:
                 seen.note(frame)
+                late.note(frame)
                 try:
                     found = None if watch is None else watch.look(frame)
                 except WeftError as loop:
@@ -114,6 +116,8 @@ class ToolLoop:
         record.with_caller = True
         if turn.receipt is not None:
             answer.add_turn(turn.receipt)
+            if missed := list(filter(None, map(answer.note_warning, late.at_end(turn.receipt.usage)))):
+                yield missed
         else:
             answer.add_unfinished_turn(seen)
         self._has_answer = self._has_answer or turn.has_answer

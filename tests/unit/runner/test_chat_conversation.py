@@ -255,3 +255,55 @@ async def test_the_record_holds_what_the_caller_was_sent() -> None:
     work = ScriptedWork([thought("Hm."), text("Hi."), *end()])
     await events_of(work, request())
     assert work.record.output == "Hm.Hi."
+
+
+def _with_tool(**choice: Any) -> chat_pb2.ChatPayload:
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="add"))
+    return _payload(tools=[tool], tool_choice=chat_pb2.ToolChoice(**choice))
+
+
+@pytest.mark.parametrize("choice", [{"mode": chat_pb2.ToolChoice.MODE_REQUIRED}, {"function_name": "add"}])
+async def test_a_call_that_was_demanded_and_did_not_come_is_a_warning(choice: dict[str, Any]) -> None:
+    """Found by trying: `tool_choice: "required"` came back as free text without a word."""
+    events = await events_of(_work(), request(_with_tool(**choice)))
+    (told,) = receipt(events).warnings
+    assert (told.code, told.field) == (warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, "tool_choice")
+    assert warnings(events) == [told.code]
+    assert events[-1].HasField("finished")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [_with_tool(mode=chat_pb2.ToolChoice.MODE_AUTO), _payload(), _with_tool(mode=chat_pb2.ToolChoice.MODE_NONE)],
+)
+async def test_a_call_that_was_not_demanded_is_not_missed(payload: chat_pb2.ChatPayload) -> None:
+    assert warnings(await events_of(_work(), request(payload))) == []
+
+
+async def test_a_call_that_was_demanded_and_came_is_no_warning() -> None:
+    work = ScriptedWork([*call("add"), *end(TOOL_CALLS)])
+    payload = _with_tool(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
+    assert warnings(await events_of(work, request(payload))) == []
+
+
+@pytest.mark.parametrize("tools", [(), ("search",)])
+@pytest.mark.parametrize(
+    ("said", "counted", "is_dropped"),
+    [
+        ("word " * 6_000, 4_096, True),
+        ("word " * 6_000, 6_100, False),
+        ("word " * 6_000, 0, False),
+        ("word " * 400, 20, False),
+        ("    " * 50_000, 900, False),
+        ("abcdefgh" * 5_000, 900, False),
+        ("文字" * 5_000, 3_000, False),
+    ],
+    ids=["cut", "whole", "uncounted", "short", "white", "data", "chinese"],
+)
+async def test_a_prompt_of_which_the_engine_dropped_a_part_is_a_warning(
+    said: str, counted: int, is_dropped: bool, tools: tuple[str, ...]
+) -> None:
+    work = ScriptedWork([text("Hi."), *end(prompt=counted)])
+    events = await events_of(work, request(chat_pb2.ChatPayload(messages=[user(said)]), tools=tools))
+    assert warnings(events) == [warning_pb2.WARNING_CODE_PROMPT_DROPPED] * is_dropped
+    assert [each.code for each in receipt(events).warnings] == warnings(events)

@@ -37,6 +37,8 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A tool's output was longer than the limit and was cut."""
     WARNING_CODE_MODEL_MISMATCH: _WarningCode.ValueType  # 6
     """The server answered as another model than it was asked for."""
+    WARNING_CODE_PROMPT_DROPPED: _WarningCode.ValueType  # 7
+    """The engine counted far fewer tokens than the prompt has words: it dropped a part of the prompt."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """WarningCode is what a warning is about."""
@@ -55,6 +57,8 @@ WARNING_CODE_TOOL_OUTPUT_CUT: WarningCode.ValueType  # 5
 """A tool's output was longer than the limit and was cut."""
 WARNING_CODE_MODEL_MISMATCH: WarningCode.ValueType  # 6
 """The server answered as another model than it was asked for."""
+WARNING_CODE_PROMPT_DROPPED: WarningCode.ValueType  # 7
+"""The engine counted far fewer tokens than the prompt has words: it dropped a part of the prompt."""
 global___WarningCode = WarningCode
 
 @typing.final
