@@ -14,6 +14,12 @@ CONTEXT_TOKENS = 65_536
 """Agents send tens of thousands of tokens before the first word of their user."""
 
 _WEATHER = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+_CUT_ANSWER = (
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    'data: {"choices": [{"index": 0, "delta": {"content": "tok0"}, "finish_reason": null}]}\n\n'
+    'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}\n\n'
+    "data: [DONE]\n\n"
+)
 _TYPED = {"name": "final_result", "arguments": '{"city": "Oslo", "population": 700000}'}
 
 
@@ -26,6 +32,8 @@ def write_client_config(folder: Path, **sections: Any) -> Path:
         _model("typed", tool_call=_TYPED, text="Oslo."),
         _model("think", reasoning_text="Six times seven.", text="The answer is 42."),
         _model("broken", answer_tokens=64, close_after_tokens=6),
+        _model("cut", raw_answer=_CUT_ANSWER),
+        _model("text-only-meant-to-fail", text_only_status=500),
         _model("agent-codex", turns=_reading("exec_command", {"cmd": f"cat {AGENT_FILE}"})),
         _model("agent-claude-code", turns=_reading("Read", {"file_path": AGENT_FILE})),
         _model("agent-opencode", turns=_reading("read", {"filePath": AGENT_FILE})),

@@ -5,6 +5,8 @@ from anthropic import beta_tool
 from pydantic import BaseModel
 from report import (
     BROKEN,
+    CUT,
+    CUT_WORDS,
     KEY,
     MISSING,
     TALK,
@@ -145,6 +147,14 @@ def messages_broken_stream() -> None:
     holds(got, "nothing came before the failure")
 
 
+def messages_cut_answer() -> None:
+    def read() -> None:
+        with client.messages.stream(model=CUT, max_tokens=128, messages=HELLO) as stream:
+            stream.until_done()
+
+    breaks_off(read, anthropic.APIError, words=CUT_WORDS)
+
+
 def models_list() -> None:
     names = [model.id for model in client.models.list()]
     holds(TALK in names, f"the model is not among {names}")
@@ -163,5 +173,6 @@ run(
     messages__errors=messages_errors,
     messages__key=messages_key,
     messages__broken_stream=messages_broken_stream,
+    messages__cut_answer=messages_cut_answer,
     models__list=models_list,
 )

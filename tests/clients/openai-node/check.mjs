@@ -4,7 +4,7 @@ import OpenAI from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import {
-  BROKEN, KEY, MISSING, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, V1, WEATHER_SCHEMA, breaksOff, fails,
+  BROKEN, CUT, CUT_WORDS, KEY, MISSING, TALK, THINK, THINK_TEXT, THOUGHT, TOOLS, TOOLS_TEXT, V1, WEATHER_SCHEMA, breaksOff, fails,
   isTalk, run,
 } from "./report.mjs";
 
@@ -96,6 +96,13 @@ async function chatBrokenStream() {
   assert.ok(got.length);
 }
 
+async function chatCutAnswer() {
+  await breaksOff(async () => {
+    const stream = await client.chat.completions.create({ model: CUT, messages, stream: true });
+    for await (const chunk of stream) assert.equal(chunk.choices[0]?.finish_reason ?? null, null);
+  }, CUT_WORDS);
+}
+
 async function embeddingsVectors() {
   const input = ["a cat", "a kitten"];
   const packed = await client.embeddings.create({ model: TALK, input });
@@ -149,6 +156,16 @@ async function responsesBrokenStream() {
   assert.ok(got.length);
 }
 
+async function responsesCutAnswer() {
+  await breaksOff(async () => {
+    const stream = await client.responses.create({ model: CUT, input: "Hello", stream: true });
+    for await (const event of stream) {
+      assert.notEqual(event.type, "response.completed");
+      if (event.type === "response.failed") throw new Error(event.response.error.message);
+    }
+  }, CUT_WORDS);
+}
+
 async function modelsList() {
   const names = [];
   for await (const model of client.models.list()) names.push(model.id);
@@ -165,11 +182,13 @@ await run({
   "chat.errors": chatErrors,
   "chat.key": chatKey,
   "chat.broken_stream": chatBrokenStream,
+  "chat.cut_answer": chatCutAnswer,
   "embeddings.vectors": embeddingsVectors,
   "responses.text": responsesText,
   "responses.stream": responsesStream,
   "responses.tools": responsesTools,
   "responses.structured": responsesStructured,
   "responses.broken_stream": responsesBrokenStream,
+  "responses.cut_answer": responsesCutAnswer,
   "models.list": modelsList,
 });

@@ -9,10 +9,13 @@ import openai
 from pydantic import BaseModel
 from report import (
     BROKEN,
+    CUT,
+    CUT_WORDS,
     KEY,
     MISSING,
     TALK,
     TALK_TEXT,
+    TEXT_ONLY,
     THINK,
     THINK_TEXT,
     THOUGHT,
@@ -166,6 +169,28 @@ def chat_broken_stream() -> None:
     holds(got, "nothing came before the failure")
 
 
+def chat_cut_answer() -> None:
+    def read() -> None:
+        for _ in client.chat.completions.create(model=CUT, messages=HELLO, stream=True):
+            pass
+
+    breaks_off(read, openai.APIError, words=CUT_WORDS)
+    whole = openai.OpenAI(base_url=V1, api_key=KEY, max_retries=0)
+    breaks_off(
+        lambda: whole.chat.completions.create(model=CUT, messages=HELLO), openai.InternalServerError, words=CUT_WORDS
+    )
+
+
+def chat_refused_image() -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    messages = [{"role": "user", "content": parts}]
+    refused = fails(
+        lambda: client.chat.completions.create(model=TEXT_ONLY, messages=messages, max_tokens=32),
+        openai.BadRequestError,
+    )
+    holds("image input is not supported" in str(refused), f"it does not say why: {refused}")
+
+
 def completions_text() -> None:
     answer = client.completions.create(model=TALK, prompt="Once", max_tokens=32)
     is_talk(answer.choices[0].text)
@@ -268,6 +293,16 @@ def responses_broken_stream() -> None:
     holds(any(event.type == "response.output_text.delta" for event in events), "nothing came before the failure")
 
 
+def responses_cut_answer() -> None:
+    def read() -> None:
+        with client.responses.stream(model=CUT, input="Hello") as stream:
+            for event in stream:
+                if event.type == "response.failed":
+                    raise ValueError(event.response.error.message)
+
+    breaks_off(read, ValueError, openai.APIError, words=CUT_WORDS)
+
+
 def models_list() -> None:
     holds(TALK in [model.id for model in client.models.list()], "the model is not listed")
     same(client.models.retrieve(TALK).id, TALK)
@@ -286,6 +321,8 @@ run(
     chat__key=chat_key,
     chat__image=chat_image,
     chat__broken_stream=chat_broken_stream,
+    chat__cut_answer=chat_cut_answer,
+    chat__refused_image=chat_refused_image,
     completions__text=completions_text,
     embeddings__vectors=embeddings_vectors,
     responses__text=responses_text,
@@ -297,5 +334,6 @@ run(
     responses__reasoning=responses_reasoning,
     responses__errors=responses_errors,
     responses__broken_stream=responses_broken_stream,
+    responses__cut_answer=responses_cut_answer,
     models__list=models_list,
 )

@@ -11,6 +11,8 @@ export const TALK = env.WEFT_TALK_MODEL;
 export const TOOLS = "tools";
 export const THINK = "think";
 export const BROKEN = "broken";
+export const CUT = "cut";
+export const CUT_WORDS = /finish_reason 'abort'/;
 export const MISSING = "no-such-model";
 
 export const TALK_TEXT = env.WEFT_TALK_TEXT;
@@ -57,9 +59,9 @@ export async function fails(act) {
 }
 
 // The error that a broken answer ends with, which says so in the words of the mesh.
-export async function breaksOff(act) {
+export async function breaksOff(act, words = /broke the connection in mid-answer/) {
   const error = await fails(act);
   const said = `${error.message ?? ""} ${JSON.stringify(error)}`;
-  assert.match(said, /broke the connection in mid-answer/);
+  assert.match(said, words);
   return error;
 }

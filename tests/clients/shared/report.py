@@ -26,6 +26,11 @@ THINK = "think"
 """Thinks THOUGHT, then says THINK_TEXT."""
 BROKEN = "broken"
 """Breaks off in the middle of its answer."""
+CUT = "cut"
+"""Ends in the middle of its answer, with a finish reason that says so."""
+CUT_WORDS = "finish_reason 'abort'"
+TEXT_ONLY = "text-only-meant-to-fail"
+"""Answers an image as an engine without eyes does: with status 500."""
 MISSING = "no-such-model"
 
 TALK_TEXT = os.environ["WEFT_TALK_TEXT"]
@@ -89,7 +94,9 @@ def fails(act: Callable[[], Any], *kinds: type[BaseException]) -> BaseException:
     raise AssertionError(f"it did not fail with {[kind.__name__ for kind in kinds]}")
 
 
-def breaks_off(act: Callable[[], Any], *kinds: type[BaseException]) -> None:
+def breaks_off(
+    act: Callable[[], Any], *kinds: type[BaseException], words: str = "broke the connection in mid-answer"
+) -> None:
     """Fail unless `act` ends with one of these kinds, which says in the words of the mesh that the answer broke off."""
     error = fails(act, *kinds)
-    holds("broke the connection in mid-answer" in f"{error} {error!r}", f"it does not say what happened: {error!r}")
+    holds(words in f"{error} {error!r}", f"it does not say what happened: {error!r}")
