@@ -173,12 +173,14 @@ class LlamaServerBackend:
         key = secrets.token_urlsafe(24)
         try:
             # The engine has no sandbox of its own for what comes with a model file.
-            await check_before_load(order.model_path or config.model_path, config.chat_template_path)
+            templates = await check_before_load(order.model_path or config.model_path, config.chat_template_path)
             # The key travels in the environment: arguments are visible to every user of the machine.
             environment = {**os.environ, **NO_HOST_CACHE, **hidden_devices(order), "LLAMA_API_KEY": key}
             port = await self._listen(order, environment)
             url = f"http://{LOOPBACK}:{port}"
-            endpoint = Endpoint(base_url=url, api_key=key, parameters=config.parameters, is_llama_server=True)
+            endpoint = Endpoint(
+                base_url=url, api_key=key, parameters=config.profile(templates.all), is_llama_server=True
+            )
             self._http = OpenAiHttp(endpoint, config.timeouts, self._explain_break)
             await self._while_loading(self._until_healthy(self._http))
             props = await self._while_loading(read_props(self._http))

@@ -4,7 +4,7 @@ Flags as llama-server of November 2026 has them (0.5.0, `--help`); the launcher 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -52,6 +52,7 @@ _FLAGS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Of the parameters that are one flag and no more."""
+TEMPLATE_FLAGS = frozenset({"--chat-template", "--chat-template-file"})
 _OTHER_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "-fa": "flash_attention",
@@ -105,6 +106,12 @@ class LlamaServerConfig:
             return frozenset({Operation.RERANK, Operation.TOKENIZE})
         always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
         return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
+
+    def profile(self, templates: Sequence[str]) -> ParameterProfile:
+        """Which parameters it is sent, `templates` being those of its model's file; none: it has none."""
+        # The server has templates of its own for models without one, and takes others by name.
+        is_known = templates and TEMPLATE_FLAGS.isdisjoint(self.extra_arguments)
+        return replace(self.parameters, templates=tuple(templates) if is_known else None)
 
     @property
     def reranks(self) -> bool:

@@ -14,6 +14,7 @@ from runner_svc.policy.parameters import (
     ParameterWarning,
     admit,
     plain_name,
+    unread_arguments,
     untaken_warning,
 )
 from weft.api.common.v1 import (
@@ -83,6 +84,9 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: Parameter
     if profile.kind is EngineKind.LLAMA_SERVER and payload.tool_choice.WhichOneof("kind") == "function_name":
         _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    # Engines read this one themselves, whatever the template.
+    asked = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
+    warnings += warning_frame(unread_arguments(asked, profile))
     thinking = _thinking(payload, arguments, profile)
     if profile.kind is EngineKind.OPENAI_REMOTE:
         warnings += _fit_provider(body, thinking, profile)

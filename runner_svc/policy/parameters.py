@@ -46,6 +46,8 @@ class ParameterProfile:
     where it is set: those that do not know the field refuse it."""
     token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
     """What the server calls the limit of an answer's length."""
+    templates: tuple[str, ...] | None = None
+    """The chat templates of the model, one of which each chat is rendered with; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +308,18 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
             message = f"is not supported by this model's engine ({profile.kind.value}) and was not used"
             warnings.append(_warning(name, message))
     return AdmittedParameters(send=send, warnings=tuple(warnings))
+
+
+def unread_arguments(arguments: Mapping[str, Any], profile: ParameterProfile) -> tuple[ParameterWarning, ...]:
+    """The warnings about template arguments that no chat template of the model names, such as those of a translation.
+
+    There are none where the templates are not known.
+    """
+    if profile.templates is None:
+        return ()
+    unread = (name for name in arguments if not any(name in template for template in profile.templates))
+    message = "is not read by this model's chat template and was not used"
+    return tuple(_warning(f"{TEMPLATE_ARGUMENTS}.{name}", message) for name in unread)
 
 
 def plain_name(name: str) -> str:

@@ -35,6 +35,12 @@ class ModelTemplates:
     others: tuple[str, ...] = ()
     """What else the file has: not used by weft, but an engine may."""
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every template that an engine may choose; none: the file has none."""
+        found = (self.usual, self.tool_use, *self.others)
+        return tuple(template for template in found if template is not None)
+
     def pick(self, has_tools: bool) -> str | None:
         """The template for a request."""
         return self.tool_use if has_tools and self.tool_use is not None else self.usual
@@ -84,13 +90,12 @@ async def check_templates(templates: ModelTemplates, sandbox: TemplateSandbox) -
     Raises TEMPLATE_FAILED for one that oversteps the sandbox's limits. One that merely dislikes the sample is fine.
     """
     tokens = {"bos_token": templates.bos_token, "eos_token": templates.eos_token}
-    for template in (templates.usual, templates.tool_use, *templates.others):
-        if template is not None:
-            await sandbox.check(template, {**_SAMPLE, **tokens})
+    for template in templates.all:
+        await sandbox.check(template, {**_SAMPLE, **tokens})
 
 
-async def check_before_load(model_path: Path, override: Path | None) -> None:
-    """Look at the templates of a model whose engine renders them itself; 0.15 s.
+async def check_before_load(model_path: Path, override: Path | None) -> ModelTemplates:
+    """Look at the templates of a model whose engine renders them itself, and return them; 0.15 s.
 
     Raises as the two functions above, but for a model file that cannot be read: the engine says so better.
     """
@@ -98,9 +103,9 @@ async def check_before_load(model_path: Path, override: Path | None) -> None:
         templates = await read_templates(model_path, override)
     except WeftError as error:
         if error.reason is Reason.CONNECT_FAILED and override is None:
-            return
+            return ModelTemplates()
         raise
-    if templates.usual is None and templates.tool_use is None and not templates.others:
-        return
-    async with TemplateSandbox() as sandbox:
-        await check_templates(templates, sandbox)
+    if templates.all:
+        async with TemplateSandbox() as sandbox:
+            await check_templates(templates, sandbox)
+    return templates

@@ -137,3 +137,14 @@ def test_a_recording_has_the_name_that_the_api_has_for_its_format(media_type: st
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(audio=audio)])
     (part,) = chat_body(chat_pb2.ChatPayload(messages=[message])).body["messages"][0]["content"]
     assert part == {"type": "input_audio", "input_audio": {"data": "YWJj", "format": name}}
+
+
+def test_languages_for_a_model_that_does_not_translate_are_warned_of() -> None:
+    arguments = {"source_lang_code": "de", "target_lang_code": "en", "enable_thinking": True}
+    payload = _chat({"chat_template_kwargs": arguments})
+    plain = ParameterProfile(templates=("{% for message in messages %}{{ message.content }}{% endfor %}",))
+    warned = [event.warning.field for event in chat_body(payload, "", plain).warnings]
+    assert warned == ["chat_template_kwargs.source_lang_code", "chat_template_kwargs.target_lang_code"]
+    translates = ParameterProfile(templates=("", "{{ source_lang_code }} to {{ target_lang_code }}"))
+    assert chat_body(payload, "", translates).warnings == []
+    assert chat_body(payload, "", ParameterProfile(templates=None)).warnings == []
