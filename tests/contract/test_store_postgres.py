@@ -159,6 +159,7 @@ async def test_a_server_that_does_not_let_us_in_is_a_clear_error_without_the_pas
     out, err = capfd.readouterr()
     assert "postgresql+asyncpg://postgres:***@" in out + err
     assert "SECRET" not in out + err + str(failure.value)
+    assert "check that it is there and takes connections" in failure.value.message
 
 
 async def test_a_failed_open_leaves_no_lock_behind(owner: SqlStore, admin: Any, postgres_url: str) -> None:

@@ -19,6 +19,7 @@ MAX_CHECKED_BYTES = 256 * 1024 * 1024
 _RESTORE = "restore it from a backup, or move it away to begin with an empty one"
 _FULL = "free some space on its disk"
 _ACCESS = "let this user read and write it and its folder, or choose another home"
+_CONNECT = "check that it is there and takes connections"
 _REMEDIES = {
     "SQLITE_NOTADB": ("is no database", _RESTORE),
     "SQLITE_CORRUPT": ("is damaged", _RESTORE),
@@ -46,8 +47,9 @@ def opening(owner: str, url: URL, driver_errors: tuple[type[Exception], ...] = (
     try:
         yield
     except failures as error:
-        code = code_of(error)
-        log.error("the database cannot be opened", owner=owner, kind=type(error).__name__, code=code)  # noqa: TRY400
+        code, shown = code_of(error), url.set(query={}).render_as_string(hide_password=True)
+        kind = type(error).__name__
+        log.error("the database cannot be opened", owner=owner, url=shown, kind=kind, code=code)  # noqa: TRY400
         # Not chained: the driver's errors may quote rows, and a URL a password.
         raise WeftError(Reason.SERVICE_UNAVAILABLE, _words(owner, url, error, code)) from None
     except WeftError as error:
@@ -76,12 +78,18 @@ def code_of(error: Exception) -> str:
 def _words(owner: str, url: URL, error: Exception, code: str) -> str:
     if isinstance(error, OSError):
         remedy = _FULL if error.errno in _FULL_NUMBERS else _ACCESS
+        if not _is_file(url):
+            remedy = _CONNECT
         return f"{_place(owner, url)} cannot be used: {error.strerror or code}; {remedy}"
     family = "_".join(code.split("_")[:2])
-    what, remedy = _REMEDIES.get(family, ("cannot be used", "check that it is there and takes connections"))
+    what, remedy = _REMEDIES.get(family, ("cannot be used", _CONNECT))
     return f"{_place(owner, url)} {what} ({code}); {remedy}"
 
 
+def _is_file(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
 def _place(owner: str, url: URL) -> str:
-    where = file_of(url) if url.get_backend_name() == "sqlite" else f"{url.host or 'localhost'}/{url.database or ''}"
+    where = file_of(url) if _is_file(url) else f"{url.host or 'localhost'}/{url.database or ''}"
     return f"the {owner}'s database {where or 'in memory'}"
