@@ -8,12 +8,20 @@ from pathlib import Path
 import openai
 import pytest
 from apart_mesh import running_apart
-from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.responses import Response, ResponseStreamEvent
 
 SLOW = 20.0
 """Tokens per second."""
+DECLARED = f"""
+kind: model
+name: later
+poolName: {POOL}
+---
+kind: model
+name: served-by-none
+"""
 QUICK_TASKS = {"lease_seconds": 1.0, "retry_delay_seconds": 0.05, "poll_interval_seconds": 0.5, "max_attempts": 100}
 
 
@@ -38,6 +46,9 @@ async def test_one_that_no_runner_could_make_is_made_and_continued_after_a_resta
     home = tmp_path / "home"
     without = str(write_config(tmp_path, fake_runner("b", pool="other")))
     with running_mesh(home, "--config", without) as mesh:
+        # Names that nothing has are refused; these are declared, and no runner serves them yet.
+        code, _, error = await run_weft("apply", "-f", "-", home=mesh.home, stdin=DECLARED.encode())
+        assert code == 0, error
         async with client_of(mesh) as client:
             made = await client.responses.create(model=POOL, input="My favorite color is teal.", background=True)
             with pytest.raises(openai.BadRequestError):
@@ -49,7 +60,7 @@ async def test_one_that_no_runner_could_make_is_made_and_continued_after_a_resta
             first = await at_its_end(client, made.id)
             second = await client.responses.create(model=POOL, input="Which?", previous_response_id=made.id)
             whole = [event async for event in await client.responses.retrieve(made.id, stream=True)]
-            cancelled = await client.responses.create(model="nobody-has-it", input="x", background=True)
+            cancelled = await client.responses.create(model="served-by-none", input="x", background=True)
             ended = await client.responses.cancel(cancelled.id)
             await client.responses.delete(cancelled.id)
     assert (first.status, ended.status) == ("completed", "cancelled")

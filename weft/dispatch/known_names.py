@@ -38,5 +38,5 @@ class KnownNames:
         if view is not self._view:
             self._view, self._names = view, known_names(view)
         if view.revision and name not in self._names:
-            words = f"{no_such_model(name, self._names)} (set wait_for_model for one that will come)"
+            words = f"{no_such_model(name, self._names)} (a task may set wait_for_model for one that will come)"
             raise FieldError(field, words, Reason.MODEL_NOT_FOUND)

@@ -164,11 +164,12 @@ async def _can_start(folder: Path) -> bool:
     return True
 
 
-async def test_a_database_that_cannot_be_opened_is_a_clear_error_without_its_path(tmp_path: Path) -> None:
+async def test_a_database_that_is_none_is_a_clear_error_that_names_the_file_and_what_to_do(tmp_path: Path) -> None:
     broken = tmp_path / "registry.db"
     broken.write_text("this is no database, but long enough to be read as one " * 40)
     service = build(RegistryConfig(database_url=f"sqlite+aiosqlite:///{broken}"), clock=FakeClock())
-    with pytest.raises(WeftError, match="database failed") as failure:
+    with pytest.raises(WeftError, match="is no database") as failure:
         await service.start()
     assert failure.value.reason is Reason.SERVICE_UNAVAILABLE
-    assert str(tmp_path) not in str(failure.value)
+    assert str(broken) in failure.value.message
+    assert "restore it from a backup" in failure.value.message

@@ -240,7 +240,9 @@ async def test_a_task_waits_for_its_pool_and_starts_with_the_first_runner(shown:
     async with mesh_of(tmp_path) as (mesh, tasks):
         if shown != "nothing":
             mesh.show(model=False)
-        task_id = await submit(tasks)
+        spec = chat_spec()
+        spec.wait_for_model = True
+        task_id = await submit(tasks, spec)
         mesh.runner.say(FINISHED)
         async with asyncio.timeout(NOTICE_SECONDS):
             while shown != "nothing" and not (await tasks.get(TENANT, task_id)).waiting_for:
