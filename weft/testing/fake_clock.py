@@ -80,7 +80,7 @@ class FakeClock:
         await self._settle()
 
     def set_wall(self, seconds: float) -> None:
-        """Move the time of day by so much, back where it is negative, as whoever sets a clock does."""
+        """Step the time of day by `seconds`, back where negative, as setting a clock does."""
         self._utc += timedelta(seconds=seconds)
 
     async def wait_for_sleepers(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that are no text, text that is no JSON, JSON that nobody should read, and events of strange forms."""
+"""Bytes that are no text, text that is no JSON, JSON beyond every bound, and events of strange forms."""
 
 from weft.testing.hostile_engine.row import GOOD, HI, PROTOCOL, Row, stream
 from weft.testing.hostile_engine.server import DONE, STREAM_HEAD, USAGE, end
