@@ -32,7 +32,7 @@ test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in an envir
 	@$(PYTEST) -m runtimes $(ARGS)
 
 torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min; ARGS="--store postgres")
-	@$(BIN)/python -m weft.testing.torture --kills 1000 --tasks 10000 $(ARGS)
+	@$(BIN)/python -m weft_testing.torture --kills 1000 --tasks 10000 $(ARGS)
 
 test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them against a mesh, write docs/clients.md
 	@$(PYTEST) -m clients tests/clients $(ARGS)
@@ -59,8 +59,8 @@ verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare wit
 	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api && rm -rf .verify
 
 docs: $(VENV)/.dev ## write the pages of docs that are made from code
-	@$(BIN)/python -m weft.host.config_reference > docs/configuration.md
-	@$(BIN)/python -m weft.resources.schemas docs/schemas
+	@$(BIN)/python -m weft_app.config.config_reference > docs/configuration.md
+	@$(BIN)/python -m weft.documents.schemas docs/schemas
 
 bench: $(VENV)/.dev ## measure, and write the table to bench/results
 	@$(BIN)/python -m bench $(ARGS)

@@ -37,7 +37,7 @@ class Apart:
         """Start a service; its process, and where it serves. Raises LaunchError."""
         self._starts += 1
         log = self._folder / f"{service}-{self._starts}.log"
-        command = [python, "-m", "weft.cli.main", "serve", service]
+        command = [python, "-m", "weft_app.cli.main", "serve", service]
         command += ["--home", str(self.home), "--config", str(self._config)]
         process = self._stack.enter_context(started(command, {}, log))
         return process, _until_it_serves(process, log)

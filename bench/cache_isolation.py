@@ -24,8 +24,8 @@ from runner_svc.backends.port import CacheUse, CallInfo
 from runner_svc.cache.model_cache import ModelCache, RequestCache
 from weft.api.common.v1 import completion_pb2, sampling_pb2
 from weft.dispatch.frames import has_content
-from weft.host.demo import demo_model_path, llama_command
 from weft.kernel.request import Handling
+from weft_app.compose.demo import demo_model_path, llama_command
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "prefix-cache.md"

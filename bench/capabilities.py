@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @contextmanager
 def running_surface(folder: Path) -> Iterator[str]:
     """A registry and a runner with a surface; where that answers."""
-    fake = [sys.executable, "-m", "weft.testing.fake_backend", "--tokens-per-second", str(TOKENS_PER_SECOND)]
+    fake = [sys.executable, "-m", "weft_testing.fake_backend", "--tokens-per-second", str(TOKENS_PER_SECOND)]
     runner = {
         "name": "bench",
         "command": fake,

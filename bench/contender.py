@@ -21,7 +21,7 @@ class Contender:
 
     `command`, `config` and `environment` may hold `{python}` (of its own environment), `{bin}` (the folder of that),
     `{port}`, `{upstream_port}` (of the stub it is to use), `{spare_port}`, `{config}` (the file with `config` in it),
-    `{home}` (an empty folder) and `{stub_python}` (a Python that has `weft.testing.fake_backend`).
+    `{home}` (an empty folder) and `{stub_python}` (a Python that has `weft_testing.fake_backend`).
     """
 
     name: str
@@ -70,7 +70,7 @@ auth:
   required: true
 runners:
   - name: bench
-    command: ["{stub_python}", "-m", "weft.testing.fake_backend", "--answer-tokens", "0"]
+    command: ["{stub_python}", "-m", "weft_testing.fake_backend", "--answer-tokens", "0"]
     models:
       - name: stub
         path: "{config}"
@@ -87,7 +87,7 @@ WEFT = Contender(
     key_command=("{bin}/weft", "keys", "create", "--home", "{home}", "-o", "name"),
     main_role="host",
     roles={
-        "weft.testing.fake_backend": BACKEND_ROLE,
+        "weft_testing.fake_backend": BACKEND_ROLE,
         "xllamacpp_server": BACKEND_ROLE,
         "llama-server": BACKEND_ROLE,
         "serve runner": "runner",

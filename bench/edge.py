@@ -24,7 +24,7 @@ from bench.load import percentile
 from bench.offered import Offer, Outcome
 from bench.own_mesh import own_mesh
 from bench.scenarios import PROMPT, UNARY_TOKENS, Options
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
 MODEL = "edge"
 RATE = 500.0
@@ -181,4 +181,4 @@ def _offered(offer: Offer) -> Outcome:
 
 
 def _is_engine(process: psutil.Process) -> bool:
-    return "weft.testing.fake_backend" in " ".join(process.cmdline())
+    return "weft_testing.fake_backend" in " ".join(process.cmdline())

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.machine import describe_machine
 from runner_svc.gguf_header import read_gguf_header
 from runner_svc.memory.estimate import read_model_facts
-from weft.host.demo import demo_model_path
+from weft_app.compose.demo import demo_model_path
 
 GOAL_MILLISECONDS = 100.0
 REPETITIONS = 20

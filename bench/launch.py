@@ -26,7 +26,7 @@ STUB_CONTEXT_TOKENS = 64 * 65_536
 STUB = Contender(
     name=RAW_NAME,
     command=(
-        *("{stub_python}", "-m", "weft.testing.fake_backend", "--port", "{port}", "--alias", MODEL),
+        *("{stub_python}", "-m", "weft_testing.fake_backend", "--port", "{port}", "--alias", MODEL),
         *("--parallel", "64", "--ctx-size", str(STUB_CONTEXT_TOKENS), "--answer-tokens", "0"),
     ),
     main_role=BACKEND_ROLE,

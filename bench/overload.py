@@ -17,7 +17,7 @@ from bench.launch import free_port
 from bench.offered import Offer, Outcome
 from bench.own_mesh import own_mesh
 from bench.scenarios import Options
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 MODEL = "pool"
 SLOTS = 8

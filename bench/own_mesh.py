@@ -13,7 +13,7 @@ from bench.launch import LaunchError, free_port, started
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.client import WeftError, connect
 from weft.client.operations import Operations
-from weft.resources.operation_documents import OperationDocument
+from weft.documents.operation_documents import OperationDocument
 
 START_SECONDS = 60.0
 OPERATION_SECONDS = 120.0

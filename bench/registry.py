@@ -39,7 +39,7 @@ OUTAGE_CONFIG = f"""\
 port: 0
 runners:
   - name: bench
-    command: ["{sys.executable}", "-m", "weft.testing.fake_backend", "--tokens-per-second", "20"]
+    command: ["{sys.executable}", "-m", "weft_testing.fake_backend", "--tokens-per-second", "20"]
     models:
       - name: {MODEL}
         path: "{__file__}"

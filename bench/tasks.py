@@ -31,9 +31,9 @@ from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Ending, TaskRow
 from weft.client.tasks import Tasks, connect_tasks
 from weft.dispatch.tasks import TaskState
+from weft.documents.task_documents import TaskDocument
 from weft.kernel.request import Priority
-from weft.resources.task_documents import TaskDocument
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 MODEL, AWAY = "tasks", "away"
 CLIENTS = 64

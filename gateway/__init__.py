@@ -1,6 +1,6 @@
 """The stateless HTTP edge: OpenAI-compatible JSON and SSE on the outside, `weft.dispatch` on the inside.
 
-`service.build` makes the service that `weft.host` composes; `app.create_app` makes the ASGI application alone.
+`service.build` makes the service that `weft_app.compose` composes; `app.create_app` makes the ASGI application alone.
 """
 
 from gateway.config import GatewayConfig, RequestLimits

@@ -17,10 +17,10 @@ from gateway.parts import GatewayParts
 from gateway.sse_writer import SlowReaderError, SseWriter
 from gateway.stream import abort_connection
 from gateway.translate.sse import encode_json
+from weft.documents.documents import EventDocument
+from weft.documents.rendering import plain
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
-from weft.resources.documents import EventDocument
-from weft.resources.rendering import plain
 
 log = structlog.get_logger("weft.gateway")
 

@@ -34,8 +34,8 @@ from gateway.schemas.resources import (
 from gateway.schemas.responses import ResponsesRequest
 from gateway.schemas.responses_kept import DeletedResponse, ResponseItemList, ResponseObject
 from gateway.schemas.tasks import NewTaskBody, TaskList, TaskObject
-from weft.resources.operation_documents import AuditList, OperationList
-from weft.resources.request_documents import ClientList, RequestList
+from weft.documents.operation_documents import AuditList, OperationList
+from weft.documents.request_documents import ClientList, RequestList
 
 _REF_TEMPLATE = "#/components/schemas/{model}"
 _PUBLISHED: tuple[type[BaseModel], ...] = (

@@ -22,8 +22,8 @@ from weft.dispatch.router_watch import RouterSource
 from weft.dispatch.speech_call import SpeechPiece
 from weft.dispatch.stored_responses import ResponseStore
 from weft.dispatch.tasks import TaskPort
-from weft.resources.documents import Document, EventDocument, ModelDocument
-from weft.resources.kinds import ResourceKind
+from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.kinds import ResourceKind
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 

@@ -20,12 +20,10 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetSource
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.resources.declared_fields import declared_field, document_field
-from weft.resources.documents import Document, EventDocument, ModelDocument
-from weft.resources.kinds import ResourceKind
-from weft.resources.messages import (
+from weft.documents.declared_fields import declared_field, document_field
+from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.messages import (
     agent_document,
     declared_document,
     event_document,
@@ -37,6 +35,8 @@ from weft.resources.messages import (
     runner_document,
     to_declaration,
 )
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Longest forced delete: the registry waits less than this for the requests of the model to end."""

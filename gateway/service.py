@@ -1,4 +1,4 @@
-"""The gateway as a service that `weft.host` composes: it binds, serves and drains inside the host's event loop."""
+"""The gateway as a service of `weft_app.compose`: it binds, serves and drains inside the host's event loop."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The registry as a service: what `weft.host` composes."""
+"""The registry as a service: what `weft_app.compose` composes."""
 
 from collections.abc import Sequence
 

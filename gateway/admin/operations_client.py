@@ -11,11 +11,11 @@ from gateway.registry_calls import RegistryCalls
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
+from weft.documents.operation_documents import AuditList, HostMemoryDocument, OperationDocument, OperationList
+from weft.documents.operation_fields import operation_field
+from weft.documents.operation_messages import audit_document, host_memory_document, operation_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.operation_documents import AuditList, HostMemoryDocument, OperationDocument, OperationList
-from weft.resources.operation_fields import operation_field
-from weft.resources.operation_messages import audit_document, host_memory_document, operation_document
 
 
 class OperationsClient:

@@ -14,10 +14,10 @@ from gateway.parts import GatewayParts
 from gateway.query import Query
 from gateway.routes.resources import json_response
 from weft.api.operations.v1 import operation_pb2
+from weft.documents.document_base import DocumentPart
 from weft.kernel.ids import new_id
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, require_request_id
 from weft.kernel.principal import LOCAL
-from weft.resources.document_base import DocumentPart
 
 IDEMPOTENCY_KEY = b"idempotency-key"
 

@@ -16,11 +16,11 @@ from gateway.query import Query
 from gateway.routes.resources import json_response, name_of
 from weft.dispatch.fleet import ModelView
 from weft.dispatch.port import PoolQueue
+from weft.documents.document_base import DocumentPart
+from weft.documents.operation_documents import LoadSettings, OperationDocument
+from weft.documents.operation_messages import flush_action, load_action, unload_action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.document_base import DocumentPart
-from weft.resources.operation_documents import LoadSettings, OperationDocument
-from weft.resources.operation_messages import flush_action, load_action, unload_action
 
 ADMIN = "/v1/admin"
 SURFACE = "admin"

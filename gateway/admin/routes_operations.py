@@ -16,8 +16,8 @@ from gateway.parts import GatewayParts
 from gateway.query import Query
 from gateway.routes.resources import json_response
 from gateway.translate.sse import encode_json
+from weft.documents.operation_documents import AuditList, OperationDocument, OperationList
 from weft.kernel.names import MAX_NAME_CHARS, require_token
-from weft.resources.operation_documents import AuditList, OperationDocument, OperationList
 
 MAX_PAGE_SIZE = 1000
 MAX_SEQUENCE = 999_999_999

@@ -1,19 +1,19 @@
-"""What `/v1/admin` takes and answers around the documents of `weft.resources`."""
+"""What `/v1/admin` takes and answers around the documents of `weft.documents`."""
 
 from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from weft.resources.document_base import DocumentPart, Name
-from weft.resources.operation_documents import (
+from weft.documents.document_base import DocumentPart, Name
+from weft.documents.operation_documents import (
     MAX_TAG_CHARS,
     FlushScope,
     HostMemoryDocument,
     LoadParameterDocument,
     LoadSettings,
 )
-from weft.resources.statuses import MemoryStatus
+from weft.documents.statuses import MemoryStatus
 
 MAX_AUTHORIZATION_CHARS = 16 * 1024
 

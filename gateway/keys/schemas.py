@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from weft.documents.document_base import DocumentPart
 from weft.kernel.names import MAX_TENANT_CHARS
 from weft.kernel.principal import MAX_SCOPES
-from weft.resources.document_base import DocumentPart
 
 MAX_DESCRIPTION_CHARS = 128
 MAX_SCOPE_CHARS = 64

@@ -18,10 +18,10 @@ from gateway.routes.resources import API, SURFACE, json_response, name_of
 from gateway.schemas.resources import ApplyAnswer, ApplyRequest
 from gateway.translate.declarations import documents_of_json, documents_of_yaml, the_only_document
 from gateway.translate.resources import applied_body
+from weft.documents.documents import DOCUMENT_TYPES, Document
+from weft.documents.files import parse_document
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import invalid_field
-from weft.resources.documents import DOCUMENT_TYPES, Document
-from weft.resources.files import parse_document
-from weft.resources.kinds import ResourceKind
 
 _OPTIONS = ("dryRun", "adopt")
 _PUTTABLE = (ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE)

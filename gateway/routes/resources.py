@@ -15,10 +15,10 @@ from gateway.query import Query
 from gateway.schemas.resources import AgentList, ModelList, PoolList, PoolMembersAnswer, RouteList, RunnerList
 from gateway.translate.resources import members_body, page_body
 from gateway.translate.sse import encode_json
+from weft.documents.documents import DOCUMENT_TYPES
+from weft.documents.kinds import ResourceKind
+from weft.documents.rendering import plain
 from weft.kernel.names import require_name
-from weft.resources.documents import DOCUMENT_TYPES
-from weft.resources.kinds import ResourceKind
-from weft.resources.rendering import plain
 
 API = "/api/v1"
 SURFACE = "api"

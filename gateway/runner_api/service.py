@@ -1,4 +1,4 @@
-"""The runner API as a service that `weft.host` composes beside a runner, and its ASGI application."""
+"""The runner API as a service that `weft_app.compose` composes beside a runner, and its ASGI application."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What `/api/v1` takes and answers around the documents of `weft.resources`."""
+"""What `/api/v1` takes and answers around the documents of `weft.documents`."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,16 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gateway.schemas.base import StopAtFirstError
-from weft.resources.documents import (
-    AgentDocument,
-    Document,
-    EventDocument,
-    ModelDocument,
-    PoolDocument,
-    RunnerDocument,
-)
-from weft.resources.files import MAX_DOCUMENTS
-from weft.resources.route_document import RouteDocument
+from weft.documents.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.documents.files import MAX_DOCUMENTS
+from weft.documents.route_document import RouteDocument
 
 
 class _Part(BaseModel):

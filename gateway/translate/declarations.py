@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from weft.documents.documents import Document
+from weft.documents.files import SourcedDocument, parse_document, read_documents, refuse_repeats
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.resources.documents import Document
-from weft.resources.files import SourcedDocument, parse_document, read_documents, refuse_repeats
-from weft.resources.kinds import ResourceKind
 
 _SOURCE = "body"
 

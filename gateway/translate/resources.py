@@ -1,11 +1,11 @@
-"""Resources as the JSON of `/api/v1`: documents of `weft.resources`, and what stands around several of them."""
+"""Resources as the JSON of `/api/v1`: documents of `weft.documents`, and what stands around several of them."""
 
 from collections.abc import Sequence
 
 from gateway.ports import AppliedResource, PoolMembers, ResourcePage
-from weft.resources.documents import Document, EventDocument
-from weft.resources.kinds import ResourceKind
-from weft.resources.rendering import plain
+from weft.documents.documents import Document, EventDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.rendering import plain
 
 JsonObject = dict[str, object]
 

@@ -1,7 +1,7 @@
 """The llama.cpp HTTP server as a supervised child process.
 
 The command is any program that takes llama-server's flags and speaks its HTTP contract: a native `llama-server`, our
-launcher around the `xllamacpp` wheel, or `weft.testing.fake_backend`. The program binds port 0 and says on its own
+launcher around the `xllamacpp` wheel, or `weft_testing.fake_backend`. The program binds port 0 and says on its own
 output where it listens, so a stranger on a recycled port is never mistaken for it; a random key per start keeps
 everybody else off the port.
 """

@@ -1,6 +1,6 @@
 """The backend port: what a runner asks of an engine.
 
-`weft.testing.conformance.backend` is the suite every implementation passes. Payloads and events are the generated
+`weft_testing.conformance.backend` is the suite every implementation passes. Payloads and events are the generated
 messages: a backend is an adapter, and translating twice would only cost time.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 from client_run import AGENT_FILE, AGENT_TEXT
 from mesh_process import write_config
 
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 TALK_TEXT = "tok0 tok1 tok2 tok3 tok4 tok5 tok6 tok7"
 CONTEXT_TOKENS = 65_536

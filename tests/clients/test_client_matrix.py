@@ -14,7 +14,7 @@ from clients_page import PAGE, WELL, render
 from mesh_process import MeshProcess, run_weft, running_mesh, write_config
 from wire_tap import Asked, WireTap, wire_tap
 
-from weft.host.demo import DEMO_MODEL, demo_model_path
+from weft_app.compose.demo import DEMO_MODEL, demo_model_path
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 

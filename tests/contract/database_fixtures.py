@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from registry_svc.store.sql import SqlStore
-from weft.testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
+from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 
 @pytest.fixture(scope="session")

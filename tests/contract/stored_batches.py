@@ -21,7 +21,7 @@ from weft.dispatch.files import BATCH_INPUT, NewFile
 from weft.dispatch.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose=BATCH_INPUT)
 DAY_SECONDS = 86_400.0

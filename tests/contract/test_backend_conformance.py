@@ -14,13 +14,13 @@ from runner_svc.backends.attached_server import AttachedServer, AttachedServerCo
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.supervise.process import StopGraces
-from weft.host.demo import LAUNCHER, demo_model_path
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.conformance.backend import BackendConformance, Engine
-from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
-from weft.testing.conformance.backend_steps import chat, collect, failure, run
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_app.compose.demo import LAUNCHER, demo_model_path
+from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES, Call
+from weft_testing.conformance.backend_steps import chat, collect, failure, run
+from weft_testing.fake_backend.process import fake_backend_command
 
 SHORT_GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 

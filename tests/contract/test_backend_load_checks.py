@@ -11,9 +11,9 @@ from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConf
 from runner_svc.backends.port import BackendFacts, LoadOrder
 from runner_svc.supervise.process import StopGraces
 from weft.gpu.sighting import ProcessId
-from weft.testing.conformance.backend import Engine
-from weft.testing.conformance.backend_loads import LoadOrderChecks
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.conformance.backend import Engine
+from weft_testing.conformance.backend_loads import LoadOrderChecks
+from weft_testing.fake_backend.process import fake_backend_command
 
 
 class DeafBackend(LlamaServerBackend):

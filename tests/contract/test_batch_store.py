@@ -21,7 +21,7 @@ from weft.dispatch.files import NewFile
 from weft.dispatch.tasks import TaskState
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
 

@@ -14,7 +14,7 @@ from weft.dispatch.stored_responses import StoredResponse
 from weft.dispatch.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.moments import CLOCK_MARGIN_SECONDS
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
 

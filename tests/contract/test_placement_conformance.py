@@ -22,7 +22,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
-from weft.testing.conformance.placement import POOL, PlacementConformance
+from weft_testing.conformance.placement import POOL, PlacementConformance
 
 
 def fleet_view(slots: int, phase: Phase = Phase.READY) -> FleetView:

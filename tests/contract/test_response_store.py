@@ -15,8 +15,8 @@ from router_svc.store.database import RouterDatabase
 from weft.dispatch.stored_responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
-from weft.testing.postgres_server import PostgresServer
+from weft_testing.fake_clock import FakeClock
+from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 

@@ -1,6 +1,6 @@
 """One suite that every Store of the registry passes.
 
-It lives here and not in `weft.testing.conformance`, because it speaks of the registry's own values and `weft` imports
+It lives here and not in `weft_testing.conformance`, because it speaks of the registry's own values and `weft` imports
 no service.
 """
 

@@ -15,7 +15,7 @@ from registry_svc.store.port import StoredMesh
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.postgres_server import PostgresServer
+from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 

@@ -21,7 +21,7 @@ from router_svc.tasks.store_port import Ending
 from weft.dispatch.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
+from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 pytest_plugins = ("database_fixtures",)
 

@@ -16,7 +16,7 @@ from router_svc.tasks.sql import SqlTaskStore
 from weft.dispatch.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.postgres_server import PostgresServer
+from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 

@@ -1,4 +1,4 @@
-"""Runs a `weft` command on a machine whose clock is off: `clock_off.py SECONDS python -m weft.cli.main ...`.
+"""Runs a `weft` command on a machine whose clock is off: `clock_off.py SECONDS python -m weft_app.cli.main ...`.
 
 `@FILE` in place of SECONDS: as many as stand in a file, which may change while the command runs.
 """
@@ -7,8 +7,8 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from weft.cli.main import app
 from weft.kernel.clock import SystemClock
+from weft_app.cli.main import app
 
 
 def main() -> None:

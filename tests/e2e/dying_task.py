@@ -1,4 +1,4 @@
-"""Runs a `weft` command in which one background task has a bug: `dying_task.py TASK python -m weft.cli.main ...`."""
+"""Run a `weft` command in which a background task has a bug: `dying_task.py TASK python -m weft_app.cli.main ...`."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ def main() -> None:
 
     service.start_critical = start_critical
     sys.argv = ["weft", *sys.argv[5:]]
-    from weft.cli.main import app  # noqa: PLC0415 - only now
+    from weft_app.cli.main import app  # noqa: PLC0415 - only now
 
     app()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mesh_process import POLL_SECONDS, START_SECONDS, STOP_SECONDS
 
-from weft.testing.free_port import free_port
+from weft_testing.free_port import free_port
 
 SNIPPET = Path(__file__).parents[2] / "deploy" / "envoy" / "relay.yaml"
 

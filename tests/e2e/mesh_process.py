@@ -21,8 +21,8 @@ from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.kernel.address import metadata_of
 from weft.kernel.rpc import open_channel
-from weft.testing.fake_backend.behaviour import Behaviour
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.behaviour import Behaviour
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -34,7 +34,7 @@ ORPHAN_SECONDS = 2.0
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 POOL = "pool"
-WEFT = (sys.executable, "-m", "weft.cli.main")
+WEFT = (sys.executable, "-m", "weft_app.cli.main")
 
 
 def fake_runner(name: str, *, slots: int = 4, pool: str = POOL, **switches: Any) -> dict[str, Any]:

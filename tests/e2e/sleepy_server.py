@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from weft.testing.fake_backend.process import fake_backend_command
-from weft.testing.free_port import free_port
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.free_port import free_port
 
 _WAKE = """\
 import pathlib, subprocess, sys, time

@@ -14,9 +14,9 @@ from mesh_process import eventually, user_environment, write_config
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.rpc import open_channel
-from weft.testing.torture.events import Event, Kind
-from weft.testing.torture.router_log import read_backend_log, read_router_log
-from weft.testing.torture.service import until_known
+from weft_testing.torture.events import Event, Kind
+from weft_testing.torture.router_log import read_backend_log, read_router_log
+from weft_testing.torture.service import until_known
 
 MODEL = "m-a"
 CALL_SECONDS = 10.0
@@ -52,7 +52,7 @@ class TaskMesh(Apart):
         where = ["--home", str(self.home), "--config", str(self._file), "--kill-at", kill_at]
         with (self._folder / "deadly.out").open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "weft.host.torture_router", *where],
+                [sys.executable, "-m", "weft_app.compose.torture_router", *where],
                 env=user_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -35,7 +35,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     A third one, in the pool of the first, lacks the tool: what it is asked for goes to the first.
     """
     folder = tmp_path_factory.mktemp("agents")
-    argv = [sys.executable, "-m", "weft.testing.fake_mcp_server", "--bare"]
+    argv = [sys.executable, "-m", "weft_testing.fake_mcp_server", "--bare"]
     desk = {"type": "mcp_command", "name": "desk", "argv": argv}
     asking = {"platform_prompt": True, "tools": ["desk.echo"], "signals": ["LOW_CONFIDENCE", "NEEDS_MANAGER_DECISION"]}
     runner = {

@@ -14,9 +14,9 @@ from apart_mesh import Apart
 from mesh_process import POOL, WEFT, eventually, fake_runner, run_weft, running_mesh, user_environment, write_config
 
 from weft.client.resources import Registry
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.resources.kinds import ResourceKind
-from weft.testing.certificates import Authority
+from weft_testing.certificates import Authority
 
 HOST = "127.0.0.2"
 """An address of this machine that nobody else has; 0.0.0.0 is listened on, and TLS asked for."""

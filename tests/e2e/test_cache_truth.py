@@ -11,7 +11,7 @@ import pytest
 from mesh_process import MeshProcess, running_mesh
 
 from weft.client import connect
-from weft.host.demo import DEMO_MODEL
+from weft_app.compose.demo import DEMO_MODEL
 
 pytestmark = pytest.mark.real
 

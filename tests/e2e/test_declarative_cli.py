@@ -24,8 +24,8 @@ from mesh_process import (
 )
 from typer.testing import CliRunner
 
-from weft.cli.main import app
-from weft.resources.schemas import schemas
+from weft.documents.schemas import schemas
+from weft_app.cli.main import app
 
 READ_SECONDS = 20.0
 
@@ -342,7 +342,7 @@ async def test_names_are_completed_from_the_running_mesh(mesh: MeshProcess) -> N
     process = await asyncio.create_subprocess_exec(
         *WEFT[:1],
         "-c",
-        "from weft.cli.main import app; app(prog_name='weft')",
+        "from weft_app.cli.main import app; app(prog_name='weft')",
         env={
             **os.environ,
             "WEFT_HOME": str(mesh.home),

@@ -26,11 +26,11 @@ from weft.api.common.v1 import tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.cli.options import EXIT_CONFLICT
 from weft.kernel.address import metadata_of, relayed_address
 from weft.kernel.rpc import open_channel
-from weft.testing.conformance.runner.subject import attach
-from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_app.cli.options import EXIT_CONFLICT
+from weft_testing.conformance.runner.subject import attach
+from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
 
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
 INACTIVE = runner_pb2.Runner.STATUS_INACTIVE

@@ -16,8 +16,8 @@ from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_
 
 from runner_svc.policy.redial import RedialLimits
 from weft.api.registry.v1 import runner_pb2
-from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
-from weft.testing.free_port import free_port
+from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.free_port import free_port
 
 CLOCK_OFF = str(Path(__file__).with_name("clock_off.py"))
 DAY_SECONDS = 86_400

@@ -13,7 +13,7 @@ from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running
 
 from weft.api.registry.v1 import runner_pb2
 
-CAUSE = "before its first answer: weft.testing.fake_backend was probably built for another processor"
+CAUSE = "before its first answer: weft_testing.fake_backend was probably built for another processor"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from mesh_process import POOL, MeshProcess, eventually, fake_runner, run_weft, r
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.client import Reason, WeftError, connect_async
-from weft.testing.media_files import png
+from weft_testing.media_files import png
 
 
 @pytest.fixture(scope="module")

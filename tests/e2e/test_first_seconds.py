@@ -14,7 +14,7 @@ import pytest
 from apart_mesh import running_apart
 from mesh_process import STOP_SECONDS, WEFT, eventually, fake_runner, running_mesh, user_environment, write_config
 
-from weft.testing.free_port import free_port
+from weft_testing.free_port import free_port
 
 START_SECONDS = 60.0
 ANSWERED = 200

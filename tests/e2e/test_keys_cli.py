@@ -14,9 +14,9 @@ import pytest
 import yaml
 from registry_process import key_ring, serving_registry, stop_in_order, weft
 
-from weft.cli.keys import KeyRole, scopes_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import Access, Principal, Resource, Role, authenticate
+from weft_app.cli.keys import KeyRole, scopes_of
 
 KEY = re.compile(r"weft_[a-z0-9]{12}_[0-9a-f]{64}")
 
@@ -152,7 +152,7 @@ def offered(home: Path, line: str) -> list[str]:
     """What bash would be offered for `line`, whose last word is being typed."""
     variables = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     done = subprocess.run(
-        [sys.executable, "-c", "from weft.cli.main import app; app(prog_name='weft')"],
+        [sys.executable, "-c", "from weft_app.cli.main import app; app(prog_name='weft')"],
         env={**os.environ, "WEFT_HOME": str(home), **variables},
         capture_output=True,
         text=True,

@@ -20,8 +20,8 @@ from weft.api.router.v1 import inference_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.testing.fake_backend.model_calls import PNG, WAVE_HEAD
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.model_calls import PNG, WAVE_HEAD
+from weft_testing.fake_backend.process import fake_backend_command
 
 if TYPE_CHECKING:
     from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceStub

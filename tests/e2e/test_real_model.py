@@ -12,8 +12,8 @@ import pytest
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh
 
 from weft.client import Message, WeftError, connect
-from weft.host.demo import DEMO_MODEL
 from weft.kernel.reasons import Reason
+from weft_app.compose.demo import DEMO_MODEL
 
 pytestmark = pytest.mark.real
 

@@ -16,8 +16,8 @@ from mesh_process import WEFT, MeshProcess, eventually, fake_runner, run_weft, r
 from weft.client import connect_async
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
-from weft.testing.free_port import free_ports
+from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
+from weft_testing.free_port import free_ports
 
 KEY_VARIABLE = "FRONTIER_KEY"
 KEY = "sk-very-secret-0123456789"

@@ -15,7 +15,7 @@ from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running
 
 from weft.api.operations.v1 import operation_pb2
 from weft.signing.op_token import make_op_token
-from weft.testing.free_port import free_port
+from weft_testing.free_port import free_port
 
 SECONDS = 30.0
 LIGHT = {"registry": {"report_interval_seconds": 0.2}}

@@ -12,7 +12,7 @@ from join_process import make_token, relay_facts, running_join
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from test_runner_http import op_token
 
-from weft.testing.free_port import free_port
+from weft_testing.free_port import free_port
 
 KEY = b"canary-of-a-shared-key-0123456789"
 PROMPT = "canary-of-a-prompt"

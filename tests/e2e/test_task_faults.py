@@ -12,9 +12,9 @@ from mesh_process import eventually, fake_runner, running_mesh, write_config
 from task_mesh import QUICK_TASKS, TaskMesh, Tasks, all_over, running_task_mesh, task_service
 
 from weft.api.router.v1 import task_pb2
-from weft.testing.fake_backend.process import run_fake_backend
-from weft.testing.torture.events import Kind
-from weft.testing.torture.history import expected_text
+from weft_testing.fake_backend.process import run_fake_backend
+from weft_testing.torture.events import Kind
+from weft_testing.torture.history import expected_text
 
 SLOW, ABSENT, FAST = "m-slow", "m-absent", "m-fast"
 BACKLOG = 1000

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from mesh_process import POOL, MeshProcess, alive, eventually, fake_runner, run_weft, running_mesh, write_config
 
-from weft.host.home import MAX_SOCKET_PATH_BYTES
+from weft_app.compose.home import MAX_SOCKET_PATH_BYTES
 
 
 @pytest.fixture

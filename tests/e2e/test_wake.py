@@ -16,8 +16,8 @@ from sleepy_server import SleepyServer
 
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
-from weft.host.demo import demo_model_path
 from weft.kernel.rpc import open_channel
+from weft_app.compose.demo import demo_model_path
 
 MODEL = "sleepy"
 

@@ -11,11 +11,11 @@ from runner_svc.backends.llama_cpp_python import HOST_PROGRAM, LlamaCppPythonBac
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.backends.port import Backend, CallInfo, LoadOrder
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
-from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.conformance.backend import BackendConformance, Engine
-from weft.testing.conformance.backend_port import Payload
+from weft_app.compose.demo import demo_model_path
+from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.backend_port import Payload
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

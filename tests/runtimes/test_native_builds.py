@@ -8,7 +8,7 @@ import pytest
 from native_builds import LLAMA_CPP, RECIPE, built_llama_cpp_python, built_llama_server, is_built_by, recipe_of
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from weft.host.demo import demo_model_path
+from weft_app.compose.demo import demo_model_path
 
 BASELINE = {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}
 """What ggml prints of the instruction sets that it was compiled for, as "NAME = 1"."""

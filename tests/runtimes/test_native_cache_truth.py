@@ -11,8 +11,8 @@ from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConf
 from runner_svc.backends.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
-from weft.host.demo import demo_model_path
-from weft.testing.conformance.prefix_cache import (
+from weft_app.compose.demo import demo_model_path
+from weft_testing.conformance.prefix_cache import (
     CITY,
     HILLS,
     MIN_HIT_TOKENS,

@@ -12,8 +12,8 @@ from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConf
 from runner_svc.backends.port import LoadOrder
 from runner_svc.memory.estimate import read_model_facts, settings_for
 from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes
-from weft.host.demo import demo_model_path
-from weft.testing.conformance.backend import BackendConformance, Engine
+from weft_app.compose.demo import demo_model_path
+from weft_testing.conformance.backend import BackendConformance, Engine
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from weft.testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
-from weft.testing.torture.checker import rules_broken
-from weft.testing.torture.events import Kind
-from weft.testing.torture.mesh import Folder
-from weft.testing.torture.plan import STALE_ROUTERS, Plan
-from weft.testing.torture.run import Outcome, torture
+from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
+from weft_testing.torture.checker import rules_broken
+from weft_testing.torture.events import Kind
+from weft_testing.torture.mesh import Folder
+from weft_testing.torture.plan import STALE_ROUTERS, Plan
+from weft_testing.torture.run import Outcome, torture
 
 SEED = 20261120
 USUAL = Plan(seed=SEED, kills=25, tasks=250, max_minutes=3.0)

@@ -17,10 +17,10 @@ import grpc
 from weft.api.router.v1 import request_service_pb2, request_service_pb2_grpc
 from weft.client._address import mesh_address
 from weft.client._channel import open_mesh_channel
+from weft.documents.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
+from weft.documents.request_messages import client_document, request_document
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.resources.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
-from weft.resources.request_messages import client_document, request_document
 
 CALL_TIMEOUT_SECONDS = 10.0
 

@@ -31,13 +31,9 @@ from weft.api.registry.v1 import (
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._address import mesh_address
 from weft.client._channel import open_mesh_channel
-from weft.kernel.address import metadata_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
-from weft.resources.documents import Document, EventDocument, PoolDocument
-from weft.resources.kinds import ResourceKind
-from weft.resources.messages import (
+from weft.documents.documents import Document, EventDocument, PoolDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.messages import (
     agent_document,
     declared_document,
     event_document,
@@ -49,6 +45,10 @@ from weft.resources.messages import (
     runner_document,
     to_declaration,
 )
+from weft.kernel.address import metadata_of
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call
 
 CALL_TIMEOUT_SECONDS = 5.0
 APPLY_TIMEOUT_SECONDS = 60.0

@@ -10,12 +10,12 @@ import grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._channel import open_mesh_channel
 from weft.client.resources import Registry
+from weft.documents.documents import ModelDocument, RunnerDocument
+from weft.documents.kinds import ResourceKind
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.resources.documents import ModelDocument, RunnerDocument
-from weft.resources.kinds import ResourceKind
 
 
 def connect_runner_of(registry: Registry, model: str) -> "RunnerOfModel":

@@ -24,7 +24,7 @@ STEADY_AFTER_SECONDS = 300.0
 
 
 class Service(Protocol):
-    """What `weft.host` composes: a thing that registers on a gRPC server, starts, and stops."""
+    """What `weft_app.compose` composes: a thing that registers on a gRPC server, starts, and stops."""
 
     @property
     def service_names(self) -> Sequence[str]:
@@ -97,7 +97,8 @@ def start_task(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[
 def start_critical(work: Coroutine[None, None, None], *, name: str) -> asyncio.Task[None]:
     """Start a loop that its process cannot do without: its unforeseen end is logged and ends the process.
 
-    The event loop's exception handler is told, with the task's name under CRITICAL_TASK; `weft.host.critical` listens.
+    The event loop's exception handler gets the task's name under CRITICAL_TASK; `weft_app.compose.critical` is that
+    handler.
     """
     task = start_task(work, name=name)
     task.add_done_callback(_report_death)

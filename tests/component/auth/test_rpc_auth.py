@@ -33,7 +33,7 @@ from weft.kernel.rpc import error_from_call, new_server, open_channel
 from weft.kernel.rpc_access import access_of
 from weft.kernel.rpc_auth import AuthInterceptor
 from weft.kernel.service import Health
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub

@@ -12,12 +12,12 @@ from registry_svc.config import RegistryConfig
 from registry_svc.service import build
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import registry_service_pb2_grpc
-from weft.cli.keys import KeyRole, scopes_of
 from weft.kernel.principal import KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 from weft.kernel.rpc_auth import AuthInterceptor
-from weft.testing.fake_clock import FakeClock
+from weft_app.cli.keys import KeyRole, scopes_of
+from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub

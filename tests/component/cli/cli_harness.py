@@ -34,11 +34,11 @@ from weft.api.registry.v1 import (
 )
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.cli.main import app
+from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
-from weft.resources.mesh_state import MeshState, pool_message, pool_of
+from weft_app.cli.main import app
 
 pb = registry_service_pb2
 APPLY = declaration_service_pb2.ApplyResult

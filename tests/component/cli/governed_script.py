@@ -19,11 +19,11 @@ from registry_svc.governance.gate import build_gate
 from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceMarks, GovernanceMode, Refused
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.cli.main import app
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
 from weft.signing.keys import new_key_file
-from weft.testing.fake_clock import FakeClock
+from weft_app.cli.main import app
+from weft_testing.fake_clock import FakeClock
 
 AUDIENCE = "reg-of-this-test"
 POLICY = "3"

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 from registry_svc.policy.audit import AuditDraft, AuditHead, chained
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.cli.main import app
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
+from weft_app.cli.main import app
 
 GIB = 1024**3
 Operation = operation_pb2.Operation

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from weft.cli import batch as batch_commands
-from weft.cli.main import app
+from weft_app.cli import batch as batch_commands
+from weft_app.cli.main import app
 
 ID = "batch-5f0c0d2b7a9e4c31d6a8b2f4"
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "qwen", "messages": []}}

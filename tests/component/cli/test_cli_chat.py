@@ -6,11 +6,11 @@ import pytest
 from cli_harness import ScriptedMesh
 
 from weft.api.common.v1 import event_pb2, json_value_pb2, signal_pb2, warning_pb2
-from weft.cli.chat import Conversation, converse, shown
-from weft.cli.chat_history import HISTORY_NAME, prompt_history
 from weft.client import connect
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.chat import Conversation, converse, shown
+from weft_app.cli.chat_history import HISTORY_NAME, prompt_history
 
 CTRL_C = "\x03"
 

@@ -15,7 +15,7 @@ def _offered(home: Path, line: str) -> list[str]:
     """What bash would be offered for `line`, whose last word is being typed."""
     words = line.split(" ")
     done = subprocess.run(
-        [sys.executable, "-c", "from weft.cli.main import app; app(prog_name='weft')"],
+        [sys.executable, "-c", "from weft_app.cli.main import app; app(prog_name='weft')"],
         env={
             **os.environ,
             "WEFT_HOME": str(home),

@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 
 from gateway.schemas.resources import ApplyAnswer
 from weft.api.registry.v1.registry_service_pb2 import Change
+from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.resources.schemas import schemas
 
 pytest_plugins = ("cli_mesh",)
 

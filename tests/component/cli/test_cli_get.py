@@ -12,11 +12,11 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from weft.api.registry.v1.registry_service_pb2 import Change
-from weft.cli import follow
-from weft.cli.main import app
+from weft.documents.schemas import schemas
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.schemas import schemas
+from weft_app.cli import follow
+from weft_app.cli.main import app
 
 pytest_plugins = ("cli_mesh",)
 

@@ -20,12 +20,12 @@ from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
-from weft.cli.main import app
 from weft.dispatch.port import PlacementRequest
 from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import new_server
+from weft_app.cli.main import app
 
 PROFILES = {"batch": ClientProfile(priority=Priority.LOW, route="drafts")}
 BUSY = Considered(model="qwen-1", runner="atlas", score=0.25, gate="all 4 slots are busy")

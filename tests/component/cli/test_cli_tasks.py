@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.cli.main import app
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import SERVER_OPTIONS
+from weft_app.cli.main import app
 
 ID = "task-5f0c0d2b7a9e4c31d6a8b2f4"
 PENDING, RUNNING = task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING
@@ -317,7 +317,7 @@ def test_the_logs_of_an_attempt_that_is_lost_meanwhile_wait_for_no_further_one(s
 def test_following_goes_on_over_a_restart_of_the_mesh_where_it_was(
     script: TaskScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.cli.tasks.RETRY_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("weft_app.cli.tasks.RETRY_PAUSE_SECONDS", 0.01)
     script.restarts = [2, 0]
     script.news = [task(RUNNING, attempt=1), piece("Hel"), piece("lo", index=2), task(COMPLETED, attempt=1)]
     script.news.insert(2, task(RUNNING, attempt=1))
@@ -327,7 +327,7 @@ def test_following_goes_on_over_a_restart_of_the_mesh_where_it_was(
 
 
 def test_following_a_mesh_that_stays_away_ends(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.cli.tasks.MAX_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr("weft_app.cli.tasks.MAX_OUTAGE_SECONDS", 0.0)
     script.restarts = [1] + 10 * [0]
     script.news = [task(RUNNING, attempt=1)]
     done = script.run("logs", f"task/{ID}", "-f")

@@ -12,12 +12,12 @@ from governed_script import AUDIENCE, POLICY, SHARED_KEY, GovernedRegistry, gove
 from typer.testing import CliRunner
 
 from registry_svc.operations.gatekeeper import GovernanceMode
-from weft.cli.main import app
-from weft.resources.operation_documents import LoadSettings
-from weft.resources.operation_messages import load_action
+from weft.documents.operation_documents import LoadSettings
+from weft.documents.operation_messages import load_action
 from weft.signing.claims import Terms, make_payload, read_payload
 from weft.signing.keys import public_text, read_private_key
 from weft.signing.signatures import read_signed, sign
+from weft_app.cli.main import app
 
 OPTIONS = (
     *("--ctx", "8192", "--quantization", "q8_0", "--budget", "8GiB", "--evict", "small", "--replicas", "2"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"

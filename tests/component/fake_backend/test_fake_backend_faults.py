@@ -9,7 +9,7 @@ import psutil
 import pytest
 from fake_backend_client import COMPLETION, Client, fake
 
-from weft.testing.fake_backend.process import FakeBackendProcess
+from weft_testing.fake_backend.process import FakeBackendProcess
 
 
 async def _read_all(client: Client) -> bytes:

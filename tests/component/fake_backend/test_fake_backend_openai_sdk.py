@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from weft.testing.fake_backend.process import run_fake_backend
+from weft_testing.fake_backend.process import run_fake_backend
 
 
 @asynccontextmanager

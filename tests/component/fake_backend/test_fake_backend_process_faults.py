@@ -10,7 +10,7 @@ import psutil
 import pytest
 from fake_backend_client import fake, until
 
-from weft.testing.fake_backend.process import fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import fake_backend_command, run_fake_backend
 
 
 def _is_alive(pid: int) -> bool:

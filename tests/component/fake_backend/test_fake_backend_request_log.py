@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from weft.testing.fake_backend.process import FakeBackendProcess, run_fake_backend
+from weft_testing.fake_backend.process import FakeBackendProcess, run_fake_backend
 
 SECONDS = 5.0
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from weft.testing import free_port as module
-from weft.testing.free_port import FIRST_PORT, LAST_PORT, free_port, free_ports
+from weft_testing import free_port as module
+from weft_testing.free_port import FIRST_PORT, LAST_PORT, free_port, free_ports
 
 
 def test_a_port_is_below_those_that_the_kernel_gives_to_connections() -> None:

@@ -9,16 +9,16 @@ from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
 from weft.dispatch.port import PoolQueue
-from weft.kernel.errors import WeftError
-from weft.kernel.request import Operation
-from weft.resources.operation_documents import (
+from weft.documents.operation_documents import (
     AuditList,
     DeviceDocument,
     HostMemoryDocument,
     OperationDocument,
     OperationList,
 )
-from weft.resources.operation_messages import operation_document
+from weft.documents.operation_messages import operation_document
+from weft.kernel.errors import WeftError
+from weft.kernel.request import Operation
 
 GIB = 1024**3
 

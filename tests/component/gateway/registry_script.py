@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
+from weft.documents.documents import Document, EventDocument, ModelDocument
+from weft.documents.files import parse_document
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.documents import Document, EventDocument, ModelDocument
-from weft.resources.files import parse_document
-from weft.resources.kinds import ResourceKind
 
 Step = EventDocument | Exception | asyncio.Event
 

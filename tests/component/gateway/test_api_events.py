@@ -9,9 +9,9 @@ from registry_script import ScriptedRegistry, event
 
 from gateway import GatewayConfig
 from gateway.ports import EventFilter
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.kinds import ResourceKind
 
 EVENTS = "/api/v1/events"
 WATCH = f"{EVENTS}?watch=1"

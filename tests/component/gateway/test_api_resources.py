@@ -7,9 +7,9 @@ from gateway_script import RawResponse, serving
 from registry_script import ScriptedRegistry
 
 from gateway import GatewayConfig
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.kinds import ResourceKind
 
 READS = (
     "/api/v1/models",

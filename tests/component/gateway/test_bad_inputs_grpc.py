@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from weft.api.common.v1 import json_value_pb2
 from weft.api.runner.v1 import generation_service_pb2
-from weft.host.grpc_host import GrpcHost
 from weft.kernel.rpc import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, answering, open_channel
+from weft_app.compose.grpc_host import GrpcHost
 
 NAME = "weft.test.Echo"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -20,7 +20,7 @@ from gateway.ports import GatewayPorts
 from gateway.service import GatewayService
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.tls_check import TlsFiles
-from weft.testing.certificates import Authority
+from weft_testing.certificates import Authority
 
 ELSEWHERE = "0.0.0.0"
 

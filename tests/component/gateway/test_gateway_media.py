@@ -17,7 +17,7 @@ from gateway.media import MediaAddress, MediaConfig, MediaFile
 from gateway.media.fetcher import MediaFetcher
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
-from weft.testing.media_files import png
+from weft_testing.media_files import png
 
 URL = f"https://{HOST}/cat.png"
 OTHER = f"https://{HOST}/dog.png"

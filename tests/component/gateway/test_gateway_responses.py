@@ -27,7 +27,7 @@ from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
-from weft.testing.media_files import png
+from weft_testing.media_files import png
 
 PATH = "/v1/responses"
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)

@@ -24,7 +24,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 CHAT = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage()])
 HELLO = output([started()], [delta("Hello")])

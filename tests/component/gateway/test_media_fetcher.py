@@ -12,8 +12,8 @@ from gateway.media.port import NoMediaSource
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
-from weft.testing.media_files import gif, jpeg, png
+from weft_testing.fake_clock import FakeClock
+from weft_testing.media_files import gif, jpeg, png
 
 URL = f"https://{HOST}/cat.png?size=1"
 FIELD = "messages[0].content[0].image_url.url"

@@ -29,13 +29,13 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.dispatch.fleet import FleetView, InstanceView, Phase, RunnerView
+from weft.documents.documents import AgentDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.documents.files import parse_document
+from weft.documents.kinds import ResourceKind
+from weft.documents.route_document import RouteDocument
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, new_server, open_channel
-from weft.resources.documents import AgentDocument, ModelDocument, PoolDocument, RunnerDocument
-from weft.resources.files import parse_document
-from weft.resources.kinds import ResourceKind
-from weft.resources.route_document import RouteDocument
 
 Answer = Callable[[Any], Any]
 

@@ -17,7 +17,7 @@ from weft.dispatch.journey import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 TIGHT = RateLimitConfig(default=Rate(2, 60), tenants={"big": Rate(5, 60)})
 

@@ -14,7 +14,7 @@ from gateway.runner_api.metrics import MAX_TENANT_LABELS
 from gateway.runner_api.parts import RunnerApiConfig
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -13,7 +13,7 @@ import pytest
 
 from weft.gpu.process import process_id_of
 from weft.gpu.sighting import ProcessId
-from weft.testing.fake_nvml import FakeCards, build_fake_nvml, compiler
+from weft_testing.fake_nvml import FakeCards, build_fake_nvml, compiler
 
 GIB = 1024**3
 RUN_SECONDS = 60.0

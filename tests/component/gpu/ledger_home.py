@@ -188,7 +188,7 @@ async def program(environment: dict[str, str], *command: str) -> AsyncIterator[P
 
 def weft_command(*arguments: str) -> list[str]:
     """A `weft` command line with this interpreter."""
-    return [sys.executable, "-m", "weft.cli.main", *arguments]
+    return [sys.executable, "-m", "weft_app.cli.main", *arguments]
 
 
 def acquire_command(memory: str, *command: str, options: tuple[str, ...] = ()) -> list[str]:

@@ -18,7 +18,7 @@ from registry_svc.governance.gate import build_gate
 from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceMarks, GovernanceMode
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 AUDIENCE = "reg-0123456789abcdef"
 POLICY = "7"

@@ -21,7 +21,7 @@ from weft.dispatch.key_ring import KeyRingWatcher
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing, authenticate
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub

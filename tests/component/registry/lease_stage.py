@@ -17,7 +17,7 @@ from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, S
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.testing.fake_clock import FakeClock, let_all_run
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 GIB = 1024**3
 MARGIN = GIB // 2

@@ -25,7 +25,7 @@ from registry_svc.store.sql import SqlStore
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 WAIT_LIMIT_SECONDS = 20.0
 LoadResponse = runner_service_pb2.LoadResponse

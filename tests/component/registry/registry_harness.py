@@ -34,7 +34,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
 from weft.kernel.service import Health
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.declaration_service_pb2_grpc import DeclarationServiceAsyncStub

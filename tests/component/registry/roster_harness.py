@@ -9,7 +9,7 @@ from registry_svc.roster import Roster
 from registry_svc.settings import SettingsDesk
 from registry_svc.store.port import Store
 from registry_svc.tokens import JoinTokens
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 
 class NothingLoaded:

@@ -7,11 +7,11 @@ from registry_harness import Declaration, RunningRegistry, SomeRunner, an_agent,
 
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2
+from weft.documents.files import read_documents
+from weft.documents.messages import agent_document, to_declaration
+from weft.documents.rendering import to_yaml
 from weft.kernel.reasons import Reason
-from weft.resources.files import read_documents
-from weft.resources.messages import agent_document, to_declaration
-from weft.resources.rendering import to_yaml
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
 

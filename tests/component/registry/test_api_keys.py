@@ -19,7 +19,7 @@ from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub

@@ -26,7 +26,7 @@ from registry_harness import (
 from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, registry_service_pb2, resource_kind_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 AGENT_PUBLIC = agent_pb2.Agent.KIND_PUBLIC
 FOUR_HOURS = 4 * 3600.0

@@ -22,7 +22,7 @@ from registry_svc.unowned import UnownedModels
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 LIMIT_SECONDS = 20.0
 

@@ -7,7 +7,7 @@ from registry_svc.governance.config import Signer
 from registry_svc.governance.gate import build_gate
 from registry_svc.operations.gatekeeper import GovernanceMarks, GovernanceMode, Refused
 from weft.kernel.errors import FieldError
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from weft.cli.main import app
+from weft_app.cli.main import app
 
 STOP_LIMIT_SECONDS = 30.0
 MODEL = {"kind": "model", "name": "qwen"}
@@ -22,7 +22,7 @@ MODEL = {"kind": "model", "name": "qwen"}
 @contextmanager
 def _serving(home: Path, config: Path) -> Iterator["subprocess.Popen[str]"]:
     """The registry as a process; it is killed at the end, whatever it does."""
-    command = [sys.executable, "-m", "weft.cli.main", "serve", "registry"]
+    command = [sys.executable, "-m", "weft_app.cli.main", "serve", "registry"]
     process = subprocess.Popen(
         [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
     )

@@ -37,7 +37,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 PARALLEL = 100
 KILL_LIMIT_SECONDS = 60.0

@@ -32,7 +32,7 @@ from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError
 from weft.signing.actions import token_fields
 from weft.signing.op_token import make_op_token, read_shared_key
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 PLAIN = {"operation": "model-load", "modelId": "qwen"}
 NO_CODE = "its authentication code is not that of the shared key"

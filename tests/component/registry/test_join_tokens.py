@@ -9,7 +9,7 @@ from registry_harness import RunningRegistry, refused, running_registry
 
 from weft.api.registry.v1 import join_token_service_pb2
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 Create = join_token_service_pb2.CreateJoinTokenRequest
 Check = join_token_service_pb2.CheckJoinTokenRequest

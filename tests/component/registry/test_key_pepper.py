@@ -9,7 +9,7 @@ from key_stage import PEPPER_NAME, registry_with_keys
 from registry_svc.keys.config import KeysConfig
 from registry_svc.keys.pepper import PEPPER_BYTES, make_pepper, pepper_mark, read_pepper
 from weft.kernel.errors import FieldError
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 FIELD = "registry.keys.pepper_file"
 

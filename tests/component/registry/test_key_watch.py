@@ -16,13 +16,13 @@ from registry_svc.keys.domain import ApiKey, KeyRemoved, KeyWish
 from registry_svc.keys.messages import verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.dispatch.key_ring import KeyRingWatcher
-from weft.host.registry_sections import KeysSection
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS
 from weft.kernel.principal import LOCAL, MAX_SCOPES, KeyRing, Resource, Role, authenticate
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES, open_channel
-from weft.testing.fake_clock import FakeClock
+from weft_app.config.registry_sections import KeysSection
+from weft_testing.fake_clock import FakeClock
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

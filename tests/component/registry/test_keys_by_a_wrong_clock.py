@@ -4,7 +4,7 @@ from pathlib import Path
 
 from key_stage import registry_with_keys
 
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 DAY_SECONDS = 86_400.0
 

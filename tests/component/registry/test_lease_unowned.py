@@ -4,7 +4,7 @@ from lease_stage import GIB, Stage, program, use
 
 from registry_svc.ledger.messages import host_message
 from registry_svc.policy.unowned import UnownedModel
-from weft.cli.doctor_memory import unowned_words
+from weft_app.cli.doctor_memory import unowned_words
 
 
 def unowned(stage: Stage) -> dict[str, bool]:

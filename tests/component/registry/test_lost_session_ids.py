@@ -13,7 +13,7 @@ from registry_svc.roster import Roster
 from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 LOST = replace(OPENING, request_id="open-2", profile=replace(OPENING.profile, incarnation="life-2"))
 """The same runner in its next process, which does not know its session."""

@@ -30,7 +30,7 @@ from registry_svc.policy.operations import GovernedOperation, OperationState
 from registry_svc.store.operation_sql import SqlOperationStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 KILLED_AFTER_A_COMMIT = """
 import asyncio, os, signal, sys

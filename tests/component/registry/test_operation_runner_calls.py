@@ -34,7 +34,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 from weft.kernel.rpc import ChannelPool, answering, new_server
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 LIMIT_SECONDS = 20.0
 pb = runner_service_pb2

@@ -25,7 +25,7 @@ from registry_harness import (
 from weft.api.registry.v1 import registry_service_pb2, resource_kind_pb2, runner_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0
 ListEvents = registry_service_pb2.ListEventsRequest

@@ -21,7 +21,7 @@ from weft.api.registry.v1 import registry_service_pb2, runner_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0
 

@@ -13,7 +13,7 @@ from registry_svc.domain import Capability, Heartbeat, Instance, Manifest, Openi
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 WAITING = 3
 

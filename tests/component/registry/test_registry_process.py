@@ -32,7 +32,7 @@ CALL_LIMIT_SECONDS = 20.0
 @contextmanager
 def serving(home: Path, config: Path) -> Iterator[str]:
     """The registry as a process; where it serves. It ends in order."""
-    command = [sys.executable, "-m", "weft.cli.main", "serve", "registry"]
+    command = [sys.executable, "-m", "weft_app.cli.main", "serve", "registry"]
     process = subprocess.Popen(
         [*command, "--home", str(home), "--config", str(config)], stdout=subprocess.PIPE, text=True
     )

@@ -10,7 +10,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.service import build
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
 

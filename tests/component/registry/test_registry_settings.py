@@ -12,7 +12,7 @@ from registry_svc.domain import Kind
 from weft.api.registry.v1 import settings_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 pb = settings_service_pb2
 

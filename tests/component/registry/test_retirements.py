@@ -17,7 +17,7 @@ from registry_svc.policy.retirement import Retirement
 from registry_svc.retirements import Retirements
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 Outcome = pb.RetireSessionResponse
 

@@ -13,7 +13,7 @@ from registry_svc.wanted import Batch, ModelDeclaration, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 OPENING = Opening(
     request_id="open-1",

@@ -46,8 +46,8 @@ from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
 from weft.wake.recipes import WakeOnLanRecipe, WakePlan
+from weft_testing.fake_clock import FakeClock
 
 SWEEP_SECONDS = 1_000.0
 OUTCOMES = {

@@ -10,11 +10,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router_svc.config import RelayConfig
 from router_svc.relay import RELAY_SERVICE, Relay
-from weft.host.config import RelaySection
-from weft.host.home import WeftHome
-from weft.host.relay import RelayDoor
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import open_channel
+from weft_app.compose.home import WeftHome
+from weft_app.compose.relay import RelayDoor
+from weft_app.config.config import RelaySection
 
 LIMIT_SECONDS = 10.0
 

@@ -19,7 +19,7 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.tasks import NewTask, Task, TaskNews, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Priority
-from weft.testing.fake_clock import FakeClock, let_all_run
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 NOTICE_SECONDS = 10.0
 TENANT = "ann"

@@ -35,14 +35,14 @@ from weft.dispatch.known_names import KnownNames
 from weft.dispatch.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
 from weft.dispatch.remote_files import RemoteFiles
 from weft.dispatch.tasks import TaskState
-from weft.host.grpc_host import GrpcHost
 from weft.kernel.caller import set_caller
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.kernel.rpc_guard import RpcGuard
-from weft.testing.fake_clock import FakeClock
+from weft_app.compose.grpc_host import GrpcHost
+from weft_testing.fake_clock import FakeClock
 
 NEW_FILE = NewFile(tenant="ann", name="lines.jsonl", purpose="batch")
 SILENCE_SECONDS = 0.05

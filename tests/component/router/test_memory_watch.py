@@ -22,7 +22,7 @@ from router_svc.memory_watch import (
 from router_svc.policy.host_memory import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.kernel.rpc import new_server, open_channel
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 GIB = 1024**3
 MIB = 1024**2

@@ -24,7 +24,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server, open_channel
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 
 class Router:

@@ -17,11 +17,11 @@ from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2_grpc
 from weft.dispatch.remote_responses import RemoteResponses
 from weft.dispatch.stored_responses import MAX_CHAIN, ResponseStore, StoredResponse
-from weft.host.grpc_host import GrpcHost
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
-from weft.testing.fake_clock import FakeClock
+from weft_app.compose.grpc_host import GrpcHost
+from weft_testing.fake_clock import FakeClock
 
 MADE = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 

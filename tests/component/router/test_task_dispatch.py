@@ -36,7 +36,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
-from weft.testing.fake_clock import let_all_run
+from weft_testing.fake_clock import let_all_run
 
 TENANT = "ann"
 FAST = TaskLimits(retry_delay_seconds=0.02, max_retry_delay_seconds=0.05, lease_seconds=3.0, poll_interval_seconds=0.5)

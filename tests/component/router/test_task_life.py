@@ -14,7 +14,7 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.tasks import NewTask, TaskPiece, TaskState, event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 DIED = WeftError(Reason.SERVER_DIED, "the server died")
 

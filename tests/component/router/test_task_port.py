@@ -18,12 +18,12 @@ from weft.dispatch.fleet import FleetView
 from weft.dispatch.known_names import KnownNames
 from weft.dispatch.remote_tasks import RemoteTasks
 from weft.dispatch.tasks import NewTask, Task, TaskPiece, TaskPort, TaskQuery, TaskState
-from weft.host.grpc_host import GrpcHost
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
-from weft.testing.fake_clock import let_all_run
+from weft_app.compose.grpc_host import GrpcHost
+from weft_testing.fake_clock import let_all_run
 
 ANN, BOB = "ann", "bob"
 Opened = tuple[TaskPort, ScriptedCalls]

@@ -19,7 +19,7 @@ from weft.dispatch.tasks import TaskPiece, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.testing.fake_clock import FakeClock, let_all_run
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
 

@@ -16,7 +16,7 @@ from weft.dispatch.port import Grant, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 LOCAL, REMOTE = ("near-1", "near-2"), ("far", "alone")
 POOLS = {"alone": "alone"}

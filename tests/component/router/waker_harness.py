@@ -21,8 +21,8 @@ from weft.dispatch.port import Decision, Grant, Placement, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
-from weft.testing.fake_clock import FakeClock
 from weft.wake.recipes import Recipe, WakePlan
+from weft_testing.fake_clock import FakeClock
 
 NOTICE_SECONDS = 10.0
 MODEL = "qwen"

@@ -27,8 +27,8 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server, open_channel
-from weft.testing.fake_backend.process import fake_backend_command
-from weft.testing.fake_nvml import FakeCards, build_fake_nvml
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_nvml import FakeCards, build_fake_nvml
 
 GIB = 1024**3
 MIB = 1024**2
@@ -108,7 +108,7 @@ class LeasedWorld:
         arguments = ["serve", "runner", "--runner", name, "--home", str(self.folder / name), "--config", str(config)]
         with (self.folder / f"{name}.out").open("ab") as output:
             self.runners[name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "weft.cli.main", *arguments, "--registry", self.registry.address),
+                *(sys.executable, "-m", "weft_app.cli.main", *arguments, "--registry", self.registry.address),
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **self.environment},

@@ -26,7 +26,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 WAIT_SECONDS = 20.0
 POLL_SECONDS = 0.002

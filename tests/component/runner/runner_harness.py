@@ -33,7 +33,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, error_to_status, new_server, open_channel
-from weft.testing.fake_backend.process import run_fake_backend
+from weft_testing.fake_backend.process import run_fake_backend
 
 if TYPE_CHECKING:
     from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub

@@ -14,7 +14,7 @@ from runner_svc.backends.attached_server import AttachedServer, AttachedServerCo
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.phase import Phase
-from weft.testing.free_port import free_port
+from weft_testing.free_port import free_port
 
 
 @dataclass

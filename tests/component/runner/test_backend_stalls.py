@@ -23,11 +23,11 @@ from runner_svc.watchdog import Watchdog
 from runner_svc.work import Work
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
-from weft.host.demo import LAUNCHER, demo_model_path
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
+from weft_app.compose.demo import LAUNCHER, demo_model_path
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=0.6, idle_stream_seconds=0.4, probe_interval_seconds=0.05)
 NOTICE_SECONDS = 5.0

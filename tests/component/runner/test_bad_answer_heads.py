@@ -9,7 +9,7 @@ from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.phase import Phase
 from weft.kernel.reasons import Reason
-from weft.testing.hostile_engine.server import Connection, Request, hostile_server, tidy
+from weft_testing.hostile_engine.server import Connection, Request, hostile_server, tidy
 
 NEIGHBOUR_TOKENS = 60
 BAD_HEADS = {

@@ -9,9 +9,9 @@ from runner_svc.backends.port import Backend, CacheIsolation, CacheUse, CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from weft.kernel.request import CacheMode
-from weft.testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
+from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
 
-FAKE = (sys.executable, "-m", "weft.testing.fake_backend")
+FAKE = (sys.executable, "-m", "weft_testing.fake_backend")
 
 
 @dataclass(frozen=True)

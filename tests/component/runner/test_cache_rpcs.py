@@ -18,7 +18,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.permits import Action
 from weft.dispatch.tickets import sign
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 WORDS = "one two three four five six seven eight nine ten " * 4
 NONE = serve_options_pb2.ServeOptions(cache_mode=3)  # type: ignore[arg-type]  # its number

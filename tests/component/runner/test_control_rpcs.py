@@ -14,7 +14,7 @@ from runner_svc.policy.phase import Phase
 from runner_svc.supervise.process import StopGraces
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _model(name: str = "m", **switches: Any) -> ServedModel:

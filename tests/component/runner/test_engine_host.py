@@ -25,8 +25,8 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.conformance.backend import BackendConformance, Engine
-from weft.testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES
+from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.backend_port import ANSWER_TOKENS, MAX_LOG_BYTES
 
 LIBRARY = Path(__file__).with_name("scripted_library")
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())

@@ -19,7 +19,7 @@ from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command, run_fake_backend
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 LONG_PROMPT = "word " * (MIN_REPORTED_BYTES // 4)

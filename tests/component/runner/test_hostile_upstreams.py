@@ -26,8 +26,8 @@ from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_backend.process import fake_backend_command, run_fake_backend
-from weft.testing.free_port import free_port
+from weft_testing.fake_backend.process import fake_backend_command, run_fake_backend
+from weft_testing.free_port import free_port
 
 STALL_SECONDS = 0.5
 

@@ -8,8 +8,8 @@ import pytest
 from leased_world import LeasedWorld, leased_world
 
 from registry_svc.policy.ledger import LeaseState
-from weft.testing.fake_backend.process import fake_backend_command
-from weft.testing.fake_nvml import compiler
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_nvml import compiler
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="there is no C compiler for the fake library"),

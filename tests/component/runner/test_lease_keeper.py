@@ -23,7 +23,7 @@ from weft.gpu.sighting import ProcessId, Source
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 AWAY_NOW = WeftError(Reason.SERVICE_UNAVAILABLE, "away")
 ENGINE = ProcessId(4242, 99)

@@ -17,7 +17,7 @@ from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConf
 from runner_svc.config import ServedModel
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.process import StopGraces
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 START_SECONDS = 20.0
 

@@ -23,7 +23,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())
 
@@ -122,7 +122,7 @@ async def test_an_engine_for_another_processor_says_so_to_the_caller_of_its_firs
     async with _running(crash_after_tokens=0, crash_signal=number) as backend:
         told = (await _failure(backend)).message
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
-    assert f"signal {number} before its first answer: weft.testing.fake_backend was probably built for" in told
+    assert f"signal {number} before its first answer: weft_testing.fake_backend was probably built for" in told
     assert "-DGGML_NATIVE=OFF" in told
     assert report.reason is Reason.SERVER_DIED
     assert report.how in told

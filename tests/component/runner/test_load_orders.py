@@ -20,8 +20,8 @@ from runner_svc.backends.port_range import EnginePorts, PortRange
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
-from weft.testing.free_port import free_ports
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.free_port import free_ports
 
 GRACES = StopGraces(first_term_seconds=0.5, second_term_seconds=0.5)
 # Says that the port is somebody else's and ends, as llama.cpp's server does, for as many starts as the file has bytes;
@@ -34,7 +34,7 @@ if races.stat().st_size:
     port = sys.argv[sys.argv.index("--port") + 1]
     print(f"E start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {port}", flush=True)
     sys.exit(1)
-os.execv(sys.executable, [sys.executable, "-m", "weft.testing.fake_backend", *sys.argv[2:]])
+os.execv(sys.executable, [sys.executable, "-m", "weft_testing.fake_backend", *sys.argv[2:]])
 """
 
 

@@ -15,7 +15,7 @@ from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConf
 from runner_svc.backends.port import CallInfo, LoadOrder
 from runner_svc.backends.port_range import EnginePorts, PortRange
 from weft.api.common.v1 import chat_pb2, sampling_pb2
-from weft.host.demo import LAUNCHER, demo_model_path
+from weft_app.compose.demo import LAUNCHER, demo_model_path
 
 pytestmark = pytest.mark.real
 

@@ -17,7 +17,7 @@ from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.permits import Action
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _model(start_asleep: bool = False, **switches: Any) -> ServedModel:

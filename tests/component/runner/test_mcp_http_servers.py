@@ -18,7 +18,7 @@ from weft.kernel.reasons import Reason
 @asynccontextmanager
 async def server() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "weft.testing.fake_mcp_server", "--http"), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "weft_testing.fake_mcp_server", "--http"), stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:

@@ -20,7 +20,7 @@ from runner_svc.tools.config import McpCommand, ToolLimits
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
-PROGRAM = (sys.executable, "-m", "weft.testing.fake_mcp_server")
+PROGRAM = (sys.executable, "-m", "weft_testing.fake_mcp_server")
 MAX_WAIT_SECONDS = 20.0
 
 

@@ -10,11 +10,11 @@ from runner_harness import running_runner
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.api.runner.v1 import model_call_service_pb2_grpc
-from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import served_model
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
-from weft.testing.fake_backend.process import run_fake_backend
+from weft_app.compose.served_models import served_model
+from weft_app.config.runner_sections import RunnerSection
+from weft_testing.fake_backend.process import run_fake_backend
 
 REQUESTS: list[tuple[str, Any]] = [
     ("Rerank", pb.RerankRequest(payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))),

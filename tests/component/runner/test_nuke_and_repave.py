@@ -21,8 +21,8 @@ from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestState
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
-from weft.testing.free_port import free_port
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.free_port import free_port
 
 NOTICE_SECONDS = 1.0
 """A fault is noticed, told to its requests, and its slots are free within this time."""

@@ -18,8 +18,8 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
-from weft.testing.free_port import free_port
+from weft_testing.counting_provider import WORDS, CountingProvider, Reply, counting_provider
+from weft_testing.free_port import free_port
 
 KEY_VARIABLE = "FRONTIER_KEY"
 KEY = "sk-very-secret-0123456789"

@@ -15,11 +15,11 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import SharedParts, served_model
 from weft.kernel.reasons import Reason
-from weft.testing.counting_provider import CountingProvider, Reply, counting_provider
-from weft.testing.free_port import free_port
+from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.config.runner_sections import RunnerSection
+from weft_testing.counting_provider import CountingProvider, Reply, counting_provider
+from weft_testing.free_port import free_port
 
 KEY_VARIABLE = "FRONTIER_KEY"
 KEY = "sk-very-secret-0123456789"

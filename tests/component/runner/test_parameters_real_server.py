@@ -10,9 +10,9 @@ from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConf
 from runner_svc.backends.port import CallInfo
 from runner_svc.policy.parameters import ALLOWED, EngineKind
 from weft.api.common.v1 import chat_pb2, sampling_pb2
-from weft.host.demo import demo_model_path, llama_command
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
+from weft_app.compose.demo import demo_model_path, llama_command
 
 pytestmark = pytest.mark.real
 

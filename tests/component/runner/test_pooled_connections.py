@@ -14,7 +14,7 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.hostile_engine.server import Connection, HostileServer, Request, hostile_server, tidy
+from weft_testing.hostile_engine.server import Connection, HostileServer, Request, hostile_server, tidy
 
 STOLEN = "the answer of another"
 HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-"

@@ -18,8 +18,8 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.host.demo import demo_model_path
 from weft.kernel.reasons import Reason
+from weft_app.compose.demo import demo_model_path
 
 pytestmark = pytest.mark.real
 

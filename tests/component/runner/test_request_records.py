@@ -23,7 +23,7 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 

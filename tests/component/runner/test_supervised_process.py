@@ -35,7 +35,7 @@ from runner_svc.supervise.logs import MAX_RING_BYTES, LogRing
 from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 
 def _writable_cgroup() -> bool:

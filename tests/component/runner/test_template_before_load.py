@@ -11,7 +11,7 @@ from runner_svc.supervise.process import StopGraces
 from runner_svc.templates.model_templates import check_before_load, read_templates
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 HOSTILE = "{{ 'a' * 2000000000 }}"
 

@@ -14,9 +14,9 @@ from own_children import own_children
 from runner_svc.gguf_header import read_gguf_header
 from runner_svc.templates import sandbox as sandbox_module
 from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
-from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose.demo import demo_model_path
 
 MESSAGES = [{"role": "user", "content": "Hi <b> & 'you'"}]
 MAX_GROWTH_BYTES = 64 * 1024 * 1024

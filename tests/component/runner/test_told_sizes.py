@@ -14,7 +14,7 @@ from runner_svc.hibernation import HibernationSettings
 from runner_svc.memory.memory_port import ExpectedMemory, MemoryForecast
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.phase import Phase
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 SIZE_BYTES = 5 << 30
 REPORT_INTERVAL_SECONDS = 5.0

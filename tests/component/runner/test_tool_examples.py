@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runner_svc.tools.build import build_tool_box
-from weft.host.config import load_config
-from weft.host.tool_sources import tool_sources
+from weft_app.compose.tool_sources import tool_sources
+from weft_app.config.config import load_config
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "tools"

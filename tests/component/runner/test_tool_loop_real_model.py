@@ -11,7 +11,7 @@ from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
 from runner_svc.tools.config import PythonTool
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
-from weft.host.demo import demo_model_path, llama_command
+from weft_app.compose.demo import demo_model_path, llama_command
 
 pytestmark = pytest.mark.real
 

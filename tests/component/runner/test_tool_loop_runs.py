@@ -22,8 +22,8 @@ from runner_svc.tools.config import PythonTool, ToolLimits
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
-from weft.testing.fake_backend.state import FakeState
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.state import FakeState
 
 Behaviour = agent_behaviour_pb2.AgentBehaviour
 ADD = {"name": "add", "arguments": '{"a": 1, "b": 2}'}

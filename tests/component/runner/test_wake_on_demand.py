@@ -26,10 +26,10 @@ from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import FakeControl, fake_backend_command
-from weft.testing.fake_backend.state import FakeState
-from weft.testing.free_port import free_port
 from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe
+from weft_testing.fake_backend.process import FakeControl, fake_backend_command
+from weft_testing.fake_backend.state import FakeState
+from weft_testing.free_port import free_port
 
 KEY = "sk-upstream-0123456789"
 KEY_VARIABLE = "WEFT_TEST_UPSTREAM_KEY"

@@ -15,7 +15,7 @@ from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.fake_backend.process import fake_backend_command
 
 TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 

@@ -35,8 +35,8 @@ _AN_ENGINE_THAT_DIES = """\
 from pathlib import Path
 
 from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from weft.testing.conformance.backend import BackendConformance
-from weft.testing.fake_backend.process import fake_backend_command
+from weft_testing.conformance.backend import BackendConformance
+from weft_testing.fake_backend.process import fake_backend_command
 
 
 class TestAnEngineThatDies(BackendConformance):

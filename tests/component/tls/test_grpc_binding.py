@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tls_stage import say_to, serving
 
-from weft.host.grpc_host import GrpcHost
 from weft.kernel.address import needs_tls
 from weft.kernel.errors import FieldError
 from weft.kernel.tls import ServerTls
-from weft.testing.certificates import Authority
+from weft_app.compose.grpc_host import GrpcHost
+from weft_testing.certificates import Authority
 
 ELSEWHERE = ("0.0.0.0:0", "[::]:0", "192.0.2.77:0", "mesh.example:0")
 

@@ -13,7 +13,7 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.tls import ServerTls
 from weft.kernel.tls_channel import ChannelSecurity
 from weft.kernel.tls_check import TlsFiles
-from weft.testing.certificates import Authority, Pair
+from weft_testing.certificates import Authority, Pair
 
 CLOSED = "the peer closed the connection at once; it may ask for TLS, or for another certificate"
 

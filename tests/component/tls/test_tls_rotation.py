@@ -12,7 +12,7 @@ from tls_stage import ECHO, SECONDS, count, refusal_of, say, say_to, serving
 from weft.kernel.rpc import open_channel
 from weft.kernel.tls import ServerTls
 from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
-from weft.testing.certificates import Authority
+from weft_testing.certificates import Authority
 
 CALLERS = 8
 CALLS = 40

@@ -14,7 +14,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_blocking_channel
 from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
-from weft.testing.certificates import Authority
+from weft_testing.certificates import Authority
 
 SECONDS = 10.0
 

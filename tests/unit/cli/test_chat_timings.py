@@ -1,7 +1,7 @@
 """The line at the end of a chat: what is not known is left out."""
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
-from weft.cli.chat import timings
+from weft_app.cli.chat import timings
 
 
 def _receipt(**fields: object) -> receipt_pb2.Receipt:

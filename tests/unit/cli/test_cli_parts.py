@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from weft.cli.columns import columns_of
-from weft.cli.lazy import COMMANDS, load
-from weft.cli.main import app
-from weft.cli.output import Column, TextTable, safe_text
-from weft.cli.targets import Target, one_target, parse_targets
-from weft.cli.wait import parse_duration, parse_expectation
+from weft.documents.documents import ModelDocument, PoolDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.statuses import ModelStatus
 from weft.kernel.errors import FieldError
-from weft.resources.documents import ModelDocument, PoolDocument
-from weft.resources.kinds import ResourceKind
-from weft.resources.statuses import ModelStatus
+from weft_app.cli.columns import columns_of
+from weft_app.cli.lazy import COMMANDS, load
+from weft_app.cli.main import app
+from weft_app.cli.output import Column, TextTable, safe_text
+from weft_app.cli.targets import Target, one_target, parse_targets
+from weft_app.cli.wait import parse_duration, parse_expectation
 
 TABLE = (
     Column("NAME", lambda row: row[0]),
@@ -116,10 +116,11 @@ def test_the_group_lists_every_command() -> None:
 
 
 def test_reading_commands_need_no_service_library() -> None:
-    heavy = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop", "weft.host")
+    heavy = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "aiohttp", "uvloop", "weft_app.compose")
     program = (
-        "import sys, weft.cli.main, weft.cli.get, weft.cli.describe, weft.cli.declare, weft.cli.delete, weft.cli.wait, "
-        "weft.cli.events, weft.cli.chat, weft.cli.ps, weft.cli.completion\n"
+        "import sys, weft_app.cli.main, weft_app.cli.get, weft_app.cli.describe, weft_app.cli.declare, "
+        "weft_app.cli.delete, weft_app.cli.wait, "
+        "weft_app.cli.events, weft_app.cli.chat, weft_app.cli.ps, weft_app.cli.completion\n"
         f"found = [name for name in {heavy!r} if name in sys.modules]\n"
         "sys.exit(', '.join(found) or 0)"
     )

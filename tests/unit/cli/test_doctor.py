@@ -9,12 +9,12 @@ from threading import Thread
 
 import pytest
 
-from weft.cli.doctor import Finding, Verdict, examine
-from weft.host.config import load_config
-from weft.host.home import WeftHome
-from weft.host.preflight import require_startable
 from weft.kernel.errors import WeftError
-from weft.testing.free_port import free_port
+from weft_app.cli.doctor import Finding, Verdict, examine
+from weft_app.compose.home import WeftHome
+from weft_app.compose.preflight import require_startable
+from weft_app.config.config import load_config
+from weft_testing.free_port import free_port
 
 
 def _findings(folder: Path, configuration: str) -> dict[str, Finding]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.doctor import Finding, Verdict, examine
-from weft.host.home import WeftHome
+from weft_app.cli.doctor import Finding, Verdict, examine
+from weft_app.compose.home import WeftHome
 
 CONFIGURATION = """
 runners:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from router_svc.policy.promises import Loss, LossKind, Promise
 from router_svc.store.promise_file import PromiseFile
-from weft.cli.doctor import Finding, Verdict, examine
-from weft.host.home import WeftHome
+from weft_app.cli.doctor import Finding, Verdict, examine
+from weft_app.compose.home import WeftHome
 
 
 def _finding(home: WeftHome) -> Finding:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from weft.cli import options
-from weft.cli.options import EXIT_CODES, exit_code, reporting
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, traits
+from weft_app.cli import options
+from weft_app.cli.options import EXIT_CODES, exit_code, reporting
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from weft.cli import attached_check
-from weft.cli.attached_check import ServerFault
-from weft.cli.runner import _warn_of_other_models
+from weft_app.cli import attached_check
+from weft_app.cli.attached_check import ServerFault
+from weft_app.cli.runner import _warn_of_other_models
 
 
 @pytest.mark.parametrize(("is_there", "runtime", "warns"), [

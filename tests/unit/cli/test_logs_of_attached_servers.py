@@ -6,8 +6,8 @@ from typing import Any, Self
 import pytest
 from typer.testing import CliRunner
 
-from weft.cli import model_control
-from weft.cli.main import app
+from weft_app.cli import model_control
+from weft_app.cli.main import app
 
 
 class Client:

@@ -10,10 +10,10 @@ import pytest
 import structlog
 import typer
 
-from weft.cli.options import EXIT_FAILED, note
-from weft.cli.output import say
-from weft.cli.serving import LastingStream, serving
 from weft.kernel.telemetry import configure_logging
+from weft_app.cli.options import EXIT_FAILED, note
+from weft_app.cli.output import say
+from weft_app.cli.serving import LastingStream, serving
 
 
 class Gone(io.StringIO):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.mesh import print_ready
-from weft.host.config import WeftConfig
-from weft.host.home import WeftHome
-from weft.host.up import UpHost
+from weft_app.cli.mesh import print_ready
+from weft_app.compose.home import WeftHome
+from weft_app.compose.up import UpHost
+from weft_app.config.config import WeftConfig
 
 
 @pytest.mark.parametrize("notice", ["", "the router's database is older than what was acknowledged with it"])

@@ -22,7 +22,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode | asyncio.Event
 

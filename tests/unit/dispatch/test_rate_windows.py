@@ -9,7 +9,7 @@ from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Claim, RateWindows, T
 from weft.kernel.errors import WeftError
 from weft.kernel.rates import Rate, RateUnit
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 TOKENS = Rate(1000, 60, RateUnit.TOKENS)
 

@@ -14,7 +14,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 LOST = WeftError(Reason.SERVICE_UNAVAILABLE, "the router is gone")
 GRANT = Grant(claims=b"c", mac=b"m", runner="a", runner_incarnation="1", address="x", host="h", model="m", attempt=1)

@@ -15,7 +15,7 @@ from weft.api.runner.v1 import generation_service_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
-from weft.testing.media_files import png, wav
+from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits()
 USER = {"role": "user", "content": "hi"}

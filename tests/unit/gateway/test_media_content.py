@@ -12,7 +12,7 @@ from gateway.media.config import MediaConfig
 from gateway.media.content import IMAGE_TYPES, checked_audio, checked_image, fetched_image
 from gateway.media.image_headers import MAX_STEPS, media_type_of, size_of
 from weft.kernel.errors import FieldError
-from weft.testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless
+from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless
 
 CONFIG = MediaConfig()
 FIELD = "messages[0].content[0].image_url.url"

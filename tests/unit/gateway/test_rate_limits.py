@@ -9,7 +9,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError
 from weft.kernel.rates import MAX_AMOUNT, Rate, parse_rate
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize(

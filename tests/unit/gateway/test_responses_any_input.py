@@ -18,7 +18,7 @@ from gateway.translate.responses_ids import new_response_id
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 CALLERS_FAULTS = {Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST, Reason.REQUEST_TOO_LARGE, Reason.NOT_FOUND}
 SCALARS = st.none() | st.booleans() | st.integers(-2, 30) | st.floats(-1, 3) | st.text(max_size=4)

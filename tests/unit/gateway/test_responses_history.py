@@ -26,7 +26,7 @@ from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.dispatch.stored_responses import StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
 CALL = st.builds(

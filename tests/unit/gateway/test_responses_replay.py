@@ -21,7 +21,7 @@ from weft.dispatch.tasks import Task, TaskFailure, TaskNews, TaskPiece, TaskStat
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.ids import new_id
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 BORN = datetime(2026, 3, 1, tzinfo=UTC)
 PENDING = Task(

@@ -14,7 +14,7 @@ from gateway.translate.responses import AskedResponse, Conversation, own_items, 
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
-from weft.testing.media_files import png, wav
+from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits(max_messages=8, max_tools=3)
 PIXEL = f"data:image/png;base64,{base64.b64encode(png(1, 1)).decode()}"

@@ -17,7 +17,7 @@ from gateway.translate.responses_stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent
 Frame = list[Event]

@@ -6,7 +6,7 @@ from gateway.runner_api.capabilities import MEBIBYTE, QueueFacts, capabilities_b
 from gateway.runner_api.facts import CacheCounts, DeviceFacts, ModelFacts, ModelStage, RunnerFacts, RunnerStage
 from gateway.runner_api.verdict import verdict_of
 from gateway.runner_api.waits import MAX_WAITS, WINDOW_SECONDS, WaitWindow
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 GIB = 1024 * MEBIBYTE
 QUEUE = QueueFacts(depth=3, max_depth=16, average_wait_ms=150, p95_wait_ms=450)

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from weft.gpu.sighting import Source
-from weft.host.accelerators import host_observer
-from weft.host.config import AcceleratorSection
+from weft_app.compose.accelerators import host_observer
+from weft_app.config.config import AcceleratorSection
 
 
 async def test_declared_devices_take_the_place_of_the_library() -> None:

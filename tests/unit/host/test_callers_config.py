@@ -9,12 +9,12 @@ from router_svc.client_registry import ClientProfile
 from router_svc.policy.cooldowns import CooldownRule
 from router_svc.policy.settings import RemotePermission, TenantSettings
 from router_svc.rate_limits import RateLimitConfig
-from weft.host.config import WeftConfig
-from weft.host.router import router_config
-from weft.host.runner_environment import read_environment
 from weft.kernel.errors import FieldError
 from weft.kernel.rates import Rate, RateUnit
 from weft.kernel.request import Priority
+from weft_app.compose.router import router_config
+from weft_app.compose.runner_environment import read_environment
+from weft_app.config.config import WeftConfig
 
 FIFTY = Rate(50, 60)
 TOKENS = Rate(20_000, 60, RateUnit.TOKENS)

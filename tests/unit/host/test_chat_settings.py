@@ -7,9 +7,9 @@ import pytest
 
 from runner_svc.chat.settings import ChatSettings, RepetitionPolicy
 from runner_svc.policy.signals import reason_only
-from weft.host.chat_settings import chat_settings
-from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError
+from weft_app.compose.chat_settings import chat_settings
+from weft_app.config.runner_sections import RunnerSection
 
 TOOLS = [
     {"type": "python", "name": "word_count", "function": "tools:word_count"},

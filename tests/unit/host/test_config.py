@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from weft.host.config import WeftConfig, load_config, merge
-from weft.host.config_reference import render
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
+from weft_app.config.config import WeftConfig, load_config, merge
+from weft_app.config.config_reference import render
 
 DOCS = Path(__file__).parents[3] / "docs"
 

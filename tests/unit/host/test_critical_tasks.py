@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from weft.host.critical import CriticalTasks
-from weft.host.grpc_host import GrpcHost
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
+from weft_app.compose.critical import CriticalTasks
+from weft_app.compose.grpc_host import GrpcHost
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

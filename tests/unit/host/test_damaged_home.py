@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from weft.client._address import mesh_address, mesh_url
-from weft.host.home import WeftHome
-from weft.host.relay import known_endpoint
-from weft.host.relay_certificate import self_signed_certificate
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose.home import WeftHome
+from weft_app.compose.relay import known_endpoint
+from weft_app.compose.relay_certificate import self_signed_certificate
 
 
 def _failing(code: int, when: str) -> Callable[..., Any]:

@@ -8,9 +8,9 @@ import pytest
 
 from gateway.config import ConnectionLimits, GatewayConfig, RequestLimits
 from weft.dispatch.schema_limits import SchemaLimits
-from weft.host.config import GatewaySection, WeftConfig
-from weft.host.gateway import gateway_config
-from weft.host.gateway_sections import ConnectionsSection, LimitsSection, SchemasSection
+from weft_app.compose.gateway import gateway_config
+from weft_app.config.config import GatewaySection, WeftConfig
+from weft_app.config.gateway_sections import ConnectionsSection, LimitsSection, SchemasSection
 
 NAMED_ELSEWHERE = {"host", "port", "allowed_hosts", "tls", "auth_required"}
 """At the top of the file, or in a section of their own."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.host.demo import LAUNCHER, llama_command
+from weft_app.compose.demo import LAUNCHER, llama_command
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.media import MediaConfig
-from weft.host.config import WeftConfig
-from weft.host.gateway import gateway_config
-from weft.host.media_section import MediaSection
+from weft_app.compose.gateway import gateway_config
+from weft_app.config.config import WeftConfig
+from weft_app.config.media_section import MediaSection
 
 
 def test_every_limit_of_media_has_a_name_in_the_file_and_the_same_default() -> None:

@@ -11,11 +11,11 @@ from runner_svc.backends.llama_server import LlamaServerBackend
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from weft.gpu.sighting import Source
-from weft.host.config import AcceleratorSection, DeclaredDevice
-from weft.host.home import WeftHome
-from weft.host.runner import runner_config
-from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError
+from weft_app.compose.home import WeftHome
+from weft_app.compose.runner import runner_config
+from weft_app.config.config import AcceleratorSection, DeclaredDevice
+from weft_app.config.runner_sections import RunnerSection
 
 MIB = 1024**2
 WRITE_SECONDS = 10.0

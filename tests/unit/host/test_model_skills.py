@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from weft.host.model_skills import skills_of
-from weft.host.runner_sections import ModelSection, RunnerSection
 from weft.kernel.request import Skill
+from weft_app.compose.model_skills import skills_of
+from weft_app.config.runner_sections import ModelSection, RunnerSection
 
 
 def section(runtime: str = "llama_server", **fields: object) -> RunnerSection:

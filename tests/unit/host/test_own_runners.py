@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.host.home import WeftHome
-from weft.host.own_runners import OwnRunners, RetiredRunner, retirement_notes
+from weft_app.compose.home import WeftHome
+from weft_app.compose.own_runners import OwnRunners, RetiredRunner, retirement_notes
 
 if TYPE_CHECKING:
     import grpc

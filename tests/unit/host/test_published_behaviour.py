@@ -11,14 +11,14 @@ from runner_svc.policy.signals import signal_catalogue
 from runner_svc.report import RunnerReport
 from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
 from weft.api.registry.v1 import agent_pb2
-from weft.host.config import load_config
-from weft.host.home import WeftHome
-from weft.host.published_agents import published_agents
-from weft.host.runner import runner_config
-from weft.host.runner_sections import RunnerSection
+from weft.documents.files import read_documents
+from weft.documents.messages import to_declaration
 from weft.kernel.errors import FieldError
-from weft.resources.files import read_documents
-from weft.resources.messages import to_declaration
+from weft_app.compose.home import WeftHome
+from weft_app.compose.published_agents import published_agents
+from weft_app.compose.runner import runner_config
+from weft_app.config.config import load_config
+from weft_app.config.runner_sections import RunnerSection
 
 EVERYTHING: dict[str, Any] = {
     "platform_prompt": True,

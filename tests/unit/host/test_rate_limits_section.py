@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from gateway.config import RateLimitConfig
-from weft.host.config import WeftConfig, load_config
-from weft.host.gateway import gateway_config
-from weft.host.runner_environment import read_environment
-from weft.host.runner_http import RunnerHttpPlan, runner_api_config
 from weft.kernel.errors import FieldError
 from weft.kernel.rates import Rate
+from weft_app.compose.gateway import gateway_config
+from weft_app.compose.runner_environment import read_environment
+from weft_app.compose.runner_http import RunnerHttpPlan, runner_api_config
+from weft_app.config.config import WeftConfig, load_config
 
 LIMITED = {"rate_limits": {"default": "10req/sec", "tenants": {"big": "500req/min"}}}
 AS_CONFIG = RateLimitConfig(default=Rate(10, 1), tenants={"big": Rate(500, 60)})

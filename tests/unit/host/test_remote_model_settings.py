@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.config import ServedModel
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
-from weft.host.config import load_config
-from weft.host.home import WeftHome
-from weft.host.join import ServerOptions, config_with_server
-from weft.host.replicas import with_replicas
-from weft.host.runner import runner_config
-from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import SharedParts, served_model
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
+from weft_app.compose.home import WeftHome
+from weft_app.compose.join import ServerOptions, config_with_server
+from weft_app.compose.runner import runner_config
+from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.config.config import load_config
+from weft_app.config.replicas import with_replicas
+from weft_app.config.runner_sections import RunnerSection
 
 URL = "https://api.example.com/v1"
 KEYS = {"EXAMPLE_API_KEY": "sk-secret-words"}

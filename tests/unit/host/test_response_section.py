@@ -5,9 +5,9 @@ from pydantic import ValidationError
 
 from gateway.responses.config import KeepResponses
 from router_svc.responses.config import ResponseLimits
-from weft.host.config import WeftConfig
-from weft.host.gateway import gateway_config
-from weft.host.response_section import ResponsesSection
+from weft_app.compose.gateway import gateway_config
+from weft_app.config.config import WeftConfig
+from weft_app.config.response_section import ResponsesSection
 
 
 def test_every_limit_of_kept_responses_has_a_name_in_the_file_and_the_same_default() -> None:

@@ -5,9 +5,9 @@ from dataclasses import asdict, fields
 import pytest
 
 from router_svc.policy.limits import SchedulerLimits
-from weft.host.config import RouterSection
-from weft.host.router import scheduler_limits
-from weft.host.router_sections import SchedulingSection
+from weft_app.compose.router import scheduler_limits
+from weft_app.config.config import RouterSection
+from weft_app.config.router_sections import SchedulingSection
 
 
 def test_no_bound_is_without_a_name_in_the_file_and_none_is_named_twice() -> None:

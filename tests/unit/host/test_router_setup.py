@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.host.config import WeftConfig
-from weft.host.router import router_config
+from weft_app.compose.router import router_config
+from weft_app.config.config import WeftConfig
 
 
 def test_the_kinds_of_wake_recipes_reach_the_router_and_commands_are_off_by_default() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.host.children import RunnerChild
-from weft.testing.fake_clock import FakeClock
+from weft_app.compose.children import RunnerChild
+from weft_testing.fake_clock import FakeClock
 
 
 class Ended:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from weft.host.config import WeftConfig
-from weft.host.demo import with_http_port
-from weft.host.runner_environment import RunnerEnvironment, read_environment, with_model_folders
 from weft.kernel.errors import FieldError
 from weft.kernel.rates import Rate
+from weft_app.compose.demo import with_http_port
+from weft_app.compose.runner_environment import RunnerEnvironment, read_environment, with_model_folders
+from weft_app.config.config import WeftConfig
 
 
 def config(**fields: Any) -> WeftConfig:

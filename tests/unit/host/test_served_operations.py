@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import SharedParts, served_model
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.config.runner_sections import RunnerSection
 
 ENGINES: dict[str, dict[str, Any]] = {
     "llama_server": {"path": "model.gguf"},

@@ -8,9 +8,9 @@ from gateway.batches.config import BatchEdgeConfig
 from router_svc.batches.config import BatchLimits
 from router_svc.tasks.config import TaskLimits
 from weft.dispatch.schema_limits import SchemaLimits
-from weft.host.config import RouterSection, WeftConfig
-from weft.host.gateway import gateway_config
-from weft.host.tasks import batch_limits, task_limits
+from weft_app.compose.gateway import gateway_config
+from weft_app.compose.tasks import batch_limits, task_limits
+from weft_app.config.config import RouterSection, WeftConfig
 
 
 def test_a_file_that_says_nothing_means_the_routers_own_defaults() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from weft.host.config import WeftConfig
-from weft.host.gateway import gateway_config
-from weft.host.tls import channel_security, edge_files, server_tls
 from weft.kernel.errors import FieldError
-from weft.testing.certificates import Authority
+from weft_app.compose.gateway import gateway_config
+from weft_app.compose.tls import channel_security, edge_files, server_tls
+from weft_app.config.config import WeftConfig
+from weft_testing.certificates import Authority
 
 
 def config(**tls: Any) -> WeftConfig:

@@ -1,7 +1,7 @@
 from datetime import timedelta
 
 from weft.kernel.mesh_clock import MeshClock
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 
 async def test_the_machines_own_time_counts_until_the_meshs_is_told() -> None:

@@ -16,7 +16,7 @@ from weft.kernel.service import (
     start_task,
     stop_tasks,
 )
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 
 async def _fail() -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from weft.kernel.errors import FieldError
 from weft.kernel.tls import ServerTls, TlsSource
 from weft.kernel.tls_check import MAX_FILE_BYTES, TlsFiles, TlsMaterial, read_material
-from weft.testing.certificates import Authority
+from weft_testing.certificates import Authority
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from weft.host import relay_certificate
-from weft.host.config import RelaySection
-from weft.host.grpc_host import is_local, is_loopback
-from weft.host.home import WeftHome
-from weft.host.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
-from weft.host.relay import known_endpoint, split_address
-from weft.host.relay_certificate import certificate_from_files, self_signed_certificate
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose import relay_certificate
+from weft_app.compose.grpc_host import is_local, is_loopback
+from weft_app.compose.home import WeftHome
+from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel, parse_join_address, parse_trust
+from weft_app.compose.relay import known_endpoint, split_address
+from weft_app.compose.relay_certificate import certificate_from_files, self_signed_certificate
+from weft_app.config.config import RelaySection
 
 PIN = "sha256:" + "ab" * 32
 TLS = JoinAddress(host="mesh.example", port=7443, is_tls=True)

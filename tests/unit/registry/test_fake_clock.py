@@ -4,7 +4,7 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from weft.testing.fake_clock import FakeClock, let_all_run
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 if TYPE_CHECKING:
     from weft.kernel.clock import Clock

@@ -10,13 +10,13 @@ import yaml
 
 from registry_svc.governance.gate import StrictGate, build_gate
 from registry_svc.operations.gatekeeper import GovernanceMode, OpenGate
-from weft.host.config import WeftConfig
-from weft.host.governance import KEY_PATH_VARIABLE, governance_config
-from weft.host.home import WeftHome
-from weft.host.registry_sections import GovernanceSection
 from weft.kernel.errors import FieldError
 from weft.signing.keys import new_key_file
-from weft.testing.fake_clock import FakeClock
+from weft_app.compose.governance import KEY_PATH_VARIABLE, governance_config
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import WeftConfig
+from weft_app.config.registry_sections import GovernanceSection
+from weft_testing.fake_clock import FakeClock
 
 KEY = b"0123456789abcdef0123456789abcdef-1"
 OTHER_KEY = b"0123456789abcdef0123456789abcdef-2"

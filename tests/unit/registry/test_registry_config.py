@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from registry_svc.config import RegistryConfig
-from weft.host.config import RegistrySection, WeftConfig
-from weft.host.home import WeftHome
-from weft.host.registry import registry_config
-from weft.host.registry_environment import allow_cloud_fallback
 from weft.kernel.errors import FieldError
+from weft_app.compose.home import WeftHome
+from weft_app.compose.registry import registry_config
+from weft_app.compose.registry_environment import allow_cloud_fallback
+from weft_app.config.config import RegistrySection, WeftConfig
 
 URL = "sqlite+aiosqlite://"
 

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from weft.resources.conditions import model_conditions
-from weft.resources.statuses import InstanceStatus, ModelStatus
+from weft.documents.conditions import model_conditions
+from weft.documents.statuses import InstanceStatus, ModelStatus
 
 WORDS = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
 

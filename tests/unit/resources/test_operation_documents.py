@@ -9,10 +9,8 @@ from weft.api.common.v1 import error_reason_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.runner.v1 import load_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Priority
-from weft.resources.operation_documents import MAX_LOAD_PARAMETERS, LoadSettings
-from weft.resources.operation_messages import (
+from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, LoadSettings
+from weft.documents.operation_messages import (
     flush_action,
     host_memory_document,
     load_action,
@@ -22,6 +20,8 @@ from weft.resources.operation_messages import (
     settings_document,
     unload_action,
 )
+from weft.kernel.errors import FieldError
+from weft.kernel.request import Priority
 
 VALUES = st.one_of(
     st.booleans(),

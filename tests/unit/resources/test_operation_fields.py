@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.runner_api.operations_client import callers_field
-from weft.cli.load_settings import option_of
-from weft.resources.operation_fields import operation_field
+from weft.documents.operation_fields import operation_field
+from weft_app.cli.load_settings import option_of
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
-from weft.kernel.errors import FieldError
-from weft.resources.documents import AgentDocument, Document, ModelDocument, PoolDocument, RunnerDocument
-from weft.resources.files import parse_document, read_documents
-from weft.resources.kinds import ResourceKind, parse_kind
-from weft.resources.messages import (
+from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument, RunnerDocument
+from weft.documents.files import parse_document, read_documents
+from weft.documents.kinds import ResourceKind, parse_kind
+from weft.documents.messages import (
     agent_document,
     declared_document,
     event_document,
@@ -24,8 +23,9 @@ from weft.resources.messages import (
     runner_document,
     to_declaration,
 )
-from weft.resources.rendering import declared, plain, to_yaml
-from weft.resources.sampling_document import SamplingDocument
+from weft.documents.rendering import declared, plain, to_yaml
+from weft.documents.sampling_document import SamplingDocument
+from weft.kernel.errors import FieldError
 
 EVERY_KIND: list[Callable[[], Document]] = [
     lambda: model_document(some_model(), some_runner()),

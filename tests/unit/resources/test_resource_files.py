@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from weft.documents.documents import AgentDocument
+from weft.documents.files import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
+from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.resources.documents import AgentDocument
-from weft.resources.files import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
-from weft.resources.kinds import ResourceKind
 
 GOOD = "kind: agent\nname: good\nmodel: m\n"
 

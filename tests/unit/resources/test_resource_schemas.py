@@ -8,8 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
-from weft.resources.files import read_documents
-from weft.resources.messages import (
+from weft.documents.files import read_documents
+from weft.documents.messages import (
     agent_document,
     event_document,
     model_document,
@@ -17,8 +17,8 @@ from weft.resources.messages import (
     route_document,
     runner_document,
 )
-from weft.resources.rendering import declared, plain
-from weft.resources.schemas import schemas, text_of, write
+from weft.documents.rendering import declared, plain
+from weft.documents.schemas import schemas, text_of, write
 
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 
@@ -35,7 +35,7 @@ PRINTED: dict[str, dict[str, Any]] = {
 def test_the_published_schemas_are_those_of_the_code() -> None:
     published = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.json")}
     expected = {name: text_of(schema) for name, schema in schemas().items()}
-    assert published == expected, "run python -m weft.resources.schemas"
+    assert published == expected, "run python -m weft.documents.schemas"
 
 
 def test_the_writer_writes_what_is_published(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.rates import Rate, RateUnit
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 PAUSES = CooldownRule(after_refusals=3, seconds=10, max_seconds=40)
 PROFILES = {

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.scenario import GIBIBYTE, Delays
-from weft.cli.main import app
-from weft.host.simulate import load_scenario, parse_scenario
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Priority
+from weft_app.cli.main import app
+from weft_app.compose.simulate import load_scenario, parse_scenario
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 
@@ -223,7 +223,7 @@ def test_ctrl_c_shows_the_figures_until_then(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(yaml.safe_dump(document(duration_seconds=10_000_000.0, arrivals=busy_arrivals())))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "weft.cli.main", "simulate", str(path), "-o", "json"]
+    command = [sys.executable, "-m", "weft_app.cli.main", "simulate", str(path), "-o", "json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
         try:
             told = b""

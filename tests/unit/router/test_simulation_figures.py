@@ -12,7 +12,7 @@ from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.replay import real_scheduler
 from router_svc.simulation.scenario import Failure, FailureMode, Scenario, Traffic
 from router_svc.simulation.surface import Scheduling
-from weft.host.simulate import load_scenario
+from weft_app.compose.simulate import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 PER_SECOND = {"big": 1.5, "small": 0.15, "tiny": 0.15}

@@ -13,7 +13,7 @@ from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSource
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 STOP = event_pb2.FINISH_REASON_STOP
 LENGTH = event_pb2.FINISH_REASON_LENGTH

@@ -29,8 +29,8 @@ from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.testing.fake_clock import FakeClock, let_all_run
 from weft.wake.recipes import Recipe
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 CALL = CallInfo(request_id="r", traceparent="")
 

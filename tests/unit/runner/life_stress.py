@@ -38,8 +38,8 @@ from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
-from weft.testing.fake_clock import FakeClock
 from weft.wake.recipes import CommandRecipe, Recipe
+from weft_testing.fake_clock import FakeClock
 
 RECIPE = CommandRecipe(argv=("wake",))
 ACTION = CommandRecipe(argv=("suspend",))

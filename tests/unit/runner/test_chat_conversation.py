@@ -32,7 +32,7 @@ from runner_svc.chat.settings import RepetitionPolicy
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 SYSTEM = message(chat_pb2.ROLE_SYSTEM, "Be brief.")
 DEVELOPER = message(chat_pb2.ROLE_DEVELOPER, "Be kind.")

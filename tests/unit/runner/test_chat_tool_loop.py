@@ -38,7 +38,7 @@ from runner_svc.tools.port import ToolDescription, ToolSource
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 ASK = '{"q": "x"}'
 

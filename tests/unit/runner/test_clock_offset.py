@@ -12,7 +12,7 @@ from weft.kernel.clock_offset import clock_off, offset_words
 from weft.kernel.errors import WeftError
 from weft.kernel.mesh_clock import MeshClock
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 KEY = b"k" * 32
 LIFETIME_SECONDS = 30.0

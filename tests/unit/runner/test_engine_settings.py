@@ -8,10 +8,10 @@ import pytest
 from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend
 from runner_svc.backends.llama_server import LlamaServerConfig
 from runner_svc.config import ServedModel
-from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import served_model
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft_app.compose.served_models import served_model
+from weft_app.config.runner_sections import RunnerSection
 
 WHERE = "runners.r.models.m"
 

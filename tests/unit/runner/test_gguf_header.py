@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from runner_svc import gguf_header
 from runner_svc.gguf_header import MAX_TENSORS, GgufHeader, is_gguf, read_gguf_header
 from runner_svc.gguf_parts import model_parts, read_gguf_model
-from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose.demo import demo_model_path
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
 HUGE = 2**64 - 1

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from runner_svc.gguf_header import read_gguf_header
-from weft.host.demo import demo_model_path
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.compose.demo import demo_model_path
 
 SEED = 20_261_120
 MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", "2000"))

@@ -16,7 +16,7 @@ from runner_svc.records import RequestRecords, RequestState
 from runner_svc.restart_log import MAX_RESTARTS, RestartLog
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 REFUSED = WeftError(Reason.CONNECT_FAILED, "connection refused")
 NO_MEMORY = WeftError(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB")

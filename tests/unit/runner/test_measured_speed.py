@@ -13,7 +13,7 @@ from runner_svc.records import RequestRecord
 from runner_svc.work import Work
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent
 

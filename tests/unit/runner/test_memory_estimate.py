@@ -34,7 +34,7 @@ from runner_svc.policy.memory_estimate import (
     largest_context,
 )
 from runner_svc.policy.size_by_name import MAX_NAME_CHARS, names_gguf, weights_from_name
-from weft.host.demo import demo_model_path
+from weft_app.compose.demo import demo_model_path
 
 SMOLLM2 = ModelShape(
     weight_bytes=96_576_768,

@@ -12,7 +12,7 @@ from runner_svc.memory.memory_port import MemoryForecast
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE
-from weft.host.demo import demo_model_path
+from weft_app.compose.demo import demo_model_path
 
 AS_CONFIGURED = LoadPlan()
 LONGER = LoadPlan(parameters={"context_tokens": 8192})

@@ -7,8 +7,8 @@ import pytest
 from runner_svc.backends.attached_server import AttachedServer
 from runner_svc.backends.llama_server import LlamaServerBackend
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
-from weft.host.runner_sections import RunnerSection
-from weft.host.served_models import served_model
+from weft_app.compose.served_models import served_model
+from weft_app.config.runner_sections import RunnerSection
 
 
 def _profile(runtime: str, **fields: Any) -> ParameterProfile:

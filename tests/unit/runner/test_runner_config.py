@@ -9,11 +9,11 @@ from runner_svc.backends.attached_server import AttachedServer, AttachedServerCo
 from runner_svc.config import RunnerConfig
 from runner_svc.report import RunnerReport
 from weft.api.registry.v1 import model_pb2
-from weft.host.config import AcceleratorSection
-from weft.host.home import WeftHome
-from weft.host.runner import runner_config
-from weft.host.runner_sections import RunnerSection
 from weft.kernel.errors import FieldError
+from weft_app.compose.home import WeftHome
+from weft_app.compose.runner import runner_config
+from weft_app.config.config import AcceleratorSection
+from weft_app.config.runner_sections import RunnerSection
 
 URL = "http://gpu-box.lan:8000/v1"
 WAKE_URL = "http://controller.lan:9090/wake"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from weft.host.runner_sections import RunnerSection
-from weft.host.server_settings import engine_timeouts
+from weft_app.compose.server_settings import engine_timeouts
+from weft_app.config.runner_sections import RunnerSection
 
 LIMITS = {
     "connect_timeout_seconds": 1.0,

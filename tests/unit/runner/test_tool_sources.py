@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from runner_svc.tools.config import McpCommand, McpHttp, PythonTool, ToolLimits
-from weft.host.runner_sections import RunnerSection
-from weft.host.tool_sources import tool_sources
 from weft.kernel.errors import FieldError
+from weft_app.compose.tool_sources import tool_sources
+from weft_app.config.runner_sections import RunnerSection
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root", "LANG": "C", "SECRET": "s", "WEFT_TOOL_TOKEN": "t0ken"}
 

@@ -26,7 +26,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=10.0, idle_stream_seconds=6.0, probe_interval_seconds=1.0)
 

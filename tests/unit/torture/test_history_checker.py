@@ -6,17 +6,9 @@ from typing import Any
 
 import pytest
 
-from weft.testing.torture.checker import check, rules_broken
-from weft.testing.torture.events import Event, Kind
-from weft.testing.torture.history import (
-    CANCELLED,
-    COMPLETED,
-    FAILED,
-    AttemptRow,
-    History,
-    KeptTask,
-    expected_text,
-)
+from weft_testing.torture.checker import check, rules_broken
+from weft_testing.torture.events import Event, Kind
+from weft_testing.torture.history import CANCELLED, COMPLETED, FAILED, AttemptRow, History, KeptTask, expected_text
 
 PENDING, RUNNING = 1, 2
 

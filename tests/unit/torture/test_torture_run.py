@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from weft.testing.torture.checker import Violation
-from weft.testing.torture.events import EventFile, Kind, occurrences, read_events
-from weft.testing.torture.history import COMPLETED
-from weft.testing.torture.mesh import Folder
-from weft.testing.torture.plan import RARE_MODEL, Plan, Target, kills, submission
-from weft.testing.torture.router_log import read_backend_log, read_router_log
-from weft.testing.torture.run import Outcome
+from weft_testing.torture.checker import Violation
+from weft_testing.torture.events import EventFile, Kind, occurrences, read_events
+from weft_testing.torture.history import COMPLETED
+from weft_testing.torture.mesh import Folder
+from weft_testing.torture.plan import RARE_MODEL, Plan, Target, kills, submission
+from weft_testing.torture.router_log import read_backend_log, read_router_log
+from weft_testing.torture.run import Outcome
 
 PLAN = Plan(seed=7, kills=3, tasks=5)
 ENOUGH = Outcome(

@@ -1,0 +1,150 @@
+"""What a watcher knows: the snapshot and changes of RegistryService.Watch folded into the resources there are."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
+from weft.documents.documents import Document
+from weft.documents.kinds import ResourceKind
+from weft.documents.messages import agent_document, model_document, pool_document, route_document, runner_document
+
+Key = tuple[ResourceKind, str]
+
+
+@dataclass(slots=True)
+class MeshState:
+    """The resources of a mesh by name, as of the last response that was folded in."""
+
+    runners: dict[str, runner_pb2.Runner] = field(default_factory=dict)
+    models: dict[str, model_pb2.Model] = field(default_factory=dict)
+    agents: dict[str, agent_pb2.Agent] = field(default_factory=dict)
+    routes: dict[str, route_pb2.Route] = field(default_factory=dict)
+    _of_pool: dict[str, set[str]] = field(default_factory=dict)
+    """Names of the models of each pool."""
+    _of_runner: dict[str, set[str]] = field(default_factory=dict)
+    """Names of the models of each runner."""
+
+    def fold(self, response: registry_service_pb2.WatchResponse) -> frozenset[Key]:
+        """Take a snapshot or a change over; the resources whose document may be different or gone now."""
+        if response.WhichOneof("kind") == "snapshot":
+            before = set(self.keys())
+            self._replace(response.snapshot)
+            return frozenset(before | set(self.keys()))
+        return frozenset(self._change(response.change))
+
+    def keys(self) -> Iterator[Key]:
+        """Every resource there is."""
+        yield from ((ResourceKind.RUNNER, name) for name in self.runners)
+        yield from ((ResourceKind.MODEL, name) for name in self.models)
+        yield from ((ResourceKind.AGENT, name) for name in self.agents)
+        yield from ((ResourceKind.POOL, name) for name in self._of_pool)
+        yield from ((ResourceKind.ROUTE, name) for name in self.routes)
+
+    def document(self, key: Key) -> Document | None:
+        """The resource as it is now; None when there is none."""
+        kind, name = key
+        match kind:
+            case ResourceKind.RUNNER:
+                return runner_document(self.runners[name]) if name in self.runners else None
+            case ResourceKind.AGENT:
+                return agent_document(self.agents[name]) if name in self.agents else None
+            case ResourceKind.ROUTE:
+                return route_document(self.routes[name]) if name in self.routes else None
+            case ResourceKind.MODEL:
+                model = self.models.get(name)
+                return model_document(model, self.runners.get(model.runner)) if model is not None else None
+            case ResourceKind.POOL:
+                members = [self.models[member] for member in self._of_pool.get(name, ())]
+                return pool_document(pool_message(name, members)) if members else None
+
+    def documents(self, kind: ResourceKind) -> list[Document]:
+        """The resources of one kind, by name."""
+        names = sorted(name for found, name in self.keys() if found is kind)
+        documents = (self.document((kind, name)) for name in names)
+        return [document for document in documents if document is not None]
+
+    def _replace(self, snapshot: registry_service_pb2.Snapshot) -> None:
+        self.runners = {watched.runner.name: watched.runner for watched in snapshot.runners}
+        self.agents = {agent.manifest.name: agent for agent in snapshot.agents}
+        self.routes = {route.manifest.name: route for route in snapshot.routes}
+        self.models, self._of_pool, self._of_runner = {}, {}, {}
+        for model in snapshot.models:
+            self._put(model)
+
+    def _change(self, change: registry_service_pb2.Change) -> Iterator[Key]:
+        match change.WhichOneof("kind"):
+            case "runner":
+                runner = change.runner.runner
+                self.runners[runner.name] = runner
+                yield from self._runner_keys(runner.name)
+            case "deleted_runner":
+                self.runners.pop(change.deleted_runner, None)
+                yield from self._runner_keys(change.deleted_runner)
+            case "model":
+                name = change.model.manifest.name
+                yield from _model_keys(name, self._drop(name), change.model)
+                self._put(change.model)
+            case "deleted_model":
+                yield from _model_keys(change.deleted_model, self._drop(change.deleted_model))
+            case "agent":
+                self.agents[change.agent.manifest.name] = change.agent
+                yield ResourceKind.AGENT, change.agent.manifest.name
+            case "deleted_agent":
+                self.agents.pop(change.deleted_agent, None)
+                yield ResourceKind.AGENT, change.deleted_agent
+            case "route":
+                self.routes[change.route.manifest.name] = change.route
+                yield ResourceKind.ROUTE, change.route.manifest.name
+            case "deleted_route":
+                self.routes.pop(change.deleted_route, None)
+                yield ResourceKind.ROUTE, change.deleted_route
+
+    def _runner_keys(self, name: str) -> Iterator[Key]:
+        """A runner and its models: it tells how their instances are."""
+        yield ResourceKind.RUNNER, name
+        yield from ((ResourceKind.MODEL, model) for model in self._of_runner.get(name, ()))
+
+    def _put(self, model: model_pb2.Model) -> None:
+        name = model.manifest.name
+        self.models[name] = model
+        self._of_pool.setdefault(pool_of(model), set()).add(name)
+        if model.runner:
+            self._of_runner.setdefault(model.runner, set()).add(name)
+
+    def _drop(self, name: str) -> model_pb2.Model | None:
+        """Take a model out; returns it."""
+        model = self.models.pop(name, None)
+        if model is not None:
+            _discard(self._of_pool, pool_of(model), name)
+            _discard(self._of_runner, model.runner, name)
+        return model
+
+
+def pool_of(model: model_pb2.Model) -> str:
+    """The pool a model is in."""
+    return model.manifest.pool_name or model.manifest.name
+
+
+def pool_message(name: str, members: Iterable[model_pb2.Model]) -> pool_pb2.Pool:
+    """The pool that these models make up."""
+    ordered = sorted(members, key=lambda model: model.manifest.name)
+    return pool_pb2.Pool(
+        name=name,
+        explicit=any(model.manifest.pool_name for model in ordered),
+        members=ordered,
+        size=len(ordered),
+        active_count=sum(model.status == model_pb2.Model.STATUS_ACTIVE for model in ordered),
+    )
+
+
+def _model_keys(name: str, *versions: model_pb2.Model | None) -> Iterator[Key]:
+    """A model, and the pools it is or was in."""
+    yield ResourceKind.MODEL, name
+    yield from ((ResourceKind.POOL, pool_of(model)) for model in versions if model is not None)
+
+
+def _discard(index: dict[str, set[str]], key: str, name: str) -> None:
+    names = index.get(key, set())
+    names.discard(name)
+    if not names:
+        index.pop(key, None)

@@ -1,0 +1,72 @@
+"""What a server that runs already says when it is asked for its models, for `weft doctor`."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from runner_svc.backends.key_variables import read_key
+from runner_svc.policy.model_list import listed_models, not_listed_message
+from weft.kernel.errors import WeftError
+from weft_app.config.runner_sections import ModelSection
+
+TIMEOUT_SECONDS = 3.0
+MAX_BODY_BYTES = 8 * 1024 * 1024
+_NO_LIST = frozenset({404, 405, 501})
+_START_IT = "start the server, or correct `url`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFault:
+    """Why a server is of no use for a model."""
+
+    words: str
+    remedy: str
+    is_there: bool = False
+    """Whether the server answers: then a mesh starts without this one model."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """A key is for the server that was named."""
+
+
+def fault_of_server(model: ModelSection, environment: Mapping[str, str]) -> ServerFault | None:
+    """Asks the server of an attached model with a short timeout; None: it has the model, or does not say."""
+    name = model.upstream_model or model.name
+    base = str(model.url or "").rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        key = read_key(model.api_key_env, environment)
+    except WeftError as error:
+        return ServerFault(words=error.message, remedy=f"export {model.api_key_env}=...")
+    shown = _without_user(base)
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{base}/v1/models", headers=headers)  # noqa: S310 - http or https, by the section
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+    try:
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+            body = answer.read(MAX_BODY_BYTES)
+    except urllib.error.HTTPError as error:
+        return _fault_of_status(error.code, shown)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        return ServerFault(words=f"{shown} does not answer: {why}", remedy=_START_IT)
+    listed = listed_models(body)
+    if listed.has(name):
+        return None
+    return ServerFault(words=not_listed_message(name, listed), remedy="set upstream_model", is_there=True)
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _fault_of_status(status: int, base: str) -> ServerFault | None:
+    if status in _NO_LIST or status == 429:
+        return None
+    if status in {401, 403}:
+        return ServerFault(words=f"{base} refuses the key (status {status})", remedy="set api_key_env")
+    return ServerFault(words=f"{base} answers a look at its models with status {status}", remedy=_START_IT)

@@ -1,0 +1,112 @@
+"""`weft audit`: the log of operations, and whether it is whole."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.client.operations import connect_operations
+from weft.documents.operation_documents import AuditEntryDocument, AuditList
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.output import Column, print_document, print_table, say
+
+MAX_SHOWN = 100_000
+_HASH_CHARS = 64
+
+app = typer.Typer(
+    help="Show who had what loaded, unloaded and flushed, who was refused and why, and check that the log is whole.",
+    epilog="Example: weft audit list",
+    no_args_is_help=True,
+)
+
+_COLUMNS = (
+    Column("SEQ", lambda entry: str(entry.sequence)),
+    Column("TIME", lambda entry: f"{entry.time.astimezone():%Y-%m-%d %H:%M:%S}"),
+    Column("EVENT", lambda entry: entry.event),
+    Column("ACTOR", lambda entry: entry.actor or "-"),
+    Column("OPERATION", lambda entry: (entry.operation or "-").removeprefix("operations/")),
+    Column("DETAIL", lambda entry: entry.detail),
+)
+
+
+@app.command("list")
+def list_entries(
+    after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=MAX_SHOWN, help="At most so many.")] = 1000,
+    home: HomeOption = DEFAULT_HOME,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show the log, oldest entry first.
+
+    Example: weft audit list --after 100 -o json
+    """
+    with reporting():
+        found: list[AuditEntryDocument] = []
+        with connect_operations(home=home) as operations:
+            sequence, head = operations.audit_head()
+            for entry in operations.audit(after):
+                if len(found) == limit:
+                    note(f"there are more: --after {found[-1].sequence}")
+                    break
+                found.append(entry)
+        if output is OutputFormat.TABLE:
+            print_table(found, _COLUMNS)
+        else:
+            document = AuditList(kind="AuditList", items=tuple(found), head_sequence=sequence, head_hash=head)
+            print_document(document.model_dump(mode="json", by_alias=True, exclude_none=True), output)
+
+
+@app.command("head")
+def show_head(home: HomeOption = DEFAULT_HOME) -> None:
+    """Print the end of the log as SEQUENCE:HASH. Keep it elsewhere: with it a log that was cut short shows.
+
+    Example: weft audit head > /mnt/elsewhere/weft-audit-head
+    """
+    with reporting(), connect_operations(home=home) as operations:
+        sequence, head = operations.audit_head()
+        say(f"{sequence}:{head}\n")
+
+
+@app.command("verify")
+def verify(
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="SEQUENCE:HASH", help="An end of the log that was kept elsewhere.")
+    ] = None,
+    head_file: Annotated[Path | None, typer.Option("--head-file", help="A file that holds it.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Check that no entry was changed, taken out or moved, and with --head that none was cut off. Exit code 1 if so.
+
+    Example: weft audit verify --head-file /mnt/elsewhere/weft-audit-head
+    """
+    with reporting():
+        known = _head(_kept(head, head_file))
+        from weft_app.cli.audit_check import check_log  # noqa: PLC0415 - the policy of the registry, for this command alone
+
+        with connect_operations(home=home) as operations:
+            count, fault = check_log(operations.audit(), known)
+        if fault is not None:
+            raise WeftError(Reason.INTERNAL, f"the audit log is not whole: {fault}")
+        say(f"{count} entries, whole{'' if known is None else f', and reaching entry {known[0]}'}\n")
+
+
+def _kept(head: str | None, head_file: Path | None) -> str | None:
+    if head_file is None:
+        return head
+    if head is not None:
+        raise invalid_field("--head", "is given twice: once in a file")
+    try:
+        return head_file.expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid_field("--head-file", f"cannot be read: {error}") from error
+
+
+def _head(text: str | None) -> tuple[int, str] | None:
+    if text is None:
+        return None
+    number, _, found = text.partition(":")
+    if not number.isascii() or not number.isdigit() or len(number) > 18 or len(found) not in (0, _HASH_CHARS):
+        raise invalid_field("--head", "must be SEQUENCE:HASH, as `weft audit head` prints it")
+    return int(number), found

@@ -1,0 +1,383 @@
+"""`weft batch`: many requests as one, in the words of OpenAI's API."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from weft.client.batches import Batches, Document, connect_batches
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
+from weft.kernel.reasons import Reason
+from weft_app.cli.columns import age
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, note, reporting
+from weft_app.cli.output import Column, print_document, print_table, safe_text, say
+from weft_app.cli.wait import parse_duration
+
+POLL_SECONDS = 1.0
+MAX_OUTAGE_SECONDS = 60.0
+"""How long a watched batch puts up with a gateway that is away."""
+MAX_LISTED = 1_000
+MAX_SHOWN_ERRORS = 10
+MAX_FIRST_LINE_BYTES = 16 * 1024 * 1024
+_OVER = frozenset({"completed", "failed", "expired", "cancelled"})
+
+app = typer.Typer(help="Hand in many requests as one, and fetch their answers.", no_args_is_help=True)
+
+
+class Endpoint(StrEnum):
+    """What the lines of a file are asked of."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
+
+
+class BatchFormat(StrEnum):
+    """How these commands print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+FormatOption = Annotated[BatchFormat, typer.Option("--output", "-o", help="How to print; `name` prints the id alone.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the batch, from `weft batch list`.")]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show how far it is, and wait for its end.")]
+
+
+def _done_words(batch: Document) -> str:
+    counts = batch["request_counts"]
+    return f"{counts['completed']}/{counts['total']}"
+
+
+_COLUMNS = (
+    Column("BATCH", lambda batch: batch["id"]),
+    Column("STATUS", lambda batch: batch["status"]),
+    Column("DONE", _done_words),
+    Column("FAILED", lambda batch: str(batch["request_counts"]["failed"])),
+    Column("ENDPOINT", lambda batch: batch["endpoint"]),
+    Column("AGE", lambda batch: age(datetime.fromtimestamp(batch["created_at"], UTC)), ticks=True),
+    Column("OUTPUT", lambda batch: batch.get("output_file_id") or "-"),
+    Column("ERRORS", lambda batch: batch.get("error_file_id") or "-"),
+)
+
+
+@app.command("submit")
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines: custom_id, method, url and body each.")],
+    *,
+    endpoint: Annotated[
+        Endpoint | None,
+        typer.Option("--endpoint", help="What the lines are asked of. Default: as the first line says."),
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="TIME", help="How long lines may wait, such as 2h. Default: 24h.")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="To be remembered with it; repeatable.")
+    ] = None,
+    wait_for_model: Annotated[
+        bool, typer.Option("--wait-for-model", help="Accept names that nothing has yet, and wait for them.")
+    ] = False,
+    watch: WatchOption = False,
+    output: FormatOption = BatchFormat.NAME,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Hand in a file of requests. Its id goes to stdout; once it is printed every line is durable.
+
+    Exit code 1 where the lines are not right, or with --watch, where not every line was answered.
+
+    Example: weft batch submit requests.jsonl --watch
+    """
+
+    async def work(batches: Batches) -> Document:
+        _require_lasting(file)
+        seconds = None if window is None else int(parse_duration(window, "--window"))
+        asked = endpoint or Endpoint(_endpoint_of(file))
+        made = await batches.submit(
+            file, asked.value, metadata=_pairs(metadata or []), window_seconds=seconds, wait_for_model=wait_for_model
+        )
+        if output is BatchFormat.NAME:
+            say(f"{made['id']}\n")
+        return await _followed(batches, made) if watch and made["status"] not in _OVER else made
+
+    with reporting():
+        batch = _run(work, home)
+        if output is not BatchFormat.NAME:
+            _print(batch, output)
+        _end(batch, watched=watch)
+
+
+@app.command("list")
+def list_batches(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="At most so many.")] = 20,
+    output: FormatOption = BatchFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """List batches, the newest first.
+
+    Example: weft batch list
+    """
+    with reporting():
+        found = _run(lambda batches: batches.newest(limit), home)
+        match output:
+            case BatchFormat.TABLE:
+                print_table(found, _COLUMNS)
+            case BatchFormat.NAME:
+                say("".join(f"{batch['id']}\n" for batch in found))
+            case _:
+                print_document({"kind": "BatchList", "items": found}, OutputFormat(output.value))
+
+
+@app.command("get")
+def get(
+    batch_id: IdArgument,
+    *,
+    watch: WatchOption = False,
+    output: FormatOption = BatchFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show one batch. With --watch: wait for its end; exit code 1 where not every line was answered.
+
+    Example: weft batch get batch-5f0c0d2b7a9e4c31d6a8b2f4 --watch
+    """
+
+    async def work(batches: Batches) -> Document:
+        batch = await batches.get(_id(batch_id))
+        return await _followed(batches, batch) if watch and batch["status"] not in _OVER else batch
+
+    with reporting():
+        batch = _run(work, home)
+        _print(batch, output)
+        _end(batch, watched=watch)
+
+
+@app.command("cancel")
+def cancel(batch_id: IdArgument, home: HomeOption = DEFAULT_HOME) -> None:
+    """End every line that is not at its end. The answers that there are stay.
+
+    Example: weft batch cancel batch-5f0c0d2b7a9e4c31d6a8b2f4
+    """
+    with reporting():
+        batch = _run(lambda batches: batches.cancel(_id(batch_id)), home)
+        say(f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered\n")
+
+
+@app.command("results")
+def results(
+    batch_id: IdArgument,
+    *,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="The lines that came to nothing, instead of the answers.")
+    ] = (False),
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write there. Default: stdout.")] = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Fetch the answers of a batch that is at its end, as JSON lines.
+
+    Example: weft batch results batch-5f0c0d2b7a9e4c31d6a8b2f4 --to answers.jsonl
+    """
+
+    async def work(batches: Batches) -> None:
+        batch = await batches.get(_id(batch_id))
+        if batch["status"] not in _OVER:
+            raise WeftError(
+                Reason.RESOURCE_IN_USE,
+                f"batch {batch_id} is {batch['status']}; `weft batch get {batch_id} --watch` waits",
+            )
+        if batch["status"] == "failed":
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"batch {batch_id} failed, nothing of it was begun; `weft batch get {batch_id}` says why",
+            )
+        file_id = batch.get("error_file_id" if errors else "output_file_id")
+        if file_id is None:
+            note("no line came to nothing" if errors else "no line was answered; --errors says why")
+            return
+        await _write(batches.content(file_id), to)
+
+    with reporting():
+        _run(work, home)
+
+
+async def _write(content: AsyncIterator[bytes], to: Path | None) -> None:
+    try:
+        if to is None:
+            async for piece in content:
+                sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+            return
+        with to.open("wb") as file:
+            async for piece in content:
+                file.write(piece)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if to is None:
+            raise WeftError(Reason.INTERNAL, f"stdout cannot be written: {error.strerror}") from error
+        raise invalid_field("--to", f"{to} cannot be written: {error.strerror}") from error
+
+
+class _Work(Protocol):
+    def __call__(self, batches: Batches, /) -> Coroutine[Any, Any, Any]: ...
+
+
+def _run(work: _Work, home: Path) -> Any:
+    async def connected() -> Any:
+        async with connect_batches(home=home) as batches:
+            return await work(batches)
+
+    return asyncio.run(connected())
+
+
+async def _followed(batches: Batches, batch: Document) -> Document:
+    """The batch at its end; how far it is goes to stderr. A gateway that is away for a while ends nothing."""
+    away_since: float | None = None
+    with _shown() as show:
+        show(batch)
+        while batch["status"] not in _OVER:
+            await asyncio.sleep(POLL_SECONDS)
+            try:
+                batch = await batches.get(batch["id"])
+            except WeftError as error:
+                away_since = time.monotonic() if away_since is None else away_since
+                if error.reason is not Reason.SERVICE_UNAVAILABLE or time.monotonic() - away_since > MAX_OUTAGE_SECONDS:
+                    raise
+                continue
+            away_since = None
+            show(batch)
+    return batch
+
+
+class _Show(Protocol):
+    def __call__(self, batch: Document, /) -> None: ...
+
+
+@contextmanager
+def _shown() -> Iterator[_Show]:
+    """A bar where somebody watches; else one line per change."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True, highlight=False)) as progress:
+        task = progress.add_task("", total=None, failed="")
+        yield _Bar(progress, task)
+
+
+class _Bar:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def __call__(self, batch: Document, /) -> None:
+        counts = batch["request_counts"]
+        failed = (f"{counts['failed']} failed" if counts["failed"] else "") + escape(_trouble(batch))
+        done = counts["completed"] + counts["failed"]
+        self._progress.update(
+            self._task, description=batch["status"], total=counts["total"], completed=done, failed=failed
+        )
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._told = ""
+
+    def __call__(self, batch: Document, /) -> None:
+        failed = batch["request_counts"]["failed"]
+        told = f"{batch['id']}: {batch['status']}, {_done_words(batch)} answered, {failed} failed{_trouble(batch)}"
+        if told != self._told:
+            self._told = told
+            note(told)
+
+
+def _trouble(batch: Document) -> str:
+    """Why the results of a batch that is followed could not be written yet; empty: nothing is known."""
+    errors = _errors_of(batch)
+    return safe_text(f" ({errors[0]['message']})") if errors and batch["status"] not in _OVER else ""
+
+
+def _print(batch: Document, output: BatchFormat) -> None:
+    match output:
+        case BatchFormat.TABLE:
+            print_table([batch], _COLUMNS)
+        case BatchFormat.NAME:
+            say(f"{batch['id']}\n")
+        case _:
+            print_document(batch, OutputFormat(output.value))
+
+
+def _end(batch: Document, *, watched: bool) -> None:
+    """Say what is wrong with a batch, if anything is, and end with the exit code that goes with it."""
+    errors = _errors_of(batch)
+    for error in errors[:MAX_SHOWN_ERRORS]:
+        where = f"line {error['line']}: " if error.get("line") else ""
+        note(safe_text(f"{where}{error['message']}"))
+    if len(errors) > MAX_SHOWN_ERRORS:
+        note(f"and {len(errors) - MAX_SHOWN_ERRORS} more; -o json shows them")
+    if batch["status"] == "failed":
+        raise typer.Exit(EXIT_FAILED)
+    counts = batch["request_counts"]
+    if watched and counts["completed"] < counts["total"]:
+        left = counts["total"] - counts["completed"]
+        note(f"{left} lines came to nothing; `weft batch results {batch['id']} --errors` says why")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _errors_of(batch: Document) -> list[Document]:
+    return ((batch.get("errors") or {}).get("data")) or []
+
+
+def _require_lasting(file: Path) -> None:
+    """Raises INVALID_ARGUMENT for a pipe: it is read twice, and the lines of the first time would be missing."""
+    if file.exists() and not file.is_file():
+        raise invalid_field("FILE", f"{file} is not a file; keep what comes out of a pipe in one first")
+
+
+def _endpoint_of(file: Path) -> str:
+    """What the first line says. Raises INVALID_ARGUMENT naming --endpoint where it says nothing that there is."""
+    import json  # noqa: PLC0415 - only where nobody names the endpoint
+
+    try:
+        with file.open("rb") as lines:
+            url = json.loads(lines.readline(MAX_FIRST_LINE_BYTES)).get("url")
+    except OSError as error:
+        raise invalid_field("FILE", f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, AttributeError):
+        url = None
+    if url not in {each.value for each in Endpoint}:
+        raise invalid_field(
+            "--endpoint", f"the first line of {file} names none; say which, such as {Endpoint.CHAT.value}"
+        )
+    return str(url)
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if any(not (name and separator) for name, separator, _ in pairs):
+        raise invalid_field("--metadata", "must be NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _id(text: str) -> str:
+    # It becomes a part of a path.
+    return require_request_id(require_token(text, "ID", MAX_REQUEST_ID_CHARS), "ID")

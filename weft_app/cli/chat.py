@@ -1,0 +1,394 @@
+"""`weft chat`: talk to a model, a pool or an agent, with timings."""
+
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+from unicodedata import category
+
+import typer
+
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.client import ChatOptions, Mesh, Message, WeftError, connect
+from weft.client._address import mesh_address
+from weft.client.resources import Registry, connect_registry
+from weft.client.tasks import connect_tasks
+from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.route_document import RouteDocument
+from weft.kernel.close_names import close_names
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft_app.cli.chat_history import prompt_history
+from weft_app.cli.completion import complete_chat_target
+from weft_app.cli.notices import notice
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.output import safe_text
+
+AGENT_PREFIX = "agent/"
+ROUTE_PREFIX = "route/"
+QUIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
+HELP = "/clear forgets the conversation, /history shows it, /quit or Ctrl-D leaves; Ctrl-C stops an answer."
+PROMPT = "> "
+RULE_CHARS = 57
+MAX_TIMEOUT_SECONDS = 86_400.0
+MAX_PIPED_BYTES = 10 * 1024 * 1024
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+_PREFIXES = MappingProxyType({AGENT_PREFIX: ResourceKind.AGENT, ROUTE_PREFIX: ResourceKind.ROUTE})
+_KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ROUTE)
+_MISSING = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
+
+
+def chat(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A model, a pool, an agent (agent/NAME) or a route (route/NAME).",
+            autocompletion=complete_chat_target,
+        ),
+    ],
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Say this, print the answer, leave.")] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens per answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is greedy.")] = None,
+    *,
+    thinking: Annotated[
+        bool | None, typer.Option("--thinking/--no-thinking", help="Whether it thinks first. Default: the model's own.")
+    ] = None,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let it leave the premises: to models and tools elsewhere.")
+    ] = False,
+    in_background: Annotated[
+        bool,
+        typer.Option(
+            "--async", help="Hand -m in as a durable task, print its id alone, and leave; the model may be away."
+        ),
+    ] = False,
+    wait_for_model: Annotated[
+        bool,
+        typer.Option("--wait-for-model", help="With --async: accept a name that nothing has yet, and wait for it."),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline of one answer in seconds.")
+    ] = 600.0,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Chat with a model, a pool, an agent or a route. The answer goes to stdout, everything else to stderr.
+
+    Example: weft chat smollm2-135m -m "Why is the sky blue?"
+    """
+    options: ChatOptions = {}
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    if temperature is not None:
+        options["temperature"] = temperature
+    if thinking is not None:
+        options["thinking"] = thinking
+    if allow_remote:
+        options["allow_remote"] = True
+    history: list[Message] = [{"role": "system", "content": system}] if system else []
+    with reporting():
+        once = _only_message(message)
+        if in_background:
+            submit(name, once, history, options, home, wait_for_model=wait_for_model)
+            return
+        with connect(home=home) as mesh:
+            asked, header = resolve(name, home)
+            sys.stderr.write(header)
+            conversation = Conversation(mesh, asked, history, options, timeout)
+            if once is not None:
+                conversation.say(once)
+                return
+            with prompt_history(home):
+                converse(conversation)
+
+
+def submit(
+    name: str,
+    text: str | None,
+    history: list[Message],
+    options: ChatOptions,
+    home: Path,
+    *,
+    wait_for_model: bool = False,
+) -> None:
+    """Hand in one message as a durable task: its id on stdout, everything else on stderr."""
+    if text is None:
+        raise invalid_field("--async", "needs -m, or a message that is piped in")
+    asked = name_for_task(name, home, wait_for_model=wait_for_model)
+    with connect_tasks(home=home) as tasks:
+        task = tasks.submit_chat(
+            asked, [*history, {"role": "user", "content": text}], wait_for_model=wait_for_model, **options
+        )
+    sys.stdout.write(f"{task.id}\n")
+    sys.stdout.flush()
+    _aside(f"{task.state}; `weft logs task/{task.id} -f` prints its answer, `weft wait task {task.id}` waits for it")
+
+
+def name_for_task(name: str, home: Path, *, wait_for_model: bool) -> str:
+    """What to ask for: as `resolve`, but with `wait_for_model` what is not there yet is waited for."""
+    try:
+        return resolve(name, home)[0]
+    except WeftError as error:
+        if error.reason not in _MISSING:
+            raise
+        if not wait_for_model:
+            hint = f"{error.message}; --wait-for-model accepts a task for one that will come"
+            raise WeftError(error.reason, hint, metadata=error.metadata) from error
+        _aside(f"nobody serves {name} yet; the task waits for it")
+        return name
+
+
+def _only_message(message: str | None) -> str | None:
+    """What is said once, by -m or a pipe; None where somebody sits at a terminal. Raises INVALID_ARGUMENT."""
+    if message is None and sys.stdin.isatty():
+        return None
+    text = message if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1).decode("utf-8", "replace")
+    if len(text) > MAX_PIPED_BYTES:
+        raise WeftError(Reason.REQUEST_TOO_LARGE, f"what comes in is larger than {MAX_PIPED_BYTES // 1024**2} MiB")
+    if not text.strip():
+        raise invalid_field("--message", "there is nothing to say; give it with -m, or pipe it in")
+    return text
+
+
+def resolve(name: str, home: Path) -> tuple[str, str]:
+    """What to ask the mesh for, and who that is in words; the name of an agent or a route is enough.
+
+    Where the registry cannot be asked, `name` is taken as it is: the router knows.
+    """
+    require_name(_without_prefix(name), "NAME")
+    try:
+        mesh_address(home, "registry")
+        with connect_registry(home=home) as registry:
+            try:
+                found = _find(registry, name)
+            except WeftError as error:
+                if error.reason not in _MISSING:
+                    raise
+                raise WeftError(Reason.MODEL_NOT_FOUND, _nobody(registry, name)) from error
+    except WeftError as error:
+        if error.reason is Reason.MODEL_NOT_FOUND:
+            raise
+        return name, ""
+    return f"{_prefix_of(found)}{found.name}", header_of(found)
+
+
+def _without_prefix(name: str) -> str:
+    return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
+
+
+def _prefix_of(document: Document) -> str:
+    match document:
+        case AgentDocument():
+            return AGENT_PREFIX
+        case RouteDocument():
+            return ROUTE_PREFIX
+        case _:
+            return ""
+
+
+def _nobody(registry: Registry, name: str) -> str:
+    for prefix, kind in _PREFIXES.items():
+        if name.startswith(prefix):
+            bare = name.removeprefix(prefix)
+            return f"there is no {kind.value} {bare}; {_meant(registry, bare, (kind,))}"
+    return f"there is no model, pool, agent or route {name}; {_meant(registry, name, _KINDS)}"
+
+
+def _meant(registry: Registry, name: str, kinds: tuple[ResourceKind, ...]) -> str:
+    names = {each for kind in kinds for each in registry.names(kind)}
+    return close_names(name, names) or f"`weft get {kinds[0].plural}` lists them"
+
+
+def header_of(document: Document) -> str:
+    """Who answers, between two rules."""
+    rule = "─" * RULE_CHARS
+    return f"{rule}\n{_who(document)}\n{rule}\n"
+
+
+def _find(registry: Registry, name: str) -> Document:
+    for prefix, kind in _PREFIXES.items():
+        if name.startswith(prefix):
+            return registry.document(kind, name.removeprefix(prefix))
+    for kind in (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT):
+        try:
+            return registry.document(kind, name)
+        except WeftError as error:
+            if error.reason not in _MISSING:
+                raise
+    return registry.document(ResourceKind.ROUTE, name)
+
+
+def _who(document: Document) -> str:
+    match document:
+        case ModelDocument(status=status) if status is not None:
+            pool = f" (pool {status.pool})" if document.pool_name else ""
+            return f"Model: {document.name}{pool}\nKind: {status.kind} Status: {status.state}"
+        case AgentDocument(status=status) if status is not None:
+            target = f"pool {document.pool}" if document.pool else f"model {document.model}"
+            about = f"\n{safe_text(document.description)}" if document.description else ""
+            return f"Agent: {document.name} → {target}\nKind: {status.kind} Status: {status.state}{about}"
+        case RouteDocument(status=status) if status is not None:
+            about = f"\n{safe_text(document.description)}" if document.description else ""
+            return f"Route: {document.name} → {', '.join(document.candidates)}\nStatus: {status.state}{about}"
+        case PoolDocument(status=status) if status is not None:
+            return f"Pool: {document.name}\nMembers: {status.size} ({status.active_count} active)"
+        case _:
+            return document.name
+
+
+def converse(conversation: "Conversation") -> None:
+    """Turn by turn until somebody leaves."""
+    sys.stderr.write(f"{HELP}\n")
+    while True:
+        try:
+            text = input(PROMPT).strip()
+        except EOFError:
+            sys.stderr.write("\n")
+            return
+        except KeyboardInterrupt:
+            # Often one that came too late to stop an answer; it must not cost the conversation.
+            sys.stderr.write("\n")
+            continue
+        if text in QUIT_WORDS:
+            return
+        if text.startswith("/"):
+            _command(text, conversation)
+        elif text:
+            _turn(text, conversation)
+
+
+def _command(text: str, conversation: "Conversation") -> None:
+    match text:
+        case "/clear":
+            conversation.clear()
+            sys.stderr.write("forgotten\n")
+        case "/history":
+            for turn in conversation.turns():
+                sys.stderr.write(f"{turn['role']}: {shown(turn['content'])}\n")
+        case _:
+            sys.stderr.write(f"{HELP}\n")
+
+
+def _turn(text: str, conversation: "Conversation") -> None:
+    try:
+        conversation.say(text)
+    except KeyboardInterrupt:
+        sys.stderr.write("\n[stopped]\n")
+    except WeftError as error:
+        sys.stderr.write(f"weft: {error.message}\n")
+
+
+class Conversation:
+    """Turns of one chat, answers streamed as they come."""
+
+    def __init__(
+        self, mesh: Mesh, model: str, history: list[Message], options: ChatOptions, timeout_seconds: float
+    ) -> None:
+        self._mesh = mesh
+        self._model = model
+        self._history = history
+        self._options = options
+        self._timeout_seconds = timeout_seconds
+        self._inside_line = False
+
+    def turns(self) -> list[Message]:
+        """What was said so far; an answer that was stopped is not in it."""
+        return list(self._history)
+
+    def clear(self) -> None:
+        """Forget what was said, but not the system prompt."""
+        self._history[:] = [turn for turn in self._history if turn["role"] == "system"]
+
+    def say(self, text: str) -> None:
+        """Say something and print the answer with its timings."""
+        self._inside_line = False
+        turns: list[Message] = [*self._history, {"role": "user", "content": text}]
+        answer: list[str] = []
+        events = self._mesh.chat(self._model, turns, timeout=self._timeout_seconds, **self._options)
+        try:
+            for event in events:
+                self._show(event, answer)
+        except WeftError as error:
+            self._show_cost(error)
+            if error.reason is not Reason.DEADLINE_EXCEEDED:
+                raise
+            late = f"the answer took longer than {self._timeout_seconds:g} s; --timeout allows more"
+            raise WeftError(error.reason, late, metadata=error.metadata) from error
+        self._history[:] = [*turns, {"role": "assistant", "content": "".join(answer)}]
+
+    def _show(self, event: event_pb2.InferenceEvent, answer: list[str]) -> None:
+        match event.WhichOneof("event"):
+            case "delta":
+                self._print(event.delta.text)
+                answer.append(event.delta.text)
+            case "queued":
+                _aside(f"queued, place {event.queued.position}: {event.queued.reason}")
+            case "loading":
+                _aside(f"loading{_progress(event.loading)}: {event.loading.stage}")
+            case "signal" | "warning" | "tool_call" | "tool_result":
+                if self._inside_line and sys.stdout.isatty() and sys.stderr.isatty():
+                    # On a terminal the two are one text; where they are apart, the answer stays as it came.
+                    sys.stderr.write("\n")
+                    self._inside_line = False
+                _aside(notice(event))
+            case "finished":
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+                _aside(timings(event.finished.receipt))
+
+    def _show_cost(self, error: WeftError) -> None:
+        """What an answer has cost that was ended, where that is known."""
+        if not {PROMPT_TOKENS, COMPLETION_TOKENS} <= error.metadata.keys():
+            return
+        if self._inside_line:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens until it was ended")
+
+    def _print(self, text: str) -> None:
+        if text:
+            sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
+            sys.stdout.flush()
+            self._inside_line = not text.endswith("\n")
+
+
+def _progress(loading: event_pb2.Loading) -> str:
+    share = f" {loading.progress:.0%}" if loading.HasField("progress") else ""
+    left = f", {loading.eta.ToNanoseconds() / 1e9:.0f} s left" if loading.HasField("eta") else ""
+    return f"{share}{left}"
+
+
+def shown(text: str) -> str:
+    """Text of a model as a terminal may have it: nothing in it can move the cursor or change the title."""
+    return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
+
+
+def _aside(text: str) -> None:
+    """Something beside the answer, in the background where somebody watches."""
+    line = safe_text(text)
+    sys.stderr.write(f"{DIM}{line}{PLAIN}\n" if sys.stderr.isatty() else f"{line}\n")
+    sys.stderr.flush()
+
+
+def timings(receipt: receipt_pb2.Receipt) -> str:
+    """One line: tokens, speed, first token, waits, and who did it; what is not known is left out."""
+    usage = receipt.usage
+    first = receipt.time_to_first_token.ToNanoseconds() / 1e9
+    queue = receipt.queue_wait.ToNanoseconds() / 1e9
+    load = receipt.load_wait.ToNanoseconds() / 1e9
+    parts = [f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"] if receipt.HasField("usage") else []
+    if receipt.tokens_per_second:
+        parts.append(f"{receipt.tokens_per_second:.{0 if receipt.tokens_per_second >= 10 else 1}f} tokens/s")
+    if receipt.HasField("time_to_first_token"):
+        parts.append(f"first token {first:.2f} s")
+    parts.append(f"queue {queue:.2f} s")
+    if load:
+        parts.append(f"load {load:.2f} s")
+    if usage.cached_prompt_tokens:
+        parts.append(f"{usage.cached_prompt_tokens} cached")
+    parts.append(f"{receipt.attempts[-1].runner} on {receipt.host}")
+    return ", ".join(parts)

@@ -1,0 +1,92 @@
+"""What the shell offers after a Tab: kinds, and names as they are in the running mesh. It never waits long or fails."""
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import typer
+
+from weft.documents.kinds import ResourceKind, kind_words
+from weft.kernel.errors import WeftError
+from weft_app.cli.options import DEFAULT_HOME
+from weft_app.cli.targets import CLIENT_WORDS, REQUEST_WORDS, TASK_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CALL_TIMEOUT_SECONDS = 0.25
+"""Of each call; a completion makes at most three and must be there within a second even on a slow host."""
+MAX_OFFERED = 1000
+TASKS = "tasks"
+REMEMBERED = ("clients", "requests", TASKS)
+"""What a router remembers, in the plural; their names are not offered, since they come and go."""
+AGENT_PREFIX = "agent/"
+ROUTE_PREFIX = "route/"
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """Kinds in the plural."""
+    return _offer((kind.plural for kind in ResourceKind), incomplete)
+
+
+def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
+    """A kind where none is given yet, then names of that kind; KIND/NAME as well."""
+    words = ctx.params.get("resources") or ()
+    kind_word, slash, _ = incomplete.partition("/")
+    if slash and kind_word.lower() in kind_words():
+        names = _names(ctx, kind_words()[kind_word.lower()])
+        return _offer((f"{kind_word}/{name}" for name in names), incomplete)
+    kinds = [kind_words()[word.lower()] for word in words[:1] if word.lower() in kind_words()]
+    if not kinds:
+        return complete_kind(incomplete)
+    return _offer(_names(ctx, kinds[0]), incomplete)
+
+
+def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_resource`, and what a router remembers beside the kinds."""
+    words = ctx.params.get("resources") or ()
+    if words and words[0].lower() in REQUEST_WORDS | CLIENT_WORDS | TASK_WORDS:
+        return []
+    return [*complete_resource(ctx, incomplete), *([] if words else _offer(REMEMBERED, incomplete))]
+
+
+def complete_with_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_resource`, and tasks."""
+    words = ctx.params.get("resources") or ()
+    if words and words[0].lower() in TASK_WORDS:
+        return []
+    return [*complete_resource(ctx, incomplete), *([] if words else _offer([TASKS], incomplete))]
+
+
+def complete_tasks(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The word for tasks, where none is given yet."""
+    return [] if ctx.params.get("tasks") else _offer([TASKS], incomplete)
+
+
+def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of models."""
+    return _offer(_names(ctx, ResourceKind.MODEL), incomplete)
+
+
+def complete_chat_target(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of models, pools, agents and routes."""
+    for prefix, kind in ((AGENT_PREFIX, ResourceKind.AGENT), (ROUTE_PREFIX, ResourceKind.ROUTE)):
+        if incomplete.startswith(prefix):
+            return _offer((f"{prefix}{name}" for name in _names(ctx, kind)), incomplete)
+    kinds = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT)
+    return _offer(sorted(set(_names(ctx, *kinds))), incomplete)
+
+
+def _names(ctx: typer.Context, *kinds: ResourceKind) -> list[str]:
+    try:
+        from weft.client.resources import connect_registry  # noqa: PLC0415 - most completions need no mesh
+
+        home = ctx.params.get("home") or DEFAULT_HOME
+        with connect_registry(home=home, timeout_seconds=CALL_TIMEOUT_SECONDS) as registry:
+            return [name for kind in kinds for name in islice(registry.names(kind), MAX_OFFERED)]
+    except (WeftError, OSError, ValueError):
+        # A half-typed command line is no place to say what is wrong with the mesh.
+        return []
+
+
+def _offer(words: "Iterable[str]", incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)][:MAX_OFFERED]

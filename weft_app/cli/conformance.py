@@ -1,0 +1,81 @@
+"""`weft conformance`: what a running runner honours of the contract, and what it does not."""
+
+import asyncio
+import os
+import sys
+from contextlib import aclosing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.client._address import mesh_address
+from weft.client._channel import security_from
+from weft.kernel.errors import invalid_field
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note, reporting
+from weft_app.cli.output import Column, TextTable, print_resources, say
+from weft_testing.conformance.runner.subject import attach
+from weft_testing.conformance.runner.suite import CHECKS, examine
+from weft_testing.conformance.runner.verdict import Check, Finding, Verdict
+
+_COLUMNS = (
+    Column("CHECK", lambda finding: finding.check, min_chars=18),
+    Column("VERDICT", lambda finding: str(finding.verdict), min_chars=11),
+    Column("SECONDS", lambda finding: f"{finding.seconds:.2f}", min_chars=7),
+    Column("DETAIL", lambda finding: finding.detail),
+)
+
+
+def conformance(
+    runner: Annotated[str, typer.Argument(metavar="RUNNER", help="A runner's name, or its address.")],
+    model: Annotated[str | None, typer.Option(help="Which of its models. Default: the first.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="This check alone; may be repeated.")] = None,
+    keep_loaded: Annotated[bool, typer.Option(help="Leave out the checks that unload the model.")] = False,
+    output: OutputOption = OutputFormat.TABLE,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Check a runner of the mesh against the contract. It works with the model: others may have to wait meanwhile.
+
+    The exit code is 1 when a promise is broken; what cannot be checked here is said and is no failure.
+
+    Example: weft conformance gaming-pc --keep-loaded
+    """
+    with reporting():
+        checks = _chosen(only or [], keep_loaded)
+        findings = asyncio.run(_findings(home, runner, model, checks, output))
+        if output is not OutputFormat.TABLE:
+            print_resources("FindingList", [asdict(finding) for finding in findings], (), output)
+        broken = sum(finding.verdict is Verdict.BROKEN for finding in findings)
+        honoured = sum(finding.verdict is Verdict.HONOURED for finding in findings)
+        note(f"{honoured} honoured, {broken} broken, {len(findings) - honoured - broken} not checked")
+        if broken:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _chosen(names: list[str], keep_loaded: bool) -> tuple[Check, ...]:
+    known = {check.name: check for check in CHECKS}
+    for name in names:
+        if name not in known:
+            raise invalid_field("--only", f"must be one of: {', '.join(known)}")
+    chosen = [check for check in CHECKS if not names or check.name in names]
+    return tuple(check for check in chosen if not (keep_loaded and check.unloads))
+
+
+async def _findings(
+    home: Path, runner: str, model: str | None, checks: tuple[Check, ...], output: OutputFormat
+) -> list[Finding]:
+    """Every finding; with a table each is shown as soon as it is there."""
+    table = TextTable(_COLUMNS)
+    findings = []
+    async with attach(mesh_address(home, "registry"), runner, model, security_from(os.environ)) as subject:
+        if output is OutputFormat.TABLE:
+            say(table.text(()))
+        async with aclosing(examine(subject, checks)) as examined:
+            async for finding in examined:
+                findings.append(finding)
+                if output is OutputFormat.TABLE:
+                    say(table.line(table.cells(finding)))
+                elif sys.stderr.isatty():
+                    note(f"{finding.check}: {finding.verdict}")
+    return findings

@@ -1,0 +1,170 @@
+"""`weft apply` and `weft diff`: bring the mesh to what files declare, or show how far it is from that."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from difflib import unified_diff
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.client.resources import Applied, Outcome, connect_registry
+from weft.documents.declared_fields import declared_field
+from weft.documents.documents import Document
+from weft.documents.files import MAX_DOCUMENTS, MAX_FILE_BYTES, SourcedDocument, read_documents, refuse_repeats
+from weft.documents.rendering import declared, plain, yaml_text
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, note, reporting
+from weft_app.cli.output import json_text, say
+
+STDIN = "-"
+FILE_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+EXIT_DIFFERENT = 1
+EXIT_DIFF_FAILED = EXIT_USAGE
+"""As diff(1) and kubectl: 1 means that there are differences, so failures are more than that."""
+
+FilesOption = Annotated[
+    list[Path],
+    typer.Option(
+        "--file", "-f", help="YAML or JSON; a folder stands for the files in it, - for what comes in.", metavar="FILE"
+    ),
+]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Take over what runners published: virtual resources become public.")
+]
+ApplyOutputOption = Annotated[
+    str, typer.Option("--output", "-o", help="table, json or name.", metavar="[table|json|name]")
+]
+
+
+def apply(
+    files: FilesOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    adopt: AdoptOption = False,
+    output: ApplyOutputOption = "table",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Declare resources. All documents are applied, or none when one is wrong or refused.
+
+    Example: weft get agents -o yaml | weft apply -f -
+    """
+    with reporting():
+        if output not in ("table", "json", "name"):
+            raise invalid_field("--output", "must be table, json or name")
+        documents = read_files(files)
+        applied = submit(documents, home, dry_run=dry_run, adopt=adopt)
+        say(_render(applied, output, dry_run=dry_run))
+
+
+def diff(files: FilesOption, adopt: AdoptOption = False, home: HomeOption = DEFAULT_HOME) -> None:
+    """Show what apply would change. Exit code 0: nothing, 1: something, more: it could not be told.
+
+    Example: weft diff -f agents.yaml
+    """
+    with reporting(failed=EXIT_DIFF_FAILED):
+        documents = read_files(files)
+        changed = [
+            (result, sourced)
+            for result, sourced in zip(submit(documents, home, dry_run=True, adopt=adopt), documents, strict=True)
+            if result.outcome is not Outcome.UNCHANGED
+        ]
+        for result, sourced in changed:
+            say(difference(result, sourced.where))
+        if changed:
+            raise typer.Exit(EXIT_DIFFERENT)
+
+
+def read_files(files: Iterable[Path]) -> tuple[SourcedDocument, ...]:
+    """The documents of files, folders and standard input. Raises when one is wrong, naming it."""
+    documents: list[SourcedDocument] = []
+    for text, source in _texts(files):
+        documents.extend(read_documents(text, source))
+        if len(documents) > MAX_DOCUMENTS:
+            raise WeftError(Reason.REQUEST_TOO_LARGE, f"more than {MAX_DOCUMENTS:,} documents; apply them in parts")
+    refuse_repeats(tuple(documents))
+    return tuple(documents)
+
+
+def submit(documents: tuple[SourcedDocument, ...], home: Path, *, dry_run: bool, adopt: bool) -> list[Applied]:
+    """Apply documents; a refusal says which one it is about. Nothing to apply is no error: a list may be empty."""
+    if not documents:
+        note("there is nothing to apply")
+        return []
+    try:
+        with connect_registry(home=home) as registry:
+            return registry.apply((sourced.document for sourced in documents), dry_run=dry_run, adopt=adopt)
+    except WeftError as error:
+        raise _placed(error, documents) from error
+
+
+def difference(result: Applied, where: str) -> str:
+    """A unified diff of a resource, as declared now and as `where` declares it."""
+    name = f"{result.kind.value}/{result.name}"
+    before, after = _lines(result.before), _lines(result.after)
+    if before == after:
+        return f"# {name}: published by a runner now, declared then\n"
+    return "".join(unified_diff(before, after, f"{name} (mesh)", f"{name} ({where})"))
+
+
+def _lines(document: Document | None) -> list[str]:
+    return yaml_text(declared(document)).splitlines(keepends=True) if document is not None else []
+
+
+def _render(applied: list[Applied], output: str, *, dry_run: bool) -> str:
+    if output == "json":
+        results = [_result(result) for result in applied]
+        return json_text({"kind": "ApplyAnswer", "dryRun": dry_run, "results": results})
+    suffix = " (dry run)" if dry_run else ""
+    words = (f" {result.outcome.value}{suffix}" if output == "table" else "" for result in applied)
+    return "".join(f"{result.kind.value}/{result.name}{word}\n" for result, word in zip(applied, words, strict=True))
+
+
+def _result(result: Applied) -> dict[str, Any]:
+    """What was done for one document, as `/api/v1/apply` says it."""
+    states = {"before": result.before, "after": result.after}
+    told = {name: plain(document) for name, document in states.items() if document is not None}
+    return {"kind": result.kind.value, "name": result.name, "outcome": result.outcome.value, **told}
+
+
+def _placed(error: WeftError, documents: tuple[SourcedDocument, ...]) -> WeftError:
+    """The error in terms of the files: "declarations[2].agent.model" is a place that nobody wrote."""
+    found = declared_field(error.field) if isinstance(error, FieldError) else None
+    if not isinstance(error, FieldError) or found is None or found[0] >= len(documents):
+        return error
+    index, field = found
+    why = error.message.removeprefix(f"{error.field}: ")
+    return FieldError(f"{documents[index].where}: {field}" if field else documents[index].where, why, error.reason)
+
+
+def _texts(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    for file in files:
+        if str(file) == STDIN:
+            yield _decoded(sys.stdin.buffer.read(MAX_FILE_BYTES + 1), "standard input"), "standard input"
+        elif file.is_dir():
+            inside = sorted(path for path in file.iterdir() if path.suffix in FILE_SUFFIXES and path.is_file())
+            if not inside:
+                raise invalid_field("--file", f"{file} has no .yaml, .yml or .json file")
+            yield from ((_read(path), str(path)) for path in inside)
+        else:
+            yield _read(file), str(file)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return _decoded(file.read(MAX_FILE_BYTES + 1), str(path))
+    except OSError as error:
+        raise invalid_field("--file", f"{path} cannot be read: {error.strerror}") from error
+
+
+def _decoded(content: bytes, source: str) -> str:
+    if len(content) > MAX_FILE_BYTES:
+        raise WeftError(
+            Reason.REQUEST_TOO_LARGE, f"{source}: larger than {MAX_FILE_BYTES // 1024**2} MiB; apply it in parts"
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise WeftError(Reason.MALFORMED_REQUEST, f"{source} (line {line}): this is not UTF-8 text") from error

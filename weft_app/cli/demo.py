@@ -1,0 +1,87 @@
+"""`weft demo`: up, one streamed chat, down. The exit code tells whether all of it worked."""
+
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import aiohttp
+import typer
+import uvloop
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import configure_logging
+from weft_app.cli.options import reporting
+from weft_app.cli.output import say
+from weft_app.cli.stages import StageDisplay
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import load_config
+
+if TYPE_CHECKING:
+    from weft_app.compose.up import UpHost
+
+TIMEOUT_SECONDS = 120.0
+
+
+def demo(
+    prompt: Annotated[str, typer.Option(help="What to ask.")] = "Explain in two sentences why the sky is blue.",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 64,
+) -> None:
+    """Start a mesh in a temporary home, stream one chat through its HTTP surface, stop it.
+
+    Example: weft demo --prompt "Say hello"
+    """
+    with reporting(), tempfile.TemporaryDirectory(prefix="weft-demo-") as folder:
+        home = WeftHome(Path(folder))
+        home.create()
+        config = load_config(None, {"port": 0})
+        configure_logging("host", file=home.log_file("host", config.log.max_file_bytes))
+        from weft_app.compose.up import UpHost  # noqa: PLC0415 - see weft_app.cli.serve
+
+        with home.claim():
+            uvloop.run(_demo(UpHost(config, home, None), prompt, max_tokens))
+
+
+async def _demo(host: "UpHost", prompt: str, max_tokens: int) -> None:
+    began = time.monotonic()
+    with StageDisplay(total=host.stage_count) as display:
+        await host.start(display.show)
+    try:
+        say(f"\n> {prompt}\n")
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            pieces, first = await _stream_chat(host.url, host.models[0], prompt, max_tokens)
+        say(f"\n\n{pieces} pieces; from start to first token {first - began:.1f} s\n")
+    finally:
+        await host.stop()
+    say("ok: up, chat, down\n")
+
+
+async def _stream_chat(url: str, model: str, prompt: str, max_tokens: int) -> tuple[int, float]:
+    """Stream one chat to stdout; how many pieces came, and when the first did. Raises when it is not complete."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "stream": True,
+    }
+    pieces, first, done = 0, 0.0, False
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            data = line.decode().removeprefix("data:").strip()
+            if not line.startswith(b"data:"):
+                continue
+            if data == "[DONE]":
+                done = True
+                break
+            for choice in json.loads(data).get("choices", ()):
+                text = choice["delta"].get("content")
+                if text:
+                    pieces, first = pieces + 1, first or time.monotonic()
+                    say(text)
+    if not (done and pieces):
+        raise WeftError(Reason.INTERNAL, f"the stream ended early, after {pieces} pieces")
+    return pieces, first

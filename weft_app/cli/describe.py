@@ -1,0 +1,145 @@
+"""`weft describe`: all about one resource, for people and for programs."""
+
+from typing import Annotated
+
+import typer
+
+from weft.client.resources import Registry, connect_registry, describe_runner
+from weft.documents.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.route_document import RouteDocument
+from weft.kernel.errors import WeftError
+from weft_app.cli.description import Facts, Rung, description, facts_document
+from weft_app.cli.get import ResourcesArgument
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, reporting
+from weft_app.cli.output import print_document, say
+from weft_app.cli.targets import Target, find, one_target
+from weft_app.cli.tasks import describe_task, is_about_tasks
+
+LOG_LINES = 10
+EVENTS = 10
+
+
+def describe(
+    resources: ResourcesArgument,
+    output: Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print; table is text.")] = (
+        OutputFormat.TABLE
+    ),
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show all about one resource: conditions with reasons, its pool, its process, what happened lately.
+
+    With -o json or yaml: the resource, its events, and its runner as that describes itself.
+
+    Example: weft describe model qwen
+    """
+    with reporting():
+        if is_about_tasks(resources):
+            describe_task(resources, output, home)
+            return
+        target = one_target(resources)
+        with connect_registry(home=home) as registry:
+            facts = gather(registry, target)
+        if output is OutputFormat.TABLE:
+            say(description(facts))
+        else:
+            print_document(facts_document(facts), output)
+
+
+def gather(registry: Registry, target: Target) -> Facts:
+    """Everything there is to say about a resource; what cannot be had beside the resource itself is left out."""
+    document = find(registry, target)
+    pool = _pool(registry, document)
+    address = _runner_address(registry, document)
+    return Facts(
+        document=document,
+        pool=pool,
+        agents=_agents(registry, document, pool),
+        routes=_routes(registry, document, pool),
+        rungs=_rungs(registry, document),
+        runner=describe_runner(address, LOG_LINES) if address else None,
+        events=_events(registry, target),
+    )
+
+
+def _pool(registry: Registry, document: Document) -> PoolDocument | None:
+    match document:
+        case ModelDocument():
+            return registry.members(document.name)
+        case PoolDocument():
+            return document
+        case AgentDocument(pool=str(name)):
+            found = _find_or_none(registry, Target(ResourceKind.POOL, name))
+        case AgentDocument(model=str(name)):
+            found = _members_or_none(registry, name)
+        case _:
+            return None
+    return found if isinstance(found, PoolDocument) else None
+
+
+def _agents(registry: Registry, document: Document, pool: PoolDocument | None) -> list[AgentDocument]:
+    """The agents that point to a model or a pool."""
+    if not isinstance(document, ModelDocument | PoolDocument):
+        return []
+    agents = [agent for agent in registry.documents(ResourceKind.AGENT) if isinstance(agent, AgentDocument)]
+    pools = {pool.name} if pool is not None else set()
+    models = {document.name} if isinstance(document, ModelDocument) else set(document.members)
+    return [agent for agent in agents if agent.pool in pools or agent.model in models]
+
+
+def _routes(registry: Registry, document: Document, pool: PoolDocument | None) -> list[RouteDocument]:
+    """The routes that name a model or the pool that it is in, or a pool."""
+    if not isinstance(document, ModelDocument | PoolDocument):
+        return []
+    names = {document.name} if pool is None else {document.name, pool.name}
+    routes = [route for route in registry.documents(ResourceKind.ROUTE) if isinstance(route, RouteDocument)]
+    return [route for route in routes if not names.isdisjoint(route.candidates)]
+
+
+def _rungs(registry: Registry, document: Document) -> list[Rung]:
+    """How the candidates of a route are: pools stand before models of their name."""
+    if not isinstance(document, RouteDocument):
+        return []
+    return [_rung(registry, name) for name in document.candidates]
+
+
+def _rung(registry: Registry, name: str) -> Rung:
+    for kind in (ResourceKind.POOL, ResourceKind.MODEL):
+        found = _find_or_none(registry, Target(kind, name))
+        match found:
+            case PoolDocument(status=status) if status is not None and (status.explicit or status.size > 1):
+                return Rung(name, f"pool, {status.active_count} of {status.size} active")
+            case ModelDocument(status=status) if status is not None:
+                return Rung(name, f"{status.state}, off the premises" if found.remote else status.state)
+    return Rung(name, "not there now")
+
+
+def _runner_address(registry: Registry, document: Document) -> str | None:
+    if isinstance(document, ModelDocument) and document.status and document.status.runner:
+        found = _find_or_none(registry, Target(ResourceKind.RUNNER, document.status.runner))
+    else:
+        found = document
+    if not isinstance(found, RunnerDocument) or found.status is None or found.status.state != "active":
+        return None
+    return found.status.address
+
+
+def _events(registry: Registry, target: Target) -> list[EventDocument]:
+    try:
+        return registry.events(target.kind, target.name, EVENTS)
+    except WeftError:
+        return []
+
+
+def _find_or_none(registry: Registry, target: Target) -> Document | None:
+    try:
+        return registry.document(target.kind, target.name)
+    except WeftError:
+        return None
+
+
+def _members_or_none(registry: Registry, model: str) -> PoolDocument | None:
+    try:
+        return registry.members(model)
+    except WeftError:
+        return None

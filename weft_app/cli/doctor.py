@@ -1,0 +1,359 @@
+"""`weft doctor`: what this machine has and lacks, each with its remedy."""
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import Annotated
+
+import typer
+
+from router_svc.store.promise_file import PromiseFile
+from runner_svc.backends.key_variables import read_key
+from weft import __version__
+from weft.client.resources import connect_registry
+from weft.documents.documents import ModelDocument, RunnerDocument
+from weft.documents.kinds import ResourceKind
+from weft.gpu.nvml import Health, NvmlReader
+from weft.kernel.clock_offset import offset_words
+from weft.kernel.errors import WeftError
+from weft.kernel.sizes import size_words
+from weft_app.cli.attached_check import fault_of_server
+from weft_app.cli.doctor_memory import unowned_leases
+from weft_app.cli.options import (
+    DEFAULT_HOME,
+    EXIT_FAILED,
+    ConfigOption,
+    HomeOption,
+    OutputFormat,
+    OutputOption,
+    reporting,
+)
+from weft_app.cli.output import Column, print_resources
+from weft_app.compose.demo import configured_runners, llama_command
+from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.config.config import CONFIG_NAME, DEFAULT_PORT, WeftConfig, config_files, load_config
+from weft_app.config.runner_sections import ModelSection
+
+MIN_FREE_BYTES = 1024**3
+DRIVER_SECONDS = 5.0
+"""How long NVIDIA's library is waited for: it hangs where a card does."""
+
+
+class Verdict(StrEnum):
+    """How a check went."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check and what to do about it."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+
+def doctor(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port to check.")] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Check what a mesh on this machine needs. Exit code 1 when something is missing.
+
+    Example: weft doctor -o json
+    """
+    with reporting():
+        folder = WeftHome(home.expanduser().absolute())
+        findings = list(examine(folder, config, port))
+        columns = (
+            Column("CHECK", lambda row: row["check"]),
+            Column("", lambda row: row["verdict"]),
+            Column("DETAIL", lambda row: row["detail"]),
+            Column("REMEDY", lambda row: row["remedy"] or "-"),
+        )
+        print_resources("FindingList", [asdict(finding) for finding in findings], columns, output)
+        if any(finding.verdict is Verdict.FAILED for finding in findings):
+            raise typer.Exit(EXIT_FAILED)
+
+
+def examine(home: WeftHome, config_path: Path | None, port: int | None) -> Iterator[Finding]:
+    """Every check, in the order in which a start would meet it."""
+    yield _platform()
+    yield _packages()
+    yield _home(home)
+    yield from _memory(home)
+    yield _socket_path(home)
+    try:
+        config = load_config(config_path)
+    except WeftError as error:
+        yield _failed("configuration", error.message, "correct the file")
+        return
+    yield _startable(config, home, config_path)
+    yield _kept_tasks(home, config)
+    yield _attempt("models", lambda: _models(config), "name a file that exists")
+    yield from _keys(config)
+    yield from _attached_servers(config)
+    yield _accelerators()
+    if config.runners is None or any(runner.runtime == "llama_server" for runner in config.runners):
+        yield _attempt("llama.cpp server", _server, "pip install xllamacpp")
+    yield _port(home, port if port is not None else config.port)
+    if home.running() is not None:
+        yield from _engines(home)
+    yield from _clocks(home)
+
+
+def _platform() -> Finding:
+    detail = f"weft {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    if sys.platform != "linux":
+        return Finding(check="platform", verdict=Verdict.WARNING, detail=detail, remedy="only Linux is tested")
+    return Finding(check="platform", verdict=Verdict.OK, detail=detail)
+
+
+def _packages() -> Finding:
+    wanted = {"fastapi": "gateway", "uvicorn": "gateway", "sqlalchemy": "registry", "alembic": "registry"}
+    missing = sorted(package for package in wanted if find_spec(package) is None)
+    if missing:
+        extras = ",".join(sorted({wanted[package] for package in missing}))
+        return _failed("packages", f"missing: {', '.join(missing)}", f"in your checkout: pip install '.[{extras}]'")
+    return Finding(check="packages", verdict=Verdict.OK, detail="gateway and registry can run here")
+
+
+def _home(home: WeftHome) -> Finding:
+    running = home.running()
+    if running is not None:
+        pid = running["pids"]["host"]
+        return Finding(
+            check="home", verdict=Verdict.OK, detail=f"{home.root}: a mesh runs here (pid {pid}, {running['url']})"
+        )
+    try:
+        home.create()
+    except WeftError as error:
+        return _failed("home", error.message, "choose another with --home")
+    free = shutil.disk_usage(home.root).free
+    if free < MIN_FREE_BYTES:
+        return Finding(
+            check="home",
+            verdict=Verdict.WARNING,
+            detail=f"{home.root}: {free // 1024**2} MiB free",
+            remedy="make room, or choose another disk with --home",
+        )
+    return Finding(check="home", verdict=Verdict.OK, detail=f"{home.root}: {free // 1024**3} GiB free")
+
+
+def _memory(home: WeftHome) -> Iterator[Finding]:
+    unowned = unowned_leases(home)
+    if unowned:
+        yield Finding(
+            check="memory",
+            verdict=Verdict.WARNING,
+            detail=f"held without an owner: {unowned}",
+            remedy="weft unload MODEL, or restart that runner",
+        )
+
+
+def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
+    """Whether the router's database has what was acknowledged with it, as far as its last start saw."""
+    kept = PromiseFile(home.promises)
+    notice = kept.notice()
+    if notice:
+        return Finding(check="tasks", verdict=Verdict.WARNING, detail=notice, remedy=kept.remedy)
+    database = home.state / "router.db"
+    is_here = not config.router.database_url and home.promises.exists()
+    if is_here and home.running() is not None and not database.exists():
+        return _failed(
+            "tasks", f"{database} is gone, so the running mesh accepts no tasks", "put it back, or restart the mesh"
+        )
+    return Finding(check="tasks", verdict=Verdict.OK, detail="nothing acknowledged is known to be missing")
+
+
+def _socket_path(home: WeftHome) -> Finding:
+    length = len(os.fsencode(home.run / "runner-local.sock"))
+    if length > MAX_SOCKET_PATH_BYTES:
+        return Finding(
+            check="sockets",
+            verdict=Verdict.WARNING,
+            detail=f"the path is {length} bytes long, loopback ports are used instead",
+            remedy="a shorter --home",
+        )
+    return Finding(check="sockets", verdict=Verdict.OK, detail=str(home.run))
+
+
+def _models(config: WeftConfig) -> str:
+    told = []
+    for runner in configured_runners(config):
+        without_file = "a provider's" if runner.runtime == "openai_remote" else "a server that runs already"
+        told += [f"{model.name} ({model.path or without_file})" for model in runner.models]
+    return ", ".join(told)
+
+
+def _startable(config: WeftConfig, home: WeftHome, config_path: Path | None) -> Finding:
+    """What `weft up` would say of the configuration before it starts anything."""
+    files = ", ".join(str(file) for file in config_files(config_path)) or f"defaults (there is no ./{CONFIG_NAME})"
+    # The services of a mesh are imported here alone: without their packages there is nothing to check, and `packages`
+    # says so.
+    if _packages().verdict is Verdict.FAILED:
+        return Finding(check="configuration", verdict=Verdict.OK, detail=files)
+    from weft_app.compose.preflight import require_startable  # noqa: PLC0415
+
+    try:
+        require_startable(config, home)
+    except WeftError as error:
+        return _failed("configuration", f"{files}: {error.message}", "correct the file; `weft up` refuses it")
+    return Finding(check="configuration", verdict=Verdict.OK, detail=files)
+
+
+def _attached_servers(config: WeftConfig) -> Iterator[Finding]:
+    """What each server that runs already says of the model that it is configured for."""
+    for runner in config.runners or ():
+        for model in runner.models if runner.runtime == "openai_http" else ():
+            yield _attached_server(model)
+
+
+def _attached_server(model: ModelSection) -> Finding:
+    fault = fault_of_server(model, os.environ)
+    if fault is None:
+        return Finding(check="server", verdict=Verdict.OK, detail=f"{model.name}: its server answers and has it")
+    detail = f"{model.name}: {fault.words}"
+    if not fault.is_there and model.wake is not None:
+        return Finding(check="server", verdict=Verdict.OK, detail=f"{detail}; the first request wakes it")
+    verdict = Verdict.WARNING if fault.is_there else Verdict.FAILED
+    return Finding(check="server", verdict=verdict, detail=detail, remedy=fault.remedy)
+
+
+def _accelerators() -> Finding:
+    """The cards that the driver names; a driver that hangs is waited for only so long."""
+    lines: list[Finding] = []
+    reading = Thread(target=lambda: lines.append(_read_accelerators()), daemon=True)
+    reading.start()
+    reading.join(DRIVER_SECONDS)
+    return (
+        lines[0]
+        if lines
+        else Finding(
+            check="accelerators",
+            verdict=Verdict.WARNING,
+            detail=f"NVIDIA's driver did not answer within {DRIVER_SECONDS:g} s",
+            remedy="nvidia-smi",
+        )
+    )
+
+
+def _read_accelerators() -> Finding:
+    reading = NvmlReader().read()
+    match reading.health:
+        case Health.WELL if reading.devices:
+            cards = ", ".join(f"{device.name} ({size_words(device.total_bytes)})" for device in reading.devices)
+            return Finding(check="accelerators", verdict=Verdict.OK, detail=cards)
+        case Health.FAILED:
+            return Finding(
+                check="accelerators", verdict=Verdict.WARNING, detail="NVIDIA's library fails", remedy="nvidia-smi"
+            )
+        case _:
+            detail = "no NVIDIA card or driver here: models run on the CPU unless their engine brings another"
+            return Finding(check="accelerators", verdict=Verdict.OK, detail=detail)
+
+
+def _keys(config: WeftConfig) -> Iterator[Finding]:
+    """Whether the variables hold keys that models need; what they hold is not shown."""
+    models = [model for runner in config.runners or () for model in runner.models]
+    waiting: dict[str, list[str]] = {}
+    for model in models:
+        if model.api_key_env is not None:
+            waiting.setdefault(model.api_key_env, []).append(model.name)
+    for variable, names in sorted(waiting.items()):
+        try:
+            read_key(variable, os.environ)
+        except WeftError as error:
+            yield _failed(
+                "keys", f"{', '.join(names)}: {error.message}", f"export {variable}=... before you start weft"
+            )
+        else:
+            yield Finding(check="keys", verdict=Verdict.OK, detail=f"{variable} is set, for {', '.join(names)}")
+
+
+def _server() -> str:
+    return " ".join(llama_command(None))
+
+
+def _port(home: WeftHome, port: int) -> Finding:
+    running = home.running()
+    if running is not None and running["url"].endswith(f":{port}"):
+        return Finding(check="port", verdict=Verdict.OK, detail=f"{port}: used by the mesh on this home")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            other = DEFAULT_PORT + 1 if port == DEFAULT_PORT else DEFAULT_PORT
+            return _failed("port", f"{port}: {error.strerror}", f"weft up --port {other}")
+    return Finding(check="port", verdict=Verdict.OK, detail=f"{port} is free")
+
+
+def _clocks(home: WeftHome) -> Iterator[Finding]:
+    """One finding per runner whose clock is notably off, where a registry runs on this home."""
+    if home.running() is None and not (home.run / "registry.sock").exists():
+        return
+    try:
+        with connect_registry(home=home.root) as registry:
+            documents = registry.documents(ResourceKind.RUNNER)
+    except WeftError:
+        return
+    for document in documents:
+        if not isinstance(document, RunnerDocument) or document.status is None:
+            continue
+        status = document.status
+        if status.clock_offset_seconds is not None and status.state == "active":
+            refused = "; it takes no requests" if status.clock_refused else ""
+            yield Finding(
+                check="clock",
+                verdict=Verdict.FAILED if status.clock_refused else Verdict.WARNING,
+                detail=f"runner {document.name}: {offset_words(status.clock_offset_seconds)}{refused}",
+                remedy=f"set the clock of {status.host} right (NTP)",
+            )
+
+
+def _engines(home: WeftHome) -> Iterator[Finding]:
+    """How the engines of the mesh on this home did: one finding per model whose engine ended because of a fault."""
+    try:
+        with connect_registry(home=home.root) as registry:
+            documents = registry.documents(ResourceKind.MODEL)
+    except WeftError as error:
+        yield Finding(check="engines", verdict=Verdict.WARNING, detail=error.message, remedy="weft events")
+        return
+    statuses = [document.status for document in documents if isinstance(document, ModelDocument)]
+    faulty = [status.instance for status in statuses if status and status.instance and status.instance.fault_count]
+    for instance in faulty:
+        count = instance.fault_count
+        yield Finding(
+            check="engines",
+            verdict=Verdict.WARNING,
+            detail=f"{instance.model}: ended {count} {'time' if count == 1 else 'times'} because of a fault, "
+            f"the last time: {instance.last_fault or 'unknown'}",
+            remedy=f"weft describe model/{instance.model}",
+        )
+    if not faulty:
+        yield Finding(check="engines", verdict=Verdict.OK, detail="none ended because of a fault")
+
+
+def _attempt(check: str, look: Callable[[], str], remedy: str) -> Finding:
+    try:
+        return Finding(check=check, verdict=Verdict.OK, detail=look())
+    except WeftError as error:
+        return _failed(check, error.message, remedy)
+
+
+def _failed(check: str, detail: str, remedy: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy)

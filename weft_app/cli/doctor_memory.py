@@ -1,0 +1,36 @@
+"""What `weft doctor` says of accelerator memory that has no owner in the mesh that runs."""
+
+from collections.abc import Iterable
+
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2
+from weft.client._address import mesh_address
+from weft.client._lease_calls import LeaseCalls
+from weft.kernel.errors import WeftError
+from weft.kernel.sizes import size_words
+from weft_app.compose.home import WeftHome
+
+MAX_NAMED_LEASES = 4
+
+
+def unowned_leases(home: WeftHome) -> str | None:
+    """The leases without an owner, in words; empty: every lease has one. None: no mesh runs here, or it is away."""
+    if home.running() is None:
+        return None
+    calls = LeaseCalls(mesh_address(home.root, "registry"), lease_pb2.LeaseHolder())
+    try:
+        return unowned_words(calls.hosts())
+    except WeftError:
+        return None
+    finally:
+        calls.close()
+
+
+def unowned_words(hosts: Iterable[lease_service_pb2.HostMemory]) -> str:
+    """The leases of these hosts that have no owner, in words; empty: every lease has one."""
+    found = [(host.host, lease) for host in hosts for lease in host.leases if lease.unowned]
+    words = [
+        f"{size_words(sum(share.bytes for share in lease.shares))} on {host} for {lease.purpose} of {lease.holder.name}"
+        for host, lease in found[:MAX_NAMED_LEASES]
+    ]
+    more = f" and {len(found) - MAX_NAMED_LEASES} more" if len(found) > MAX_NAMED_LEASES else ""
+    return ", ".join(words) + more

@@ -1,0 +1,140 @@
+"""`weft estimate`: the accelerator memory that a model will take, before it is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runner_svc.backends.llama_server_arguments import CACHE_TYPES, configured_parameters
+from runner_svc.memory.estimate import ModelFacts, known_model, read_model_facts, settings_for
+from runner_svc.memory.learned import LearnedMemory, learned_file
+from runner_svc.policy.memory_estimate import MEBIBYTE, MemoryEstimate, MemorySettings, estimate_memory
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.sizes import size_words
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.output import Column, print_document, print_table
+from weft_app.compose.demo import DEMO_MODEL, demo_runner
+from weft_app.compose.home import WeftHome
+from weft_app.config.config import load_config
+from weft_app.config.runner_sections import ModelSection
+
+if TYPE_CHECKING:
+    from runner_svc.policy.load_parameters import LoadValue
+
+DEFAULT_CONTEXT_TOKENS = 2048
+DEFAULT_SLOTS = 4
+"""As a model of a configuration file that says nothing else."""
+_COLUMNS = (Column("PART", lambda row: row["name"]), Column("SIZE", lambda row: size_words(row["bytes"])))
+_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "learned": "earlier loads",
+        "manifest": "configuration",
+        "header": "file's header",
+        "file_size": "file's size",
+        "name": "name",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is estimated."""
+
+    name: str
+    path: Path | None = None
+    model: ModelSection | None = None
+    """As it is configured; None: it is not."""
+    runner: str = ""
+
+
+def estimate(
+    target: Annotated[str, typer.Argument(metavar="PATH|NAME", help="File, folder, configured model, or just a name.")],
+    ctx: Annotated[int | None, typer.Option("--ctx", min=1, max=16_777_216, help="Context of one slot.")] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, max=1024, help="Requests at once.")] = None,
+    cache_type: Annotated[str, typer.Option("--cache-type", help="Type of the cache: " + ", ".join(CACHE_TYPES))] = "",
+    config: ConfigOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Show what memory a model will take, and what the estimate comes from.
+
+    Example: weft estimate ~/models/qwen-7b-q4_k_m.gguf --ctx 8192 --slots 2
+    """
+    with reporting():
+        if cache_type and cache_type not in CACHE_TYPES:
+            raise invalid_field("--cache-type", f"must be one of: {', '.join(CACHE_TYPES)}")
+        subject = _subject(target, config)
+        settings = _settings(subject, ctx, slots, cache_type)
+        facts = ModelFacts() if subject.path is None else read_model_facts(subject.path)
+        found = _estimate(subject, facts, settings, home)
+        if found is None:
+            raise WeftError(
+                Reason.NOT_FOUND,
+                f"there is no file and no configured model {target}, and the name does not say how large it is",
+            )
+        document = _document(subject, facts, settings, found)
+        if output is OutputFormat.TABLE:
+            _print(document)
+        else:
+            print_document(document, output)
+
+
+def _subject(target: str, config: Path | None) -> _Subject:
+    path = Path(target).expanduser()
+    if path.exists():
+        return _Subject(name=path.name, path=path)
+    runners = load_config(config).runners
+    if runners is None and target == DEMO_MODEL:
+        runners = (demo_runner(),)
+    for runner in runners or ():
+        for model in runner.models:
+            if model.name == target:
+                file = None if model.path is None else model.path.expanduser()
+                return _Subject(name=target, path=file, model=model, runner=runner.name)
+    return _Subject(name=Path(target).name)
+
+
+def _settings(subject: _Subject, ctx: int | None, slots: int | None, cache_type: str) -> MemorySettings:
+    model = subject.model
+    parameters: dict[str, LoadValue] = {} if model is None else configured_parameters(model.extra_arguments)
+    if cache_type:
+        parameters |= {"cache_type_k": cache_type, "cache_type_v": cache_type}
+    usual_context = DEFAULT_CONTEXT_TOKENS if model is None else model.context_tokens
+    usual_slots = DEFAULT_SLOTS if model is None else model.slots
+    return settings_for(ctx or usual_context, slots or usual_slots, parameters)
+
+
+def _estimate(subject: _Subject, facts: ModelFacts, settings: MemorySettings, home: Path) -> MemoryEstimate | None:
+    model = subject.model
+    measured: tuple[int, ...] = ()
+    if model is not None and facts.identity is not None:
+        state = WeftHome(home.expanduser().absolute()).state / "runners"
+        measured = tuple(LearnedMemory(learned_file(state, subject.runner)).measurements(facts.identity, settings))
+    declared = None if model is None or model.memory_mb is None else model.memory_mb * MEBIBYTE
+    return estimate_memory(known_model(subject.name, facts, declared, measured), settings)
+
+
+def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, found: MemoryEstimate) -> dict[str, Any]:
+    return {
+        "kind": "MemoryEstimate",
+        "name": subject.name,
+        "source": found.source.value,
+        "bytes": found.bytes,
+        "parts": [{"name": part.name, "bytes": part.bytes} for part in found.parts],
+        "contextTokens": settings.context_tokens,
+        "slots": settings.slots,
+        "cacheTypeK": settings.cache_type_k,
+        "cacheTypeV": settings.cache_type_v,
+        "quantization": facts.quantization,
+        "trainedContextTokens": facts.context_tokens,
+    }
+
+
+def _print(document: dict[str, Any]) -> None:
+    basis = f"{document['contextTokens']} tokens in each of {document['slots']} slots"
+    total = {"name": f"total (from its {_WORDS[document['source']]}; {basis})"}
+    print_table([*document["parts"], total | {"bytes": document["bytes"]}], _COLUMNS)

@@ -1,0 +1,88 @@
+"""`weft events`: what happened lately."""
+
+from typing import Annotated
+
+import typer
+
+from weft.client.resources import connect_registry
+from weft.documents.documents import EventDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.rendering import plain, yaml_text
+from weft.kernel.errors import invalid_field
+from weft_app.cli.columns import EVENT_COLUMNS, resource
+from weft_app.cli.completion import complete_resource
+from weft_app.cli.follow import MAX_PAST_EVENTS, follow_events
+from weft_app.cli.options import (
+    DEFAULT_HOME,
+    EXIT_OK,
+    HomeOption,
+    ResourceFormat,
+    ResourceOutputOption,
+    WatchOption,
+    reporting,
+)
+from weft_app.cli.output import TextTable, json_line, json_text, say
+from weft_app.cli.targets import parse_targets
+
+
+def events(
+    resources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KIND [NAME]]", help="Only of this kind, or this resource.", autocompletion=complete_resource
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAST_EVENTS, help="The newest this many.")] = 100,
+    output: ResourceOutputOption = ResourceFormat.TABLE,
+    watch: WatchOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show what happened lately, oldest first.
+
+    Example: weft events model qwen -w
+    """
+    with reporting(interrupted=EXIT_OK if watch else 130):
+        kind, name = _scope(resources or [])
+        if watch:
+            _follow(kind, name, limit, output, home)
+            return
+        with connect_registry(home=home) as registry:
+            found = registry.events(kind, name, limit)
+        say(_render(found, output))
+
+
+def _scope(words: list[str]) -> tuple[ResourceKind | None, str]:
+    if not words:
+        return None, ""
+    kind, targets = parse_targets(words)
+    if len(targets) > 1:
+        raise invalid_field("NAME", "name one resource, or only a kind")
+    return kind, targets[0].name if targets else ""
+
+
+def _render(events: list[EventDocument], output: ResourceFormat) -> str:
+    match output:
+        case ResourceFormat.JSON:
+            return json_text({"kind": "EventList", "items": [plain(event) for event in events]})
+        case ResourceFormat.YAML:
+            return "---\n".join(yaml_text(plain(event)) for event in events) or "# there are no events\n"
+        case ResourceFormat.NAME:
+            return "".join(f"{resource(event)}\n" for event in events)
+        case _:
+            return TextTable(EVENT_COLUMNS).text(events)
+
+
+def _follow(kind: ResourceKind | None, name: str, limit: int, output: ResourceFormat, home: HomeOption) -> None:
+    table = TextTable(EVENT_COLUMNS)
+    if output in (ResourceFormat.TABLE, ResourceFormat.WIDE):
+        say(table.text(()))
+    for event in follow_events(home, kind, name, limit):
+        match output:
+            case ResourceFormat.JSON:
+                say(json_line(plain(event)))
+            case ResourceFormat.YAML:
+                say("---\n" + yaml_text(plain(event)))
+            case ResourceFormat.NAME:
+                say(f"{resource(event)}\n")
+            case _:
+                say(table.line(table.cells(event)))

@@ -1,0 +1,256 @@
+"""`weft keys`: the API keys with which callers show who they are."""
+
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.client._address import mesh_address
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import DEFAULT_SCOPES, Resource
+from weft_app.cli.join_tokens import lifetime_seconds
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, reporting
+from weft_app.cli.output import Column, print_document, print_table, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
+
+CALL_TIMEOUT_SECONDS = 5.0
+COMPLETION_TIMEOUT_SECONDS = 0.25
+_OPTIONS = {
+    "description": "--description",
+    "tenant": "--tenant",
+    "lifetime": "--expires",
+    "grace": "--grace",
+    "id": "ID",
+}
+
+app = typer.Typer(help="Manage API keys: who may do what, and for which tenant.", no_args_is_help=True)
+
+
+class KeyRole(StrEnum):
+    """Scopes that belong together."""
+
+    USER = "user"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    SERVICE = "service"
+
+
+class KeyFormat(StrEnum):
+    """How these commands print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+def scopes_of(role: KeyRole) -> tuple[str, ...]:
+    """The scopes of a role; docs/keys.md shows the same table."""
+    match role:
+        case KeyRole.USER:
+            return DEFAULT_SCOPES
+        case KeyRole.VIEWER:
+            return ("*:view",)
+        case KeyRole.OPERATOR:
+            return tuple(f"{each.value}:*" for each in Resource if each not in (Resource.KEYS, Resource.MESH))
+        case KeyRole.ADMIN:
+            return ("*:*",)
+        case KeyRole.SERVICE:
+            # A gateway asks the registry for whatever its callers may ask it for.
+            return ("*:*", f"{Resource.MESH.value}:*")
+
+
+_COLUMNS = (
+    Column("ID", lambda key: key["id"]),
+    Column("STATE", lambda key: key["state"]),
+    Column("TENANT", lambda key: key["tenant"]),
+    Column("SCOPES", lambda key: ",".join(key.get("scopes", ()))),
+    Column("CREATED", lambda key: key.get("createTime", "")),
+    Column("EXPIRES", lambda key: key.get("expireTime", "never")),
+    Column("DESCRIPTION", lambda key: key.get("description", "")),
+)
+
+
+def complete_key_id(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of the keys that there are now."""
+    try:
+        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
+
+        with _keys(ctx.params.get("home") or DEFAULT_HOME) as stub:
+            found = stub.ListKeys(pb.ListKeysRequest(), timeout=COMPLETION_TIMEOUT_SECONDS).keys
+    except (WeftError, OSError, ValueError):
+        # A half-typed command line is no place to say what is wrong with the mesh.
+        return []
+    return [key.id for key in found if key.id.startswith(incomplete) and not key.HasField("revoke_time")]
+
+
+FormatOption = Annotated[
+    KeyFormat, typer.Option("--output", "-o", help="How to print; `name` prints the id, or where one is made, the key.")
+]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the key, from `weft keys list`.", autocompletion=complete_key_id)
+]
+
+
+@app.command("create")
+def create(
+    *,
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose requests it sends. Default: `default`.")] = "",
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="What it may do, such as `models:view`; repeatable.")
+    ] = None,
+    role: Annotated[
+        KeyRole | None, typer.Option("--role", help="Scopes that belong together. Default without --scope: user.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="How long it is good, such as 12h or 90d. Default: for good.")
+    ] = None,
+    description: Annotated[str, typer.Option("--description", "-d", help="What it is for.")] = "",
+    home: HomeOption = DEFAULT_HOME,
+    output: FormatOption = KeyFormat.TABLE,
+) -> None:
+    """Make a key, and print it. It is shown this once.
+
+    Example: weft keys create --tenant team-a --role user --expires 90d --description "Ann's notebook"
+    """
+    with reporting(), naming_fields(_option_of):
+        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
+
+        wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
+        request = pb.CreateKeyRequest(description=description, tenant=tenant, scopes=wanted)
+        if expires is not None:
+            request.lifetime.FromSeconds(lifetime_seconds(expires, "--expires"))
+        with _keys(home) as stub:
+            created = stub.CreateKey(request, timeout=CALL_TIMEOUT_SECONDS)
+        _show_new(home, created.key, created.text, output)
+
+
+@app.command("list")
+def list_keys(home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.TABLE) -> None:
+    """List the keys, newest first, without their secrets. Those that ended stay for 30 days.
+
+    Example: weft keys list -o json
+    """
+    with reporting():
+        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
+
+        with _keys(home) as stub:
+            found = stub.ListKeys(pb.ListKeysRequest(), timeout=CALL_TIMEOUT_SECONDS).keys
+        rows = [_plain(key) for key in found]
+        match output:
+            case KeyFormat.TABLE:
+                print_table(rows, _COLUMNS)
+            case KeyFormat.NAME:
+                say("".join(f"{row['id']}\n" for row in rows))
+            case _:
+                print_document({"kind": "ApiKeyList", "items": rows}, OutputFormat(output))
+
+
+@app.command("revoke")
+def revoke(key_id: IdArgument, home: HomeOption = DEFAULT_HOME, output: FormatOption = KeyFormat.TABLE) -> None:
+    """Make a key useless at once. Requests that run go on to their end.
+
+    Example: weft keys revoke 3k9x0a7bq2mz
+    """
+    with reporting(), naming_fields(_option_of):
+        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
+
+        with _keys(home) as stub:
+            stub.RevokeKey(pb.RevokeKeyRequest(id=key_id), timeout=CALL_TIMEOUT_SECONDS)
+        match output:
+            case KeyFormat.TABLE:
+                say(f"key {key_id} revoked\n")
+            case KeyFormat.NAME:
+                say(f"{key_id}\n")
+            case _:
+                print_document({"kind": "ApiKey", "id": key_id, "state": "revoked"}, OutputFormat(output))
+
+
+@app.command("rotate")
+def rotate(
+    key_id: IdArgument,
+    grace: Annotated[
+        str | None, typer.Option("--grace", help="How long the old secret stays good, 0 to 30d. Default: 1h.")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    output: FormatOption = KeyFormat.TABLE,
+) -> None:
+    """Give a key a new secret, and print it. It is shown this once; a still older secret ends at once.
+
+    Example: weft keys rotate 3k9x0a7bq2mz --grace 1d
+    """
+    with reporting(), naming_fields(_option_of):
+        from weft.api.registry.v1 import key_service_pb2 as pb  # noqa: PLC0415 - every command starts fast
+
+        request = pb.RotateKeyRequest(id=key_id)
+        if grace is not None:
+            request.grace.FromSeconds(0 if grace == "0" else lifetime_seconds(grace, "--grace"))
+        with _keys(home) as stub:
+            rotated = stub.RotateKey(request, timeout=CALL_TIMEOUT_SECONDS)
+        until = rotated.old_expire_time.ToJsonString()
+        _show_new(home, rotated.key, rotated.text, output, old_good_until=until)
+
+
+@contextmanager
+def _keys(home: "Path") -> "Iterator[KeyServiceStub]":
+    import grpc  # noqa: PLC0415 - every command starts fast
+
+    from weft.api.registry.v1 import key_service_pb2_grpc  # noqa: PLC0415
+    from weft.client._channel import open_mesh_channel  # noqa: PLC0415
+    from weft.kernel.reasons import Reason  # noqa: PLC0415
+    from weft.kernel.rpc import error_from_call  # noqa: PLC0415
+
+    with open_mesh_channel(mesh_address(home, "registry")) as channel:
+        try:
+            yield key_service_pb2_grpc.KeyServiceStub(channel)
+        except grpc.RpcError as error:
+            raise error_from_call(error, Reason.SERVICE_UNAVAILABLE) from error
+
+
+def _show_new(home: "Path", key: Any, text: str, output: KeyFormat, *, old_good_until: str = "") -> None:
+    """A key that has a new secret. This is the only time that it is shown."""
+    match output:
+        case KeyFormat.NAME:
+            say(f"{text}\n")
+        case KeyFormat.TABLE:
+            old = f"the old secret is good until {old_good_until}\n" if old_good_until else ""
+            say(f"key  {text}\n\ntry it:\n\n  {_curl_line(home, text)}\n\n{old}It is not shown again.\n")
+        case _:
+            document = {"kind": "ApiKey", **_plain(key), "key": text}
+            if old_good_until:
+                document["oldExpireTime"] = old_good_until
+            print_document(document, OutputFormat(output))
+
+
+def _curl_line(home: "Path", text: str) -> str:
+    from weft_app.compose.home import WeftHome  # noqa: PLC0415 - every command starts fast
+
+    running = WeftHome(home.expanduser().absolute()).running()
+    url = running["url"] if running and "url" in running else "http://HOST:PORT"
+    return f"curl {url}/v1/models -H 'Authorization: Bearer {text}'"
+
+
+def _option_of(field: str) -> str:
+    """The option or argument of a field of a request."""
+    return "--scope" if field.startswith("scopes") else _OPTIONS.get(field, field)
+
+
+def _plain(key: Any) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict  # noqa: PLC0415 - every command starts fast
+
+    return {**MessageToDict(key), "state": _state(key)}
+
+
+def _state(key: Any) -> str:
+    if key.HasField("revoke_time"):
+        return "revoked"
+    is_over = key.HasField("expire_time") and key.expire_time.ToDatetime(tzinfo=UTC) <= datetime.now(UTC)
+    return "expired" if is_over else "good"

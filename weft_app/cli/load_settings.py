@@ -1,0 +1,153 @@
+"""The options that say how a model is loaded and what is flushed: shared by who does it and who signs it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, FlushScope, LoadSettings, LoadValue
+from weft.documents.operation_fields import operation_field
+from weft.documents.operation_messages import MEBIBYTE
+from weft.kernel.durations import keep_alive_seconds
+from weft.kernel.errors import invalid_field
+from weft.kernel.sizes import parse_size
+from weft_app.cli.options import naming_fields
+
+ContextOption = Annotated[
+    int | None, typer.Option("--ctx", "--context-tokens", min=16, max=16_777_216, help="Context of one slot in tokens.")
+]
+QuantizationOption = Annotated[
+    str | None, typer.Option("--quantization", "-q", help="A declared variant of the model, such as q8_0.")
+]
+BudgetOption = Annotated[
+    str | None, typer.Option("--budget", metavar="SIZE", help="Most accelerator memory it may take, such as 8GiB.")
+]
+EvictOption = Annotated[str, typer.Option("--evict", metavar="MODEL", help="Unload this model first.")]
+ReplicasOption = Annotated[
+    int, typer.Option("--replicas", min=0, max=64, help="Of a pool: how many members are loaded afterwards.")
+]
+PinOption = Annotated[bool, typer.Option("--pin", help="Never evict it for another model.")]
+KeepAliveOption = Annotated[
+    str | None,
+    typer.Option("--keep-alive", metavar="TIME", help="How long it stays after a request: 5m, 0, or -1 for ever."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Another setting of its engine; `weft describe` lists them."),
+]
+
+
+_KEY = "[key]"
+_SHOWN_CHARS = 64
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "MODEL",
+        "contextTokens": "--ctx",
+        "quantization": "--quantization",
+        "memoryBudgetMb": "--budget",
+        "keepAlive": "--keep-alive",
+        "parameters": "--set",
+        "evictModel": "--evict",
+        "replicas": "--replicas",
+        "scope": "--all",
+        "model": "--model",
+        "tenant": "--tenant",
+        "tag": "--tag",
+        "runner": "--runner",
+        "authorization": "--token",
+        "Idempotency-Key": "--request-id",
+    }
+)
+
+
+def load_settings(
+    *,
+    context_tokens: int | None,
+    quantization: str | None,
+    budget: str | None,
+    pin: bool,
+    keep_alive: str | None,
+    parameters: Sequence[str],
+) -> LoadSettings:
+    """What the options say. Raises INVALID_ARGUMENT naming the option."""
+    try:
+        return LoadSettings(
+            context_tokens=context_tokens,
+            quantization=quantization,
+            memory_budget_mb=None if budget is None else _whole_megabytes(parse_size(budget, "--budget")),
+            keep_alive=None if keep_alive is None else keep_alive_seconds(keep_alive, "--keep-alive"),
+            pin=pin,
+            parameters=parse_parameters(parameters),
+        )
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(str(step) for step in found["loc"] if step != _KEY)
+        raise invalid_field(option_of(field), found["msg"].removeprefix("Value error, ")) from None
+
+
+def flush_scope(everything: bool, model: str, tenant: str, tag: str) -> FlushScope:
+    """What `weft flush` and `weft sign flush` are to forget, by their options. Raises INVALID_ARGUMENT."""
+    if everything:
+        if tenant or tag:
+            raise invalid_field("--all", "is everything; leave out --tenant and --tag")
+        return "all"
+    if tag:
+        return "tag"
+    if tenant:
+        return "tenant"
+    if model:
+        return "model"
+    raise invalid_field("--all", "say what to forget: --all, --model, --tenant or --tag")
+
+
+def option_of(field: str) -> str:
+    """The option for a field of an operation, as the documents name it; the field itself where there is none."""
+    name, _, parameter = field.partition(".")
+    option = _OPTIONS.get(name, field)
+    return f"{option} {parameter[:_SHOWN_CHARS]}" if parameter and name == "parameters" else option
+
+
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """What is refused in the block is refused by the name of the option that it came from."""
+    with naming_fields(lambda field: option_of(operation_field(field))):
+        yield
+
+
+def parse_parameters(words: Sequence[str]) -> dict[str, LoadValue]:
+    """`name=value` each: numbers as numbers, true and false as flags, all else as words.
+
+    A word that looks like a flag to us but is one of the engine's own, such as on and off, is left a word: only true
+    and false are flags. Raises INVALID_ARGUMENT.
+    """
+    if len(words) > MAX_LOAD_PARAMETERS:
+        raise invalid_field("--set", f"at most {MAX_LOAD_PARAMETERS}")
+    found: dict[str, LoadValue] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (name and equals and value):
+            raise invalid_field("--set", f"must be NAME=VALUE, such as cache_type_k=q8_0; it is {word[:64]}")
+        if name in found:
+            raise invalid_field("--set", f"{name[:64]} is given twice")
+        found[name] = _value(value)
+    return found
+
+
+def _whole_megabytes(size: int) -> int:
+    if size < MEBIBYTE:
+        raise invalid_field("--budget", "must be at least 1 MiB")
+    return size // MEBIBYTE
+
+
+def _value(text: str) -> LoadValue:
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,208 @@
+"""`weft load`, `weft unload`, `weft flush` and `weft logs`."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+
+from weft.api.operations.v1 import operation_pb2
+from weft.client.operations import Operations, connect_operations
+from weft.client.resources import connect_registry
+from weft.client.runners import connect_runner_of
+from weft.documents.operation_documents import OperationDocument
+from weft.documents.operation_messages import flush_action, load_action, unload_action
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import require_name, require_request_id
+from weft_app.cli.completion import complete_model
+from weft_app.cli.load_settings import (
+    BudgetOption,
+    ContextOption,
+    EvictOption,
+    KeepAliveOption,
+    PinOption,
+    QuantizationOption,
+    ReplicasOption,
+    SetOption,
+    flush_scope,
+    load_settings,
+    naming_options,
+)
+from weft_app.cli.operation_progress import follow, outcome_words
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
+from weft_app.cli.output import safe_text, say
+from weft_app.cli.tasks import is_about_tasks, print_answer
+
+DEFAULT_LINES = 100
+MAX_LINES = 1000
+MAX_TOKEN_BYTES = 16 * 1024
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model.", autocompletion=complete_model)]
+MembersArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show how far it is, also where nobody watches a terminal.")
+]
+NoWaitOption = Annotated[
+    bool, typer.Option("--no-wait", help="Print the operation's name and do not wait for its end.")
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", metavar="FILE", help="What `weft sign` and `weft approve` made; - for what comes in."),
+]
+RequestIdOption = Annotated[
+    str, typer.Option("--request-id", help="Your own id of this call: the same id is never carried out twice.")
+]
+
+
+def load(
+    model: MembersArgument,
+    *,
+    context_tokens: ContextOption = None,
+    quantization: QuantizationOption = None,
+    budget: BudgetOption = None,
+    evict: EvictOption = "",
+    replicas: ReplicasOption = 0,
+    pin: PinOption = False,
+    keep_alive: KeepAliveOption = None,
+    parameters: SetOption = None,
+    token: TokenOption = None,
+    watch: WatchOption = False,
+    no_wait: NoWaitOption = False,
+    request_id: RequestIdOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Load a model, and keep it loaded until it is unloaded. Other settings than those it runs with load it again.
+
+    Example: weft load qwen --ctx 8192 --watch
+    """
+    with reporting(), naming_options():
+        settings = load_settings(
+            context_tokens=context_tokens,
+            quantization=quantization,
+            budget=budget,
+            pin=pin,
+            keep_alive=keep_alive,
+            parameters=parameters or (),
+        )
+        action = load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
+        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
+
+
+def unload(
+    model: MembersArgument,
+    *,
+    token: TokenOption = None,
+    watch: WatchOption = False,
+    no_wait: NoWaitOption = False,
+    request_id: RequestIdOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Let the requests of a model end, then put it to sleep; the next request wakes it.
+
+    Example: weft unload qwen
+    """
+    with reporting(), naming_options():
+        action = unload_action(require_name(model, "MODEL"))
+        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
+
+
+def flush(
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is cached.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Cached under this tag.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="On this runner alone.")] = "",
+    token: TokenOption = None,
+    watch: WatchOption = False,
+    no_wait: NoWaitOption = False,
+    request_id: RequestIdOption = "",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Forget cached prefixes. Requests under way keep theirs until they end.
+
+    Example: weft flush --tenant acme
+    """
+    with reporting(), naming_options():
+        scope = flush_scope(everything, model, tenant, tag)
+        action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
+        _carry_out(action, token, request_id, home, watch=watch, wait=not no_wait)
+
+
+_NO_OUTPUT: Mapping[str, str] = MappingProxyType(
+    {
+        "openai_http": "weft did not start this server; its output is where it was started",
+        "openai_remote": "this is a provider's model, whose output stays with the provider",
+    }
+)
+"""Runtimes without an output of theirs here, and why."""
+
+
+def logs(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL", help="A model; or task/ID for the answer of a task.", autocompletion=complete_model
+        ),
+    ],
+    follow_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=MAX_LINES, help="Last lines.")] = DEFAULT_LINES,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show what the backend of a model printed, or what a task has said.
+
+    Example: weft logs qwen -f
+    """
+    with reporting(interrupted=0):
+        if is_about_tasks(words):
+            print_answer(words, home, follow=follow_on)
+            return
+        if len(words) != 1:
+            raise invalid_field("MODEL", "name one model, or one task as task/ID")
+        model = require_name(words[0], "MODEL")
+        with connect_registry(home=home) as registry, connect_runner_of(registry, model) as runner:
+            if runner.runtime in _NO_OUTPUT:
+                note(f"{model}: {_NO_OUTPUT[runner.runtime]}")
+                return
+            for response in runner.log_lines(lines, follow=follow_on):
+                if response.lost_line_count:
+                    note(f"{response.lost_line_count} lines were lost: this reader is too slow")
+                sys.stdout.write("".join(f"{safe_text(line)}\n" for line in response.lines))
+                sys.stdout.flush()
+
+
+def _carry_out(
+    action: operation_pb2.OperationAction, token: str | None, request_id: str, home: Path, *, watch: bool, wait: bool
+) -> None:
+    if request_id:
+        require_request_id(request_id, "--request-id")
+    authorization = "" if token is None else read_token(token)
+    with connect_operations(home=home) as operations:
+        operation = operations.create(action, request_id=request_id, authorization=authorization)
+        if not wait:
+            say(f"{operation.name}\n")
+            return
+        say(f"{outcome_words(_ended(operations, operation, watch=watch))}\n")
+
+
+def _ended(operations: Operations, operation: OperationDocument, *, watch: bool) -> OperationDocument:
+    return follow(operations, operation, shown=watch or sys.stderr.isatty())
+
+
+def read_token(place: str) -> str:
+    """What a file, or `-` for standard input, holds. Raises INVALID_ARGUMENT naming --token."""
+    try:
+        with sys.stdin.buffer if place == "-" else Path(place).expanduser().open("rb") as file:
+            data = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise invalid_field("--token", f"{place} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_TOKEN_BYTES:
+        raise invalid_field("--token", f"is longer than {MAX_TOKEN_BYTES} bytes")
+    try:
+        return data.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise invalid_field("--token", "is not UTF-8 text") from None

@@ -1,0 +1,112 @@
+"""`weft ps`: what runs."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.client.resources import connect_registry, describe_runner
+from weft.documents.documents import RunnerDocument
+from weft.documents.kinds import ResourceKind
+from weft.documents.statuses import InstanceStatus, RunnerStatus
+from weft.kernel.sizes import size_words
+from weft_app.cli.memory_description import until_words
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
+from weft_app.cli.output import Column, print_resources
+
+MAX_ASKED_AT_ONCE = 16
+"""Runners; one that does not answer must not hold up the others."""
+
+_COLUMNS = (
+    Column("MODEL", lambda row: row["model"]),
+    Column("RUNNER", lambda row: row["runner"]),
+    Column("HOST", lambda row: row["host"]),
+    Column("RUNTIME", lambda row: row["runtime"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("SLOTS", lambda row: f"{row['slotsUsed']}/{row['slotsTotal']}"),
+    Column("VRAM", lambda row: size_words(row["memoryBytes"]) if row["memoryBytes"] else "-"),
+    Column("UNTIL", lambda row: row["until"], ticks=True),
+    Column("CONTEXT", lambda row: str(row["contextTokens"] or "-")),
+    Column("PID", lambda row: str(row["pid"] or "-")),
+    Column("RESTARTS", lambda row: str(row["restarts"])),
+)
+
+
+def ps(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
+    """Show what runs: each model on each runner, its memory and until when it stays, its process and its slots.
+
+    Example: weft ps
+    """
+    with reporting():
+        with connect_registry(home=home) as registry:
+            runners = [one for one in registry.documents(ResourceKind.RUNNER) if isinstance(one, RunnerDocument)]
+        with ThreadPoolExecutor(MAX_ASKED_AT_ONCE) as pool:
+            rows = [row for processes in pool.map(_processes, runners) for row in processes]
+        print_resources("ProcessList", rows, _COLUMNS, output)
+
+
+def _processes(runner: RunnerDocument) -> list[dict[str, Any]]:
+    return list(_rows(runner))
+
+
+def _rows(runner: RunnerDocument) -> Iterator[dict[str, Any]]:
+    """One row per instance; the runner itself is asked for process ids, and may be unreachable."""
+    status = runner.status
+    if status is None:
+        return
+    active = status.state == "active"
+    description = describe_runner(status.address) if active else None
+    described = {instance.model: instance for instance in description.instances} if description else {}
+    for state in status.instances:
+        instance = described.get(state.model)
+        yield {
+            "model": state.model,
+            "runner": runner.name,
+            "host": status.host,
+            "runtime": status.runtime,
+            "state": state.phase if active else "gone",
+            "detail": state.detail or "",
+            "slotsUsed": len(instance.active_request_ids) if instance is not None else state.slots_used,
+            "slotsTotal": state.slots_total,
+            "memoryBytes": _memory_bytes(state),
+            "deviceIndexes": list(state.memory.device_indexes) if state.memory is not None else [],
+            "pinned": state.pinned,
+            "unloadAt": None if state.unload_at is None else state.unload_at.isoformat(),
+            "until": until_words(state.unload_at, pinned=state.pinned) if state.phase == "ready" else "-",
+            "contextTokens": state.context_tokens or 0,
+            "pid": instance.process_id if instance is not None else 0,
+            "restarts": instance.restart_count if instance is not None else 0,
+        }
+    known = {state.model for state in status.instances}
+    unknown = (one for one in described.values() if one.model not in known and one.process_id)
+    yield from (_unowned(runner.name, status, one) for one in unknown)
+
+
+def _unowned(runner: str, status: RunnerStatus, instance: pb.InstanceDescription) -> dict[str, Any]:
+    """The row of a model that the runner has and that the mesh does not know any more."""
+    return {
+        "model": instance.model,
+        "runner": runner,
+        "host": status.host,
+        "runtime": status.runtime,
+        "state": "unowned",
+        "detail": "the runner does not publish it any more",
+        "slotsUsed": len(instance.active_request_ids),
+        "slotsTotal": 0,
+        "memoryBytes": 0,
+        "deviceIndexes": [],
+        "pinned": False,
+        "unloadAt": None,
+        "until": "-",
+        "contextTokens": 0,
+        "pid": instance.process_id,
+        "restarts": instance.restart_count,
+    }
+
+
+def _memory_bytes(state: InstanceStatus) -> int:
+    """What it holds: as it was seen, or else as it is leased."""
+    memory = state.memory
+    if memory is None or not memory.leased_bytes:
+        return 0
+    return memory.leased_bytes if memory.measured_bytes is None else memory.measured_bytes

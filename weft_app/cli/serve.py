@@ -1,0 +1,173 @@
+"""`weft serve <service>`: one service in this process.
+
+Each command imports its own service when it runs: a runner host has neither the web stack nor the database installed.
+"""
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import structlog
+import typer
+import uvloop
+
+from weft.kernel.telemetry import configure_logging
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
+from weft_app.cli.output import say
+from weft_app.cli.serving import serving
+from weft_app.compose.home import WeftHome
+from weft_app.compose.runner_environment import RunnerEnvironment, read_environment
+from weft_app.compose.serving import Announce
+from weft_app.config.config import WeftConfig, load_config
+
+if TYPE_CHECKING:
+    from weft_app.compose.runner import MakeSurface
+
+log = structlog.get_logger("weft_app.compose")
+
+app = typer.Typer(
+    help="Run one service of a mesh in this process, for meshes that span processes or machines.",
+    epilog="Example: weft serve registry --listen 127.0.0.1:7070",
+    no_args_is_help=True,
+)
+
+ListenOption = Annotated[
+    str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")
+]
+RegistryOption = Annotated[str | None, typer.Option("--registry", help="gRPC target of the registry.")]
+RouterOption = Annotated[str | None, typer.Option("--router", help="gRPC target of the router.")]
+
+
+@app.command("registry")
+def serve_registry(home: HomeOption = DEFAULT_HOME, config: ConfigOption = None, listen: ListenOption = None) -> None:
+    """Run the registry: who is there, and who is alive.
+
+    Example: weft serve registry --listen 127.0.0.1:7070
+    """
+    with serving():
+        loaded, folder = _prepare("registry", home, config, {})
+        from weft_app.compose.registry import serve_registry as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, listen, _announce("registry")))
+
+
+@app.command("router")
+def serve_router(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    registry: RegistryOption = None,
+) -> None:
+    """Run a router: the scheduler, and the public gRPC surface.
+
+    Example: weft serve router --registry 127.0.0.1:7070 --listen 127.0.0.1:7071
+    """
+    with serving():
+        loaded, folder = _prepare("router", home, config, {"registry": registry})
+        from weft_app.compose.router import serve_router as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, listen, _announce("router")))
+
+
+@app.command("gateway")
+def serve_gateway(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="HTTP port; 0 takes a free one.")] = None,
+    registry: RegistryOption = None,
+    router: RouterOption = None,
+) -> None:
+    """Run a gateway: the OpenAI-compatible HTTP surface.
+
+    Example: weft serve gateway --registry 127.0.0.1:7070 --router 127.0.0.1:7071 --port 8080
+    """
+    with serving():
+        overrides = {} if port is None else {"port": port}
+        loaded, folder = _prepare("gateway", home, config, {"registry": registry, "router": router}, overrides)
+        from weft_app.compose.gateway import serve_gateway as run  # noqa: PLC0415 - see the module docstring
+
+        uvloop.run(run(loaded, folder, _announce("gateway")))
+
+
+@app.command("runner")
+def serve_runner(
+    home: HomeOption = DEFAULT_HOME,
+    config: ConfigOption = None,
+    listen: ListenOption = None,
+    registry: RegistryOption = None,
+    runner: Annotated[str | None, typer.Option("--runner", help="Which runner of the configuration.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", min=0, max=65_535, help="Also serve its HTTP API here; 0: a free port.")
+    ] = None,
+) -> None:
+    """Run a runner: the backends of one runtime on this host.
+
+    Example: weft serve runner --config weft.yaml --runner gpu-0 --registry 127.0.0.1:7070
+    """
+    with serving():
+        name = f"runner-{runner}" if runner else "runner"
+        environment = read_environment(os.environ)
+        loaded, folder = _prepare(name, home, config, {"registry": registry}, environment=environment)
+        _say_what_is_ignored(environment)
+        from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
+
+        surface = _surface(loaded, folder, environment, runner, http_port)
+        uvloop.run(run(loaded, folder, listen, _announce("runner"), name=runner, surface=surface))
+
+
+def _surface(
+    config: WeftConfig, home: WeftHome, environment: RunnerEnvironment, runner: str | None, http_port: int | None
+) -> "MakeSurface | None":
+    """What makes the HTTP surface of the runner; None where it has none."""
+    from weft_app.compose.demo import configured_runners  # noqa: PLC0415 - see the module docstring
+    from weft_app.compose.runner import pick_runner  # noqa: PLC0415
+    from weft_app.compose.serving import registry_address  # noqa: PLC0415
+
+    section = pick_runner(configured_runners(config), runner)
+    port = section.http_port if http_port is None else http_port
+    if port is None:
+        return None
+    from weft_app.compose.runner_http import RunnerHttp, RunnerHttpPlan  # noqa: PLC0415
+
+    plan = RunnerHttpPlan(
+        config=config,
+        environment=environment,
+        section=section,
+        registry_address=registry_address(config, home),
+        port=port,
+    )
+    return partial(RunnerHttp, plan)
+
+
+def _say_what_is_ignored(environment: RunnerEnvironment) -> None:
+    for variable, why in environment.ignored:
+        log.warning("environment variable changes nothing", variable=variable, why=why)
+
+
+def _prepare(
+    service: str,
+    home: Any,
+    config: Any,
+    addresses: dict[str, str | None],
+    overrides: dict[str, Any] | None = None,
+    environment: RunnerEnvironment | None = None,
+) -> tuple[WeftConfig, WeftHome]:
+    given = {name: address for name, address in addresses.items() if address is not None}
+    loaded = load_config(config, {**(overrides or {}), "addresses": given})
+    if environment is not None:
+        loaded = environment.applied_to(loaded)
+    folder = WeftHome(home.expanduser().absolute())
+    folder.create()
+    # On a terminal somebody watches; everywhere else the file under the home is where people look.
+    log_file = None if sys.stderr.isatty() else folder.log_file(service, loaded.log.max_file_bytes)
+    form = None if environment is None else environment.log_format
+    configure_logging(service, level=loaded.log.level, file=log_file, form=form)
+    return loaded, folder
+
+
+def _announce(service: str) -> Announce:
+    def announce(address: str) -> None:
+        say(f"{service} serves at {address}\n")
+
+    return announce

@@ -1,0 +1,86 @@
+"""How a command that serves lives with its terminal, and how it ends."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import structlog
+import typer
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.options import reporting
+from weft_app.compose.critical import error_words
+
+log = structlog.get_logger("weft_app.compose")
+
+
+class LastingStream:
+    """A stream of a terminal or a pipe whose reader may go: after the first write that fails it leads nowhere.
+
+    Whoever writes or logs is not told: what is served must not end because nobody reads about it any more.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """See TextIO.write. Never raises."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            self._lead_nowhere()
+            return len(text)
+
+    def flush(self) -> None:
+        """See TextIO.flush. Never raises."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._lead_nowhere()
+
+    def _lead_nowhere(self) -> None:
+        # The descriptor itself: what is still buffered, and what C libraries print, goes there too.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """As `reporting`, for a command that serves: it outlives its terminal.
+
+    What was not foreseen is one sentence on the terminal, and a traceback in the log.
+    """
+    with _lasting_streams(), reporting():
+        try:
+            yield
+        except (WeftError, typer.Exit, BrokenPipeError):
+            raise
+        except Exception as error:
+            log.critical("the service failed", exc_info=error)
+            raise WeftError(
+                Reason.INTERNAL, f"the service failed ({error_words(error)}); its log has the traceback"
+            ) from error
+
+
+@contextmanager
+def _lasting_streams() -> Iterator[None]:
+    before: tuple[TextIO | None, TextIO | None] = sys.stdout, sys.stderr
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        # None is a stream that was closed when the process started.
+        out, err = (LastingStream(nowhere if stream is None else stream) for stream in before)
+        sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()
+            sys.stdout, sys.stderr = cast("TextIO", before[0]), cast("TextIO", before[1])

@@ -1,0 +1,288 @@
+"""`weft sign`: tokens that allow one operation, once, for a few minutes; and the keys to make them with."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.api.operations.v1 import operation_pb2
+from weft.documents.operation_documents import FlushScope
+from weft.documents.operation_messages import flush_action, load_action, unload_action
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+from weft.signing.claims import make_payload
+from weft.signing.op_token import MAX_SIGNERS, make_op_token, read_shared_key
+from weft_app.cli.completion import complete_model
+from weft_app.cli.load_settings import (
+    BudgetOption,
+    ContextOption,
+    EvictOption,
+    KeepAliveOption,
+    PinOption,
+    QuantizationOption,
+    ReplicasOption,
+    SetOption,
+    flush_scope,
+    load_settings,
+    naming_options,
+)
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
+from weft_app.cli.output import say
+from weft_app.cli.signing_rules import (
+    MAX_LIFETIME_SECONDS,
+    AudienceOption,
+    LifetimeOption,
+    PolicyOption,
+    SigningRules,
+    signing_rules,
+)
+from weft_app.cli.token_files import write_token_text
+
+app = typer.Typer(
+    help="Make tokens that allow an operation, and keys to sign them with.",
+    epilog="Example: weft sign load qwen --key alice.pem --as alice --out op.json",
+    no_args_is_help=True,
+)
+
+MembersArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model or a pool.", autocompletion=complete_model)
+]
+KeyOption = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Your private key.")]
+AsOption = Annotated[str, typer.Option("--as", metavar="ID", help="Your key id in the registry's configuration.")]
+SharedKeyOption = Annotated[
+    Path | None, typer.Option("--shared-key", metavar="FILE", help="The key that is shared with the registry, instead.")
+]
+SignerOption = Annotated[
+    list[str] | None, typer.Option("--signer", metavar="ID", help="With --shared-key: who agrees; repeat it for each.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Where the token goes. Default: standard output.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Who makes a token, with what, and where it goes."""
+
+    key: Path | None
+    key_id: str
+    shared_key: Path | None
+    signers: tuple[str, ...]
+    audience: str
+    policy: str
+    lifetime_seconds: int
+    home: Path
+    out: Path | None
+
+
+@app.command("new-key")
+def new_key(out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the private key goes.")]) -> None:
+    """Make a key of your own: the private half into a file that is never overwritten, the public half printed.
+
+    Example: weft sign new-key --out alice.pem
+    """
+    with reporting():
+        try:
+            from weft.signing.keys import new_key_file  # noqa: PLC0415 - every command starts fast
+        except ImportError as error:
+            raise no_library() from error
+        public = new_key_file(out, "--out")
+        say(f'public_key: "{public}"\n')
+        note(f"the private key is in {out}; give the registry's operator the line above, and nobody the file")
+
+
+@app.command("load")
+def sign_load(
+    model: MembersArgument,
+    *,
+    context_tokens: ContextOption = None,
+    quantization: QuantizationOption = None,
+    budget: BudgetOption = None,
+    evict: EvictOption = "",
+    replicas: ReplicasOption = 0,
+    pin: PinOption = False,
+    keep_alive: KeepAliveOption = None,
+    parameters: SetOption = None,
+    key: KeyOption = None,
+    key_id: AsOption = "",
+    shared_key: SharedKeyOption = None,
+    signers: SignerOption = None,
+    out: OutOption = None,
+    audience: AudienceOption = "",
+    policy: PolicyOption = "",
+    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Allow a load, with exactly these options. `weft load` is then given the same ones and the token.
+
+    Example: weft sign load qwen --ctx 8192 --key alice.pem --as alice --out op.json
+    """
+    with reporting(), naming_options():
+        settings = load_settings(
+            context_tokens=context_tokens,
+            quantization=quantization,
+            budget=budget,
+            pin=pin,
+            keep_alive=keep_alive,
+            parameters=parameters or (),
+        )
+        if evict:
+            require_name(evict, "--evict")
+        action = load_action(require_name(model, "MODEL"), settings, evict_model=evict, replicas=replicas)
+        maker = Maker(
+            key=key,
+            key_id=key_id,
+            shared_key=shared_key,
+            signers=tuple(dict.fromkeys(signers or ())),
+            audience=audience,
+            policy=policy,
+            lifetime_seconds=lifetime,
+            home=home,
+            out=out,
+        )
+        _make(action, maker)
+
+
+@app.command("unload")
+def sign_unload(
+    model: MembersArgument,
+    *,
+    key: KeyOption = None,
+    key_id: AsOption = "",
+    shared_key: SharedKeyOption = None,
+    signers: SignerOption = None,
+    out: OutOption = None,
+    audience: AudienceOption = "",
+    policy: PolicyOption = "",
+    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Allow an unload.
+
+    Example: weft sign unload qwen --key alice.pem --as alice --out op.json
+    """
+    with reporting(), naming_options():
+        action = unload_action(require_name(model, "MODEL"))
+        maker = Maker(
+            key=key,
+            key_id=key_id,
+            shared_key=shared_key,
+            signers=tuple(dict.fromkeys(signers or ())),
+            audience=audience,
+            policy=policy,
+            lifetime_seconds=lifetime,
+            home=home,
+            out=out,
+        )
+        _make(action, maker)
+
+
+@app.command("flush")
+def sign_flush(
+    *,
+    scope: Annotated[
+        FlushScope | None, typer.Option("--scope", help="What is forgotten; else as the others say.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is cached.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Of this model.", autocompletion=complete_model)] = "",
+    tenant: Annotated[str, typer.Option("--tenant", help="Of this tenant.")] = "",
+    tag: Annotated[str, typer.Option("--tag", help="Cached under this tag.")] = "",
+    runner: Annotated[str, typer.Option("--runner", help="On this runner alone.")] = "",
+    key: KeyOption = None,
+    key_id: AsOption = "",
+    shared_key: SharedKeyOption = None,
+    signers: SignerOption = None,
+    out: OutOption = None,
+    audience: AudienceOption = "",
+    policy: PolicyOption = "",
+    lifetime: LifetimeOption = MAX_LIFETIME_SECONDS,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Allow that cached prefixes are forgotten.
+
+    Example: weft sign flush --tenant acme --key alice.pem --as alice --out op.json
+    """
+    with reporting(), naming_options():
+        for option, name in (("--model", model), ("--runner", runner)):
+            if name:
+                require_name(name, option)
+        scope = scope or flush_scope(everything, model, tenant, tag)
+        action = flush_action(scope, model=model, tenant=tenant, tag=tag, runner=runner)
+        maker = Maker(
+            key=key,
+            key_id=key_id,
+            shared_key=shared_key,
+            signers=tuple(dict.fromkeys(signers or ())),
+            audience=audience,
+            policy=policy,
+            lifetime_seconds=lifetime,
+            home=home,
+            out=out,
+        )
+        _make(action, maker)
+
+
+def no_library() -> WeftError:
+    """What to say where signatures cannot be made."""
+    return WeftError(Reason.UNSUPPORTED_OPERATION, "signatures need the package joserfc; install weft[registry]")
+
+
+def _require_whole(maker: Maker) -> None:
+    """Raises INVALID_ARGUMENT naming the option that is missing or does not go with another one."""
+    if (maker.key is None) == (maker.shared_key is None):
+        raise invalid_field("--key", "or --shared-key must be given, and not both")
+    if maker.key is not None:
+        if maker.signers:
+            raise invalid_field("--signer", "goes with --shared-key; with --key say --as")
+        require_name(maker.key_id, "--as")
+        return
+    if maker.key_id or maker.audience or maker.policy:
+        raise invalid_field("--shared-key", "goes with --signer alone; a shared key knows no --as, audience or policy")
+    if not 0 < len(maker.signers) <= MAX_SIGNERS:
+        raise invalid_field("--signer", f"must say who agrees, 1 to {MAX_SIGNERS} of them")
+    for signer in maker.signers:
+        require_name(signer, "--signer")
+
+
+def _make(action: operation_pb2.OperationAction, maker: Maker) -> None:
+    _require_whole(maker)
+    now = int(time.time())
+    if maker.shared_key is not None:
+        key = read_shared_key(maker.shared_key, "--shared-key")
+        token = make_op_token(action, signers=maker.signers, issued_at=now, key=key)
+        _hand_over(json.dumps(token, indent=2, ensure_ascii=True) + "\n", maker.out)
+        return
+    assert maker.key is not None, "one of the two is there"
+    try:
+        from weft.signing.keys import read_private_key  # noqa: PLC0415 - every command starts fast
+        from weft.signing.signatures import sign  # noqa: PLC0415
+    except ImportError as error:
+        raise no_library() from error
+    private = read_private_key(maker.key, "--key")
+    rules = signing_rules(maker.home, maker.audience, maker.policy, maker.lifetime_seconds)
+    rules.require_signer(maker.key_id)
+    signed = sign(make_payload(action, rules.terms, now=now), private, maker.key_id)
+    _hand_over(signed.as_text(), maker.out)
+    _say_what_is_missing(rules, maker.out)
+
+
+def _hand_over(text: str, out: Path | None) -> None:
+    if out is None:
+        say(text)
+    else:
+        write_token_text(out, text, "--out")
+
+
+def _say_what_is_missing(rules: SigningRules, out: Path | None) -> None:
+    seconds, missing = rules.terms.lifetime_seconds, rules.required_signers - 1
+    if missing > 0:
+        file = "FILE" if out is None else out
+        note(f"{missing} more must agree within {seconds} s: weft approve {file} --key KEY --as ID")
+    elif rules.required_signers:
+        note(f"good once, for {seconds} s")
+    else:
+        note(f"whoever else must agree has {seconds} s: weft approve FILE --key KEY --as ID")

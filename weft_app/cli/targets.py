@@ -1,0 +1,83 @@
+"""Which resources a command is about: `KIND [NAME...]` or `KIND/NAME...`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.documents.kinds import ResourceKind, parse_kind
+from weft.kernel.close_names import close_names
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import require_name
+from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from weft.client.resources import Registry
+    from weft.documents.documents import Document
+
+REQUEST_WORDS = frozenset({"request", "requests"})
+CLIENT_WORDS = frozenset({"client", "clients"})
+TASK_WORDS = frozenset({"task", "tasks", "inference-task", "inference-tasks"})
+"""What a router remembers and keeps beside the kinds of resources."""
+_NOT_FOUND = frozenset({Reason.NOT_FOUND, Reason.MODEL_NOT_FOUND})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One resource."""
+
+    kind: ResourceKind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}/{self.name}"
+
+
+def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
+    """The kind and the resources that `words` name; no resources when there is a kind alone.
+
+    Raises INVALID_ARGUMENT for an unknown kind, a name that cannot be one, and a mixture of both forms.
+    """
+    if "/" in words[0]:
+        targets = tuple(_pair(word) for word in words)
+        return targets[0].kind, targets
+    kind = parse_kind(words[0])
+    return kind, tuple(Target(kind, require_name(name, "NAME")) for name in words[1:])
+
+
+def one_target(words: list[str]) -> Target:
+    """The one resource that `words` name. Raises INVALID_ARGUMENT when it is none or several."""
+    _, targets = parse_targets(words)
+    if len(targets) != 1:
+        raise invalid_field("NAME", "name one resource, as KIND NAME or KIND/NAME")
+    return targets[0]
+
+
+def find(registry: "Registry", target: Target) -> "Document":
+    """A resource. Raises NOT_FOUND saying which name was perhaps meant."""
+    try:
+        return registry.document(target.kind, target.name)
+    except WeftError as error:
+        raise with_suggestion(registry, target, error) from error
+
+
+def with_suggestion(registry: "Registry", target: Target, error: WeftError) -> WeftError:
+    """The error, where it says that `target` does not exist with the names that are close to it."""
+    if error.reason not in _NOT_FOUND:
+        return error
+    try:
+        close = close_names(target.name, registry.names(target.kind))
+    except WeftError:
+        close = ""
+    meant = close or f"`weft get {target.kind.plural}` lists them"
+    return WeftError(error.reason, f"there is no {target}; {meant}", metadata=error.metadata)
+
+
+def is_missing(error: WeftError) -> bool:
+    """Whether it says that something does not exist."""
+    return error.reason in _NOT_FOUND
+
+
+def _pair(word: str) -> Target:
+    kind, separator, name = word.partition("/")
+    if not separator:
+        raise invalid_field("NAME", f"{word[:64]!r} has no kind; write KIND/NAME for each, or KIND NAME...")
+    return Target(parse_kind(kind), require_name(name, "NAME"))

@@ -1,0 +1,314 @@
+"""Durable tasks on the command line: what `get`, `describe`, `wait`, `cancel`, `logs` and `delete` do with them."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from weft.client.tasks import Tasks, connect_tasks, text_of
+from weft.documents.task_documents import TaskAttemptDocument, TaskDocument, TaskList
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.reasons import Reason
+from weft_app.cli.chat import shown
+from weft_app.cli.columns import age, shortened
+from weft_app.cli.options import EXIT_FAILED, OutputFormat, ResourceFormat, exit_code, note
+from weft_app.cli.output import Column, TextTable, print_document, safe_text, say
+from weft_app.cli.targets import TASK_WORDS
+
+if TYPE_CHECKING:
+    from weft.api.router.v1 import task_pb2
+
+MAX_SHOWN = 1_000
+RETRY_PAUSE_SECONDS = 0.5
+MAX_OUTAGE_SECONDS = 60.0
+"""How long whoever follows a task puts up with a mesh that is away."""
+_ENDS = ("completed", "failed", "cancelled")
+_AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
+
+
+def _why(task: TaskDocument) -> str:
+    if task.error is not None:
+        return f"{task.error.reason}: {task.error.message}"
+    return task.waiting_for or "-"
+
+
+_TASKS = (
+    Column("TASK", lambda task: task.id),
+    Column("STATE", lambda task: task.state),
+    Column("MODEL", lambda task: task.model),
+    Column("ATTEMPT", lambda task: f"{task.attempt}/{task.max_attempts}"),
+    Column("AGE", lambda task: age(task.created_at), ticks=True),
+    Column("WORKER", lambda task: task.owner or "-"),
+    Column("WHY", lambda task: shortened(_why(task))),
+)
+_TASKS_WIDE = (
+    *_TASKS[:-1],
+    Column("TENANT", lambda task: task.tenant),
+    Column("BATCH", lambda task: "-" if task.batch is None else f"{task.batch}[{task.line}]"),
+    Column("API", lambda task: task.origin_kind or "-"),
+    Column("WHY", _why),
+)
+
+
+def is_about_tasks(words: Sequence[str]) -> bool:
+    """Whether a command is asked for tasks."""
+    return words[0].partition("/")[0].lower() in TASK_WORDS
+
+
+def task_ids(words: Sequence[str]) -> list[str]:
+    """The tasks that `task ID...` or `task/ID...` names. Raises INVALID_ARGUMENT."""
+    if "/" in words[0]:
+        found = []
+        for word in words:
+            kind, _, task_id = word.partition("/")
+            if kind.lower() not in TASK_WORDS:
+                raise invalid_field("NAME", f"{word[:64]!r} is no task; write task/ID for each")
+            found.append(task_id)
+    else:
+        found = list(words[1:])
+    return [require_token(each, "ID", MAX_REQUEST_ID_CHARS) for each in found]
+
+
+def one_task(words: Sequence[str]) -> str:
+    """The one task that is named. Raises INVALID_ARGUMENT."""
+    ids = task_ids(words)
+    if len(ids) != 1:
+        raise invalid_field("ID", "name one task, as task ID or task/ID")
+    return ids[0]
+
+
+def show_tasks(words: Sequence[str], output: ResourceFormat, states: Sequence[str], home: Path) -> None:
+    """Print the tasks that are named; without names, the newest ones."""
+    ids = task_ids(words)
+    with connect_tasks(home=home) as tasks:
+        if ids:
+            found, notice = [tasks.get(each) for each in ids], None
+        else:
+            newest = tasks.newest(MAX_SHOWN, states=states)
+            found, notice = list(newest.items), newest.notice
+    _print(found, output, single=len(ids) == 1)
+    if notice:
+        note(f"warning: {safe_text(notice)}")
+
+
+def _print(found: Sequence[TaskDocument], output: ResourceFormat, *, single: bool) -> None:
+    match output:
+        case ResourceFormat.JSON | ResourceFormat.YAML:
+            document = found[0] if single else TaskList(kind="TaskList", items=tuple(found))
+            plain = document.model_dump(mode="json", by_alias=True, exclude_none=True)
+            print_document(plain, OutputFormat(output.value))
+        case ResourceFormat.NAME:
+            say("".join(f"task/{task.id}\n" for task in found))
+        case _:
+            say(TextTable(_TASKS_WIDE if output is ResourceFormat.WIDE else _TASKS).text(found))
+
+
+def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> None:
+    """Print all about one task."""
+    with connect_tasks(home=home) as tasks:
+        task = tasks.get(one_task(words))
+    if output is OutputFormat.TABLE:
+        say("\n".join(_lines(task)) + "\n")
+    else:
+        _print([task], ResourceFormat(output.value), single=True)
+
+
+def _lines(task: TaskDocument) -> Iterator[str]:
+    yield f"Task:      {task.id}"
+    yield f"State:     {task.state}"
+    yield f"Model:     {task.model}"
+    yield f"Tenant:    {task.tenant}"
+    if task.batch is not None:
+        yield f"Batch:     {task.batch}, line {task.line}"
+    yield f"Submitted: {_moment(task, 'created_at')}"
+    for name, label in (("started_at", "Begun:    "), ("ended_at", "Ended:    "), ("expires_at", "Fails at: ")):
+        if getattr(task, name) is not None:
+            yield f"{label} {_moment(task, name)}" + (" unless begun by then" if name == "expires_at" else "")
+    if task.waiting_for:
+        yield f"Waits for: {task.waiting_for}"
+    if task.error is not None:
+        yield f"Error:     {task.error.reason}: {task.error.message}"
+    yield f"Attempts:  {task.attempt} (at most {task.max_attempts} may fail)"
+    for attempt in task.attempts:
+        yield f"  {attempt.attempt}. {_attempt_words(attempt)}"
+
+
+def _attempt_words(attempt: TaskAttemptDocument) -> str:
+    words = [f"claimed {attempt.claimed_at.astimezone():%Y-%m-%d %H:%M:%S} by {attempt.owner}"]
+    if attempt.receipt is not None and attempt.receipt.attempts:
+        tries = attempt.receipt.attempts
+        words.append(
+            "on " + ", ".join(f"{each.runner}" + (f" ({each.reason})" if each.reason else "") for each in tries)
+        )
+    if attempt.error is not None:
+        words.append(f"{attempt.error.reason}: {attempt.error.message}")
+    elif attempt.ended_at is not None:
+        words.append("completed")
+        if attempt.receipt is not None and attempt.receipt.prompt_tokens is not None:
+            words.append(f"{attempt.receipt.prompt_tokens} + {attempt.receipt.completion_tokens} tokens")
+    return ", ".join(words)
+
+
+def _moment(task: TaskDocument, name: str) -> str:
+    return f"{getattr(task, name).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def cancel_tasks(words: Sequence[str], home: Path) -> None:
+    """End tasks, and say what became of each. One that fails does not keep the others from being ended."""
+    _for_each(words, home, lambda tasks, each: say(f"task/{each} {_cancelled_words(tasks.cancel(each))}\n"))
+
+
+def _cancelled_words(task: TaskDocument) -> str:
+    return "cancelled" if task.state == "cancelled" else f"had already {task.state}"
+
+
+def delete_tasks(words: Sequence[str], home: Path, *, ignore_not_found: bool) -> None:
+    """Forget tasks that are at their end."""
+
+    def delete(tasks: Tasks, task_id: str) -> None:
+        try:
+            tasks.delete(task_id)
+        except WeftError as error:
+            if error.reason is not Reason.NOT_FOUND or not ignore_not_found:
+                raise
+            return
+        say(f"task/{task_id} deleted\n")
+
+    _for_each(words, home, delete)
+
+
+def _for_each(words: Sequence[str], home: Path, act: Callable[[Tasks, str], None]) -> None:
+    ids = task_ids(words)
+    if not ids:
+        raise invalid_field("ID", "name the tasks, as task ID... or task/ID...")
+    codes = []
+    with connect_tasks(home=home) as tasks:
+        for each in ids:
+            try:
+                act(tasks, each)
+            except WeftError as error:
+                note(error.message)
+                codes.append(exit_code(error))
+    if codes:
+        raise typer.Exit(codes[0])
+
+
+def wait_for_task(words: Sequence[str], expected: str | None, timeout_seconds: float, home: Path) -> None:
+    """Wait until a task is at its end, or in the state that `status=...` names.
+
+    Ends with exit code 1 where it came to another end than the one that was waited for. Raises DEADLINE_EXCEEDED.
+    """
+    wanted, task_id = _wanted_state(expected), one_task(words)
+    deadline = time.monotonic() + timeout_seconds
+    with connect_tasks(home=home) as tasks:
+        # However little time there is, it is looked at once.
+        first = task = tasks.get(task_id)
+    for task in chain([first], _states(task_id, deadline, home)):
+        if task.is_over or task.state == wanted or time.monotonic() >= deadline:
+            break
+    if not (task.is_over or task.state == wanted):
+        raise WeftError(Reason.DEADLINE_EXCEEDED, f"task {task_id} is {task.state} after {timeout_seconds:g} s")
+    say(f"task/{task.id}: {task.state}\n")
+    if task.state != (wanted or "completed"):
+        note(_why(task) if task.error is not None else f"it was to be {wanted or 'completed'}")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _wanted_state(expected: str | None) -> str:
+    if expected is None:
+        return ""
+    what, _, state = expected.partition("=")
+    if what.lower() != "status" or state.lower() not in ("pending", "running", *_ENDS):
+        raise invalid_field("--for", "of a task: status=pending, running, completed, failed or cancelled")
+    return state.lower()
+
+
+def _states(task_id: str, deadline: float, home: Path) -> Iterator[TaskDocument]:
+    """The task at each change, over restarts of the mesh."""
+    is_over = False
+    while not is_over:
+        try:
+            with connect_tasks(home=home) as tasks:
+                for news in tasks.watch(task_id, timeout_seconds=max(0.001, deadline - time.monotonic())):
+                    if isinstance(news, TaskDocument):
+                        is_over = news.is_over
+                        yield news
+        except WeftError as error:
+            if error.reason is Reason.DEADLINE_EXCEEDED:
+                return
+            if error.reason not in _AWAY:
+                raise
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+
+def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
+    """Print what a task has said so far; `follow`: and what it says until its end.
+
+    An answer that begins anew, because its attempt was lost, is told on stderr. Ends with exit code 1 for a task that
+    came to another end than an answer.
+    """
+    task_id = one_task(words)
+    if follow:
+        task = _print_pieces(_followed(task_id, home), follow=True)
+    else:
+        with connect_tasks(home=home) as tasks:
+            task = _print_pieces(tasks.watch(task_id), follow=False)
+    if task.is_over and task.state != "completed":
+        note(f"task {task_id} {task.state}" + (f": {_why(task)}" if task.error is not None else ""))
+        raise typer.Exit(EXIT_FAILED)
+    if not task.is_over:
+        note(f"task {task_id} is {task.state}; `weft logs task/{task_id} -f` goes on with it")
+
+
+def _followed(task_id: str, home: Path) -> "Iterator[TaskDocument | task_pb2.TaskPiece]":
+    """All that is told of a task to its end; once it has been found, a mesh that is away for a while ends nothing."""
+    after, is_found, is_over = 0, False, False
+    away_since: float | None = None
+    while not is_over:
+        try:
+            with connect_tasks(home=home) as tasks:
+                for news in tasks.watch(task_id, after):
+                    is_found, away_since = True, None
+                    if isinstance(news, TaskDocument):
+                        is_over = news.is_over
+                    else:
+                        after = news.last_event
+                    yield news
+        except WeftError as error:
+            away_since = time.monotonic() if away_since is None else away_since
+            is_given_up = time.monotonic() - away_since > MAX_OUTAGE_SECONDS
+            if error.reason not in _AWAY or not is_found or is_given_up:
+                raise
+        if not is_over:
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _print_pieces(watched: "Iterator[TaskDocument | task_pb2.TaskPiece]", *, follow: bool) -> TaskDocument:
+    """Print the answer as far as it is kept, or to its end; the task as it was seen last."""
+    task = next(watched)
+    assert isinstance(task, TaskDocument), "a task comes before its pieces"
+    last, attempt, seen = task.last_event, 0, 0
+    while follow or seen < last:
+        news = next(watched, None)
+        if news is None:
+            break
+        if isinstance(news, TaskDocument):
+            # What an attempt that was lost had said does not come any more.
+            task, last = news, min(last, news.last_event)
+            continue
+        if attempt not in (0, news.attempt):
+            sys.stdout.write("\n")
+            note(f"attempt {attempt} was lost, the answer begins anew")
+        attempt, seen = news.attempt, news.last_event
+        sys.stdout.write(shown(text_of(news)) if sys.stdout.isatty() else text_of(news))
+        sys.stdout.flush()
+    sys.stdout.write("\n" if attempt else "")
+    sys.stdout.flush()
+    return task

@@ -1,0 +1,197 @@
+"""`weft wait`: until something holds for a resource."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.client.resources import CALL_TIMEOUT_SECONDS, connect_registry
+from weft.documents.documents import Document
+from weft.documents.kinds import ResourceKind
+from weft.documents.mesh_state import MeshState
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft_app.cli.follow import AWAY
+from weft_app.cli.get import ResourcesArgument
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.output import say
+from weft_app.cli.targets import Target, one_target
+from weft_app.cli.tasks import is_about_tasks, wait_for_task
+
+MAX_TIMEOUT_SECONDS = 7 * 86_400.0
+RETRY_PAUSE_SECONDS = 0.2
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+_STATES = frozenset({"active", "inactive", "hibernating"})
+_BREAKS = AWAY | {Reason.WATCH_LAGGED}
+
+
+class What(Enum):
+    """What can be waited for."""
+
+    STATUS = "status"
+    CONDITION = "condition"
+    EXISTS = "exists"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What is waited for."""
+
+    what: What
+    name: str = ""
+    """The condition's type."""
+    value: str = ""
+    """The status or the condition's status, in lower case."""
+
+    def holds(self, document: Document | None) -> bool:
+        """Whether it holds for the resource as it is now; None is one that does not exist."""
+        if document is None or self.what in (What.EXISTS, What.DELETE):
+            return (document is None) == (self.what is What.DELETE)
+        if self.what is What.STATUS:
+            return getattr(document.status, "state", "") == self.value
+        conditions = document.status.conditions if document.status is not None else ()
+        return any(one.type.lower() == self.name and one.status.lower() == self.value for one in conditions)
+
+
+def wait(
+    resources: ResourcesArgument,
+    expected: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="status=active, condition=Ready (default), condition=Ready=false, exists or delete; of a task "
+            "status=running, say. Default of a task: its end.",
+            metavar="WHAT",
+        ),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="How long, such as 90s, 5m or 1h; 0 looks once.", metavar="TIME")
+    ] = "60s",
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Wait until something holds for a resource, or for the end of a task. Exit code 5 when it does not in time.
+
+    Exit code 1 for a task that came to another end.
+
+    Example: weft wait model qwen --for status=active --timeout 5m
+    """
+    with reporting():
+        seconds = parse_duration(timeout)
+        if is_about_tasks(resources):
+            wait_for_task(resources, expected, seconds, home)
+            return
+        target, wanted = one_target(resources), expected or "condition=Ready"
+        _wait(target, parse_expectation(wanted, target.kind), seconds, home)
+        say(f"{target}: {wanted}\n")
+
+
+def parse_expectation(text: str, kind: ResourceKind) -> Expectation:
+    """What `--for` says. Raises INVALID_ARGUMENT."""
+    what, _, rest = text.partition("=")
+    match what.lower():
+        case "exists" | "create" if not rest:
+            return Expectation(what=What.EXISTS)
+        case "delete" if not rest:
+            return Expectation(what=What.DELETE)
+        case "status" if rest.lower() in _STATES and kind is not ResourceKind.POOL:
+            return Expectation(what=What.STATUS, value=rest.lower())
+        case "status" if kind is ResourceKind.POOL:
+            raise invalid_field("--for", "a pool has no status; wait for condition=Ready")
+        case "condition" if rest:
+            name, _, value = rest.partition("=")
+            return _condition(name.lower(), (value or "true").lower(), kind)
+        case _:
+            raise invalid_field(
+                "--for", "must be status=active, status=inactive, status=hibernating, condition=NAME, exists or delete"
+            )
+
+
+def _condition(name: str, value: str, kind: ResourceKind) -> Expectation:
+    types = {
+        ResourceKind.MODEL: ("HasRunner", "Awake", "Ready"),
+        ResourceKind.AGENT: ("Target", "Ready"),
+        ResourceKind.RUNNER: ("Connected", "Ready"),
+        ResourceKind.POOL: ("Ready",),
+        ResourceKind.ROUTE: ("Ready",),
+    }[kind]
+    if name not in {known.lower() for known in types}:
+        raise invalid_field("--for", f"the conditions of a {kind.value} are {', '.join(types)}")
+    if value not in ("true", "false", "unknown"):
+        raise invalid_field("--for", "a condition is true, false or unknown")
+    return Expectation(what=What.CONDITION, name=name, value=value)
+
+
+def parse_duration(text: str, field: str = "--timeout") -> float:
+    """Seconds of "90s", "5m", "1h", "250ms" or "90". Raises INVALID_ARGUMENT naming `field`."""
+    found = _DURATION.fullmatch(text)
+    seconds = float(found[1]) * _UNIT_SECONDS[found[2]] if found is not None else -1.0
+    if not 0 <= seconds <= MAX_TIMEOUT_SECONDS:
+        raise invalid_field(field, "must be a time such as 90s, 5m or 1h, at most 168h")
+    return seconds
+
+
+def _wait(target: Target, expectation: Expectation, timeout_seconds: float, home: Path) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    if timeout_seconds == 0:
+        _look_once(target, expectation, home)
+        return
+    last = _Last(target)
+    connected = False
+    while True:
+        try:
+            with connect_registry(home=home) as registry:
+                state = MeshState()
+                for response in registry.watch(max(0.001, deadline - time.monotonic())):
+                    connected = True
+                    state.fold(response)
+                    if last.met(expectation, state.document):
+                        return
+        except WeftError as error:
+            if error.reason is Reason.DEADLINE_EXCEEDED or (connected and time.monotonic() >= deadline):
+                raise last.timed_out(timeout_seconds) from error
+            if error.reason not in _BREAKS or not connected:
+                raise
+            time.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _look_once(target: Target, expectation: Expectation, home: Path) -> None:
+    last = _Last(target)
+    with connect_registry(home=home) as registry:
+        state = MeshState()
+        state.fold(next(registry.watch(CALL_TIMEOUT_SECONDS)))
+    if not last.met(expectation, state.document):
+        raise last.timed_out(0.0)
+
+
+class _Last:
+    """The resource as it was last seen."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._document: Document | None = None
+
+    def met(self, expectation: Expectation, look: Callable[[tuple[ResourceKind, str]], Document | None]) -> bool:
+        """Look again; whether the expectation holds."""
+        self._document = look((self._target.kind, self._target.name))
+        return expectation.holds(self._document)
+
+    def timed_out(self, seconds: float) -> WeftError:
+        """Says how it is instead."""
+        after = f"after {seconds:g} s" if seconds else "now"
+        if self._document is None or self._document.status is None:
+            return WeftError(Reason.DEADLINE_EXCEEDED, f"{self._target} does not exist {after}")
+        state = getattr(self._document.status, "state", None)
+        failing = [one for one in self._document.status.conditions if one.status != "True"]
+        parts = [f"it is {state}"] if state else []
+        parts += [f"{one.type} is {one.status.lower()}: {one.message}" for one in failing]
+        return WeftError(
+            Reason.DEADLINE_EXCEEDED, f"{self._target} is not there {after}: {'; '.join(parts) or 'it is well'}"
+        )

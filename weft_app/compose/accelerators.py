@@ -1,0 +1,33 @@
+"""What a host's configuration says about its accelerators, made into what looks at them."""
+
+from weft.gpu.nvml import Health, NvmlReading
+from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights
+from weft.gpu.sighting import DeviceSight
+from weft_app.config.config import AcceleratorSection
+
+MIB = 1024**2
+
+
+class NothingToRead:
+    """Stands for the library where it is not to be asked."""
+
+    def read(self) -> NvmlReading:
+        """See `weft.gpu.observer.Reader`: there are no cards."""
+        return NvmlReading(health=Health.ABSENT)
+
+
+def declared_devices(section: AcceleratorSection) -> tuple[DeviceSight, ...]:
+    """The devices that the operator declared, as they are seen."""
+    return declared_sights(
+        [DeclaredDevice(name=device.name, memory_bytes=device.memory_mb * MIB) for device in section.declared]
+    )
+
+
+def host_observer(section: AcceleratorSection, host: str | None = None) -> HostObserver:
+    """The observer of this host (by default under its own name). One for each process: it keeps what it saw."""
+    return HostObserver(
+        declared=declared_devices(section),
+        reader=None if section.nvidia else NothingToRead(),
+        host=host,
+        poll_interval_seconds=section.poll_interval_seconds,
+    )

@@ -1,0 +1,151 @@
+"""`weft runner join`: an ordinary runner on a private socket, and the one outbound link that the mesh reaches it by."""
+
+import asyncio
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import runner_svc.service
+from runner_svc.dial_out import DialOut, DialOutConfig, LinkNews
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.garbage import settle_garbage_collector
+from weft.kernel.reasons import Reason
+from weft_app.compose.critical import CriticalTasks
+from weft_app.compose.demo import configured_runners
+from weft_app.compose.grpc_host import GrpcHost
+from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
+from weft_app.compose.join_address import JoinAddress, Trust, open_join_channel
+from weft_app.compose.runner import pick_runner, runner_config
+from weft_app.compose.signals import stop_requested
+from weft_app.config.config import CONFIG_NAME, WeftConfig, load_config
+from weft_app.config.runner_sections import ModelSection, RunnerSection
+
+SOCKET_NAME = "runner.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinPlan:
+    """What joins where."""
+
+    runner: RunnerSection
+    published: tuple[str, ...]
+    """Its models that the mesh hears of."""
+    address: JoinAddress
+    trust: Trust
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """An OpenAI-compatible server named on the command line instead of in a file."""
+
+    runner: str
+    url: str = field(repr=False)
+    model: str
+    upstream_model: str | None = None
+    api_key_env: str | None = None
+    remote: bool | None = None
+    """Whether it is off the premises; None: nothing is said."""
+
+
+def config_with_server(path: Path | None, server: ServerOptions) -> WeftConfig:
+    """The configuration with that server as its only runner. Raises INVALID_ARGUMENT naming the field."""
+    model: dict[str, Any] = {"name": server.model, "url": server.url, "publish": True}
+    for name in ("upstream_model", "api_key_env", "remote"):
+        if (value := getattr(server, name)) is not None:
+            model[name] = value
+    runner = {"name": server.runner, "runtime": "openai_http", "models": [model]}
+    return load_config(path, {"runners": [runner]})
+
+
+def pick_published(
+    config: WeftConfig, runner: str | None, opted_in: Collection[str]
+) -> tuple[RunnerSection, list[str]]:
+    """The runner that joins, and its models that are published: those that say so, and those named on the command line.
+
+    Raises INVALID_ARGUMENT when there is none, with what to write.
+    """
+    section = pick_runner(configured_runners(config), runner)
+    names = {model.name for model in section.models}
+    if unknown := sorted(set(opted_in) - names):
+        raise invalid_field("--publish", f"{section.name} has no model {unknown[0]}; it has {', '.join(sorted(names))}")
+    published = [model.name for model in section.models if model.publish is True or model.name in opted_in]
+    if not published:
+        raise WeftError(
+            Reason.INVALID_ARGUMENT,
+            f"nothing of {section.name} is published; write `publish: true` beside a model in {CONFIG_NAME}, "
+            f"or add --publish {section.models[0].name}",
+        )
+    return section, published
+
+
+async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, tell: Callable[[LinkNews], None]) -> None:
+    """Join until a signal comes, then drain. Raises what makes dialing on senseless, such as UNAUTHENTICATED."""
+    stop = stop_requested()
+    with private_folder(home, plan.runner.name) as folder:
+        host = GrpcHost()
+        address = host.bind(f"unix:{folder / SOCKET_NAME}")
+        settings = runner_config(
+            plan.runner,
+            home,
+            address=address,
+            registry_address=address,
+            published=partial(_is_published, plan.published),
+            drain_seconds=config.drain_seconds,
+            accelerators=config.accelerators,
+        )
+        # Its socket is nobody else's business either: the relay puts its own address in this place.
+        runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
+        link = DialOutConfig(
+            target=plan.address.target,
+            open_channel=partial(open_join_channel, plan.address, plan.trust),
+            token=plan.token,
+            local_address=address,
+        )
+        dial_out = DialOut(link, tell, note_fresh_link=runner.reopen_session, note_mesh_time=runner.note_mesh_time)
+        with CriticalTasks(stop):
+            try:
+                await host.start([dial_out, runner])
+                settle_garbage_collector()
+                await _until_stopped(stop, dial_out)
+            finally:
+                await host.stop(config.drain_seconds)
+
+
+@contextmanager
+def private_folder(home: WeftHome, runner: str) -> Iterator[Path]:
+    """A folder for the runner's socket that nobody else can enter. Raises ALREADY_EXISTS when it joins already."""
+    folder = home.run / f"join-{runner}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    with (folder / "join.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WeftError(Reason.ALREADY_EXISTS, f"the runner {runner} of {home.root} is joined already") from error
+        if len(os.fsencode(folder / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
+            yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix="weft-join-") as elsewhere:
+            yield Path(elsewhere)
+
+
+def _is_published(names: Collection[str], model: ModelSection) -> bool:
+    return model.name in names
+
+
+async def _until_stopped(stop: asyncio.Event, dial_out: DialOut) -> None:
+    stopping, giving_up = asyncio.create_task(stop.wait()), asyncio.create_task(dial_out.given_up())
+    try:
+        await asyncio.wait({stopping, giving_up}, return_when=asyncio.FIRST_COMPLETED)
+        if giving_up.done():
+            raise giving_up.result()
+    finally:
+        stopping.cancel()
+        giving_up.cancel()

@@ -1,0 +1,75 @@
+"""The agents of a configuration section as a runner publishes them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from runner_svc.config import PublishedAgent
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.dispatch.behaviour_limits import check_behaviour
+from weft.kernel.errors import invalid_field
+from weft_app.config.runner_sections import AgentSection, RunnerSection
+
+_REPETITION_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
+    "off": agent_behaviour_pb2.REPETITION_POLICY_OFF,
+    "warn": agent_behaviour_pb2.REPETITION_POLICY_WARN,
+    "kill": agent_behaviour_pb2.REPETITION_POLICY_KILL,
+}
+
+
+def published_agents(section: RunnerSection) -> tuple[PublishedAgent, ...]:
+    """The agents of a runner. Raises INVALID_ARGUMENT naming the field that is wrong."""
+    return tuple(_agent(agent, f"runners.{section.name}.agents[{index}]") for index, agent in enumerate(section.agents))
+
+
+def _agent(agent: AgentSection, where: str) -> PublishedAgent:
+    return PublishedAgent(
+        name=agent.name,
+        model=agent.model or "",
+        pool=agent.pool or "",
+        description=agent.description,
+        system_prompt=agent.system_prompt,
+        default_params=_sampling(agent.default_params, f"{where}.default_params"),
+        behaviour=_behaviour(agent, where),
+    )
+
+
+def _behaviour(agent: AgentSection, where: str) -> agent_behaviour_pb2.AgentBehaviour | None:
+    behaviour = agent_behaviour_pb2.AgentBehaviour(
+        platform_prompt=agent.platform_prompt,
+        tools=agent.tools,
+        max_tool_iterations=agent.max_tool_iterations,
+        signals=agent.signals,
+    )
+    if agent.repetition is not None:
+        behaviour.repetition_policy = _REPETITION_POLICIES[agent.repetition]
+    # On unless somebody says otherwise, on the wire as in the file.
+    if not agent.stop_on_decision_request:
+        behaviour.stop_on_decision_request = False
+    if not agent.parse_text_tool_calls:
+        behaviour.parse_text_tool_calls = False
+    check_behaviour(behaviour, where)
+    return behaviour if behaviour.ListFields() else None
+
+
+def _sampling(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
+    sampling = sampling_pb2.SamplingParams()
+    # One by one, because the parser's own message does not say which of them was wrong.
+    for name, value in params.items():
+        field = f"{where}.{name}"
+        if name not in sampling.DESCRIPTOR.fields_by_name and name not in sampling.DESCRIPTOR.fields_by_camelcase_name:
+            raise invalid_field(field, f"is no parameter; known are {', '.join(sampling.DESCRIPTOR.fields_by_name)}")
+        if isinstance(value, bool):
+            raise invalid_field(field, "must be a number, not true or false")
+        try:
+            json_format.ParseDict({name: value}, sampling)
+        except json_format.ParseError:
+            raise invalid_field(field, "has a value of the wrong type or out of range") from None
+    for descriptor, value in sampling.ListFields():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise invalid_field(f"{where}.{descriptor.name}", "must be a finite number")
+    if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
+        raise invalid_field(f"{where}.logit_bias", "must hold finite numbers")
+    return sampling

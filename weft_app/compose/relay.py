@@ -1,0 +1,142 @@
+"""Where dial-out runners join: a listener of the router's relay, with TLS wherever it is not loopback."""
+
+import json
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+
+from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.file_replacement import replace_file
+from weft.kernel.reasons import Reason
+from weft.link.transport import LINK_SERVER_OPTIONS
+from weft_app.compose.grpc_host import GrpcHost, is_loopback
+from weft_app.compose.home import WeftHome
+from weft_app.compose.relay_certificate import RelayCertificate, certificate_from_files, self_signed_certificate
+from weft_app.config.config import RelaySection
+
+MAX_CALLS_BESIDE_LINKS = 128
+"""Runners that are let in or refused, and looks at its health, at once."""
+_ANY_HOSTS = ("0.0.0.0", "::", "*")  # noqa: S104 - compared with, not bound to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayEndpoint:
+    """Where runners join."""
+
+    url: str
+    fingerprint: str = ""
+    """Of a self-signed certificate, as `sha256:<hex>`; empty where the usual roots vouch for it, or without TLS."""
+
+
+class RelayDoor:
+    """See weft.kernel.service.Service. Has a server of its own: those who join see nothing but the relay."""
+
+    def __init__(self, section: RelaySection, home: WeftHome, relay: Relay) -> None:
+        self._section = section
+        self._home = home
+        self._relay = relay
+        self._host: GrpcHost | None = None
+        self.endpoint = RelayEndpoint(url="")
+        """Where runners join, once it is started."""
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """See Service.service_names: nothing on the server beside it."""
+        return ()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """See Service.register: nothing on the server beside it."""
+
+    async def start(self) -> None:
+        """See Service.start. Raises ALREADY_EXISTS when the address is taken, INVALID_ARGUMENT for a wrong section."""
+        listen = self._section.listen or ""
+        host, port = split_address(listen, "relay.listen")
+        certificate = _certificate(self._section, self._home, host)
+        most = self._section.max_links + MAX_CALLS_BESIDE_LINKS
+        server = grpc.aio.server(options=LINK_SERVER_OPTIONS, maximum_concurrent_rpcs=most)
+        self._host = GrpcHost(server, is_public=True)
+        bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
+        port = int(bound.rpartition(":")[2]) or port
+        self.endpoint = _endpoint(host, port, certificate)
+        await self._host.start([_Listener(self._relay)])
+        try:
+            replace_file(_endpoint_file(self._home), f"{json.dumps(asdict(self.endpoint))}\n".encode())
+        except OSError as error:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT, f"{_endpoint_file(self._home)} cannot be written: {error.strerror}"
+            ) from error
+
+    async def stop(self, grace_seconds: float) -> None:
+        """See Service.stop. Links end at once: what ran on them has been drained by those who sent it."""
+        host, self._host = self._host, None
+        if host is not None:
+            _endpoint_file(self._home).unlink(missing_ok=True)
+            await self._relay.stop()
+            await host.stop(grace_seconds)
+
+
+class _Listener:
+    """RelayService as a service of the relay's own server."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        return (RELAY_SERVICE,)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        add_relay_to_server(self._relay, server)
+
+    async def start(self) -> None:
+        """Nothing: the router has started the relay."""
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Nothing: the router stops the relay."""
+
+
+def relay_doors(section: RelaySection, home: WeftHome, relay: Relay | None) -> tuple[RelayDoor, ...]:
+    """The relay's listener, where the configuration wants one."""
+    return () if relay is None else (RelayDoor(section, home, relay),)
+
+
+def known_endpoint(home: WeftHome) -> RelayEndpoint | None:
+    """Where runners join the mesh of this home; None when no relay runs here."""
+    with suppress(OSError, ValueError, TypeError):
+        return RelayEndpoint(**json.loads(_endpoint_file(home).read_text("utf-8")))
+    return None
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    """Host and port of `host:port`, an IPv6 host in brackets. Raises INVALID_ARGUMENT naming `field`."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise invalid_field(field, "must be an address and a port, such as 0.0.0.0:7443")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _certificate(section: RelaySection, home: WeftHome, host: str) -> RelayCertificate | None:
+    if (section.certificate_file is None) != (section.key_file is None):
+        raise invalid_field("relay.certificate_file", "needs relay.key_file beside it, and the other way round")
+    if section.certificate_file is not None and section.key_file is not None:
+        return certificate_from_files(section.certificate_file.expanduser(), section.key_file.expanduser())
+    if is_loopback(host):
+        return None
+    return self_signed_certificate(home.state / "relay", [] if host in _ANY_HOSTS else [host])
+
+
+def _endpoint(host: str, port: int, certificate: RelayCertificate | None) -> RelayEndpoint:
+    shown = socket.gethostname() if host in _ANY_HOSTS else host
+    shown = f"[{shown}]" if ":" in shown else shown
+    if certificate is None:
+        return RelayEndpoint(url=f"http://{shown}:{port}")
+    fingerprint = certificate.fingerprint if certificate.is_self_signed else ""
+    return RelayEndpoint(url=f"https://{shown}:{port}", fingerprint=fingerprint)
+
+
+def _endpoint_file(home: WeftHome) -> Path:
+    return home.run / "relay.json"

@@ -1,0 +1,155 @@
+"""How a runner is set up and run. The only module that imports it: a runner host needs no web stack and no database."""
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import runner_svc.service
+from runner_svc.backends.port_range import EnginePorts, parse_port_range
+from runner_svc.config import RunnerConfig
+from runner_svc.memory.estimate import MemoryEstimator
+from runner_svc.memory.learned import LearnedMemory, learned_file
+from runner_svc.policy.restart import RestartLimits
+from runner_svc.service import RunnerService
+from runner_svc.supervise.leftovers import Leftovers
+from weft.kernel.clock import SystemClock
+from weft.kernel.errors import invalid_field
+from weft.kernel.service import Service
+from weft_app.compose.accelerators import host_observer
+from weft_app.compose.auth import followers, key_check
+from weft_app.compose.demo import configured_runners
+from weft_app.compose.home import WeftHome
+from weft_app.compose.published_agents import published_agents
+from weft_app.compose.served_models import SharedParts, served_model
+from weft_app.compose.serving import Announce, registry_address, serve_until_stopped
+from weft_app.compose.tls import channel_security, new_host
+from weft_app.compose.tool_sources import tool_sources
+from weft_app.config.config import AcceleratorSection, WeftConfig
+from weft_app.config.replicas import with_replicas
+from weft_app.config.runner_sections import ModelSection, RunnerSection
+
+DEFAULT_DRAIN_SECONDS = 10.0
+
+
+class Surface(Service, Protocol):
+    """What is served beside a runner."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers, once it is started."""
+        ...
+
+
+MakeSurface = Callable[[RunnerService, RunnerConfig], Surface]
+"""Makes what is served beside a runner. It is handed in: here nothing of the web stack may be imported."""
+
+
+def runner_config(
+    section: RunnerSection,
+    home: WeftHome,
+    *,
+    address: str,
+    registry_address: str,
+    published: Callable[[ModelSection], bool] | None = None,
+    drain_seconds: float = DEFAULT_DRAIN_SECONDS,
+    accelerators: AcceleratorSection | None = None,
+) -> RunnerConfig:
+    """A runner that others find at `address`, a gRPC target.
+
+    `published` says which of its models are served at all; None: those that do not say `publish: false`.
+    `drain_seconds` is how long an unload waits for running requests. `accelerators` are the devices of this host whose
+    memory is booked; None: there is no book.
+    """
+    is_published = published or _not_withheld
+    models = tuple(model for model in section.models if is_published(model))
+    if not models:
+        raise invalid_field(f"runners.{section.name}.models", "none is published; say `publish: true` for one of them")
+    state = home.state / "runners"
+    has_children = section.starts_engines or any(tool.type == "mcp_command" for tool in section.tools)
+    leftovers = Leftovers(state / f"{section.name}.children") if has_children else None
+    parts = SharedParts(
+        leftovers=leftovers,
+        ports=None if section.port_range is None else _ports(section),
+        estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
+    )
+    return RunnerConfig(
+        name=section.name,
+        runtime=section.runtime,
+        host=socket.gethostname(),
+        address=address,
+        registry_address=registry_address,
+        session_file=state / f"{section.name}.session",
+        leftovers=leftovers,
+        models=tuple(served_model(section, model, drain_seconds, parts) for model in with_replicas(section, models)),
+        observer=None if accelerators is None else host_observer(accelerators),
+        device_indexes=section.devices,
+        memory_wait_seconds=section.memory_wait_seconds,
+        restart=RestartLimits(
+            max_deaths=section.max_deaths,
+            window_seconds=section.death_window_seconds,
+            first_pause_seconds=section.first_pause_seconds,
+            max_pause_seconds=section.max_pause_seconds,
+        ),
+        agents=published_agents(section),
+        tools=tool_sources(section, os.environ),
+        max_requests=section.max_requests,
+    )
+
+
+async def serve_runner(
+    config: WeftConfig,
+    home: WeftHome,
+    listen: str | None,
+    announce: Announce,
+    *,
+    name: str | None,
+    surface: MakeSurface | None = None,
+) -> None:
+    """A runner until a signal comes; with its backends gone when this returns. `surface` is served beside it."""
+    section = pick_runner(configured_runners(config), name)
+    keys, registry = key_check(config, SystemClock()), registry_address(config, home)
+    host = new_host(config, "runner", keys)
+    address = host.bind(listen or home.address(f"runner-{section.name}"))
+    built = runner_config(
+        section,
+        home,
+        address=address,
+        registry_address=registry,
+        drain_seconds=config.drain_seconds,
+        accelerators=config.accelerators,
+    )
+    built = replace(built, security=channel_security(config))
+    service = runner_svc.service.build(built)
+    beside = followers(keys, registry, built.security)
+    if surface is None:
+        await serve_until_stopped(host, service, config, lambda: announce(address), beside=beside)
+    else:
+        made = surface(service, built)
+
+        def started() -> None:
+            announce(address)
+            announce(made.url)
+
+        # The surface first: it outlives the runner on both ends, and says so.
+        await serve_until_stopped(host, made, config, started, beside=[service, *beside])
+
+
+def _ports(section: RunnerSection) -> EnginePorts:
+    return EnginePorts(parse_port_range(section.port_range or "", f"runners.{section.name}.port_range"))
+
+
+def _not_withheld(model: ModelSection) -> bool:
+    return model.publish is not False
+
+
+def pick_runner(runners: tuple[RunnerSection, ...], name: str | None) -> RunnerSection:
+    """The runner of this name, or the only one. Raises INVALID_ARGUMENT naming the choices."""
+    names = ", ".join(runner.name for runner in runners)
+    if name is None and len(runners) == 1:
+        return runners[0]
+    found = next((runner for runner in runners if runner.name == name), None)
+    if found is None:
+        raise invalid_field("--runner", f"must be one of: {names}")
+    return found

@@ -1,0 +1,248 @@
+"""The environment variables of the runner API, for containers: below the command line and weft.yaml, above defaults.
+
+A variable that says what the file leaves open is worked into the configuration; the rest is for the HTTP surface.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from weft.kernel.errors import invalid_field
+from weft.kernel.names import MAX_TENANT_CHARS, is_token
+from weft.kernel.rates import Rate, RateUnit, parse_rates
+from weft_app.compose.demo import demo_runner
+from weft_app.config.config import WeftConfig
+from weft_app.config.config_section import Section
+from weft_app.config.runner_sections import ModelSection, RunnerSection
+
+RATE_PREFIX = "TENANT_RATE_LIMIT_"
+MAX_TENANTS_NAMED = 1000
+
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_LEVELS = {
+    "debug": "debug",
+    "info": "info",
+    "warn": "warning",
+    "warning": "warning",
+    "error": "error",
+    "critical": "error",
+}
+_FORMATS = {"json": "json", "text": "text", "console": "text", "pretty": "text"}
+_NUMBER = re.compile(r"\d{1,9}")
+_DEVICE = re.compile(r"-?\d{1,4}")
+_MAX_DEVICE = 63
+
+LogFormat = Literal["json", "text"]
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerEnvironment:
+    """What the environment says. None and empty: nothing."""
+
+    log_level: str | None = None
+    log_format: LogFormat | None = None
+    model_folders: tuple[Path, ...] = ()
+    """Where relative paths of models are looked for, first one first."""
+    context_tokens: int | None = None
+    devices: tuple[int, ...] | None = None
+    """Accelerators that may be used, by number; empty: none of them."""
+    devices_by_id: bool = False
+    """Whether accelerators are named in a way that gives no numbers."""
+    max_queue_depth: int | None = None
+    queue_timeout_seconds: float | None = None
+    multi_tenant: bool = False
+    default_rate: Rate | None = None
+    tenant_rates: Mapping[str, Rate] = field(default_factory=dict)
+    default_token_rate: Rate | None = None
+    """Tokens; the surface of a runner counts requests only, a router both."""
+    tenant_token_rates: Mapping[str, Rate] = field(default_factory=dict)
+    metrics: bool = True
+    metrics_port: int | None = None
+    ignored: tuple[tuple[str, str], ...] = ()
+    """Variables that are set and change nothing, with why."""
+
+    def applied_to(self, config: WeftConfig) -> WeftConfig:
+        """The configuration with what the file leaves open. Raises INVALID_ARGUMENT naming the variable."""
+        log: dict[str, Any] = {} if self.log_level is None else {"level": self.log_level}
+        router: dict[str, Any] = {}
+        if self.max_queue_depth is not None:
+            router["queue_depth_per_runner"] = self.max_queue_depth
+        if self.queue_timeout_seconds is not None:
+            router["queue_timeout_seconds"] = self.queue_timeout_seconds
+        accelerators: dict[str, Any] = {"nvidia": False} if self.devices == () else {}
+        return config.model_copy(
+            update={
+                "log": _with(config.log, log),
+                "router": _with(config.router, router),
+                "accelerators": _with(config.accelerators, accelerators),
+                "runners": self._runners(config),
+            }
+        )
+
+    def _runners(self, config: WeftConfig) -> tuple[RunnerSection, ...] | None:
+        if config.runners is not None:
+            return tuple(map(self._runner, config.runners))
+        # The demo's: it must not take devices that it is not to see, either.
+        says_nothing = not self.devices and not self.devices_by_id and self.context_tokens is None
+        return None if says_nothing else (self._runner(demo_runner()),)
+
+    def _runner(self, runner: RunnerSection) -> RunnerSection:
+        update: dict[str, Any] = {"devices": self.devices} if self.devices else {}
+        if self.devices_by_id and not runner.devices and runner.starts_engines:
+            raise invalid_field(
+                "CUDA_VISIBLE_DEVICES",
+                f"must hold numbers such as 0,1; or say `devices` for runner {runner.name} in weft.yaml",
+            )
+        models = tuple(map(self._model, runner.models))
+        return _with(runner, update).model_copy(update={"models": models})
+
+    def _model(self, model: ModelSection) -> ModelSection:
+        update: dict[str, Any] = {} if self.context_tokens is None else {"context_tokens": self.context_tokens}
+        placed = {
+            "path": None if model.path is None else self._found(model.path),
+            "quantizations": {name: self._found(path) for name, path in model.quantizations.items()},
+        }
+        return _with(model, update).model_copy(update=placed)
+
+    def _found(self, path: Path) -> Path:
+        """The file that a path means: as it stands, or in one of the folders for models."""
+        whole = path.expanduser()
+        if whole.is_absolute() or whole.exists():
+            return path
+        return next((folder / whole for folder in self.model_folders if (folder / whole).exists()), path)
+
+
+def with_model_folders(config: WeftConfig, environment: Mapping[str, str]) -> WeftConfig:
+    """The configuration of a mesh whose runners hear this environment: here it says only where model files are.
+
+    Raises INVALID_ARGUMENT naming a variable that would stop them.
+    """
+    heard = read_environment(environment)
+    heard.applied_to(config)
+    return RunnerEnvironment(model_folders=heard.model_folders).applied_to(config)
+
+
+def read_environment(environment: Mapping[str, str]) -> RunnerEnvironment:
+    """What the variables say. Raises INVALID_ARGUMENT naming the one that is wrong."""
+    given = {name: value.strip() for name, value in environment.items()}
+    filled = {name: value for name, value in given.items() if value}
+    tenants, token_tenants = _tenant_rates(filled, RateUnit.REQUESTS), _tenant_rates(filled, RateUnit.TOKENS)
+    multi_tenant = _flag(filled, "ENABLE_MULTI_TENANT", default=False)
+    metrics = _flag(filled, "ENABLE_METRICS", default=True)
+    devices, by_id = _devices(given)
+    timeout_ms = _number(filled, "QUEUE_TIMEOUT_MS", 1, 86_400_000)
+    return RunnerEnvironment(
+        log_level=_word(filled, "LOG_LEVEL", _LEVELS),
+        log_format="json" if (word := _word(filled, "LOG_FORMAT", _FORMATS)) == "json" else "text" if word else None,
+        model_folders=tuple(
+            Path(filled[name]).expanduser() for name in ("MODEL_BASE_PATH", "HF_HOME") if name in filled
+        ),
+        context_tokens=_number(filled, "VLLM_MAX_MODEL_LEN", 16, 16_777_216),
+        devices=devices,
+        devices_by_id=by_id,
+        max_queue_depth=_number(filled, "MAX_QUEUE_DEPTH", 0, 1_000_000),
+        queue_timeout_seconds=None if timeout_ms is None else timeout_ms / 1000,
+        multi_tenant=multi_tenant,
+        default_rate=tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT", RateUnit.REQUESTS),
+        tenant_rates=tenants,
+        default_token_rate=token_tenants.pop("default", None) or _rate(filled, "DEFAULT_RATE_LIMIT", RateUnit.TOKENS),
+        tenant_token_rates=token_tenants,
+        metrics=metrics,
+        metrics_port=_number(filled, "METRICS_PORT", 1, 65_535) if metrics else None,
+        ignored=tuple(_ignored(filled, multi_tenant=multi_tenant, metrics=metrics)),
+    )
+
+
+def _with(section: AnySection, update: Mapping[str, Any]) -> AnySection:
+    """The section with what its file does not say itself."""
+    left_open = {name: value for name, value in update.items() if name not in section.model_fields_set}
+    return section.model_copy(update=left_open) if left_open else section
+
+
+def _word(given: Mapping[str, str], name: str, words: Mapping[str, str]) -> str | None:
+    if name not in given:
+        return None
+    found = words.get(given[name].lower())
+    if found is None:
+        raise invalid_field(name, f"must be one of {', '.join(words)}")
+    return found
+
+
+def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    if name not in given:
+        return default
+    found = _WORDS.get(given[name].lower())
+    if found is None:
+        raise invalid_field(name, "must be true or false")
+    return found
+
+
+def _number(given: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    if name not in given:
+        return None
+    text = given[name]
+    if _NUMBER.fullmatch(text) is None or not least <= int(text) <= most:
+        raise invalid_field(name, f"must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _rate(given: Mapping[str, str], name: str, unit: RateUnit) -> Rate | None:
+    """The variable's rate of one unit; it may hold one of each, as in `100req/min,20000tok/min`."""
+    if name not in given:
+        return None
+    rates = parse_rates(given[name].split(","), name)
+    if len({rate.unit for rate in rates}) < len(rates):
+        raise invalid_field(name, "has two rates of the same unit")
+    return next((rate for rate in rates if rate.unit is unit), None)
+
+
+def _tenant_rates(given: Mapping[str, str], unit: RateUnit) -> dict[str, Rate]:
+    rates: dict[str, Rate] = {}
+    for name in given:
+        if name.startswith(RATE_PREFIX):
+            tenant = name.removeprefix(RATE_PREFIX)
+            if not is_token(tenant, MAX_TENANT_CHARS):
+                raise invalid_field(name, "must end with the name of a tenant")
+            rate = _rate(given, name, unit)
+            if rate is not None:
+                rates[tenant] = rate
+    if len(rates) > MAX_TENANTS_NAMED:
+        raise invalid_field(RATE_PREFIX, f"at most {MAX_TENANTS_NAMED} tenants can be named")
+    return rates
+
+
+def _devices(given: Mapping[str, str]) -> tuple[tuple[int, ...] | None, bool]:
+    """Numbers, and whether there are ids instead. As CUDA reads it: what follows a negative number does not count."""
+    text = given.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None, False
+    found: list[int] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if _DEVICE.fullmatch(part) is None:
+            return None, True
+        if int(part) < 0:
+            break
+        if int(part) > _MAX_DEVICE or int(part) in found:
+            raise invalid_field("CUDA_VISIBLE_DEVICES", f"must hold each number once, from 0 to {_MAX_DEVICE}")
+        found.append(int(part))
+    return tuple(sorted(found)), False
+
+
+def _ignored(given: Mapping[str, str], *, multi_tenant: bool, metrics: bool) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name in sorted(given):
+        if name == "VLLM_ENABLE_PREFIX_CACHING":
+            if _flag(given, name, default=True) is False:
+                found.append((name, "engines cache prefixes; a request with X-Cache-Mode: none uses none"))
+        elif name.startswith("VLLM_") and name != "VLLM_MAX_MODEL_LEN":
+            found.append((name, "no engine that weft runs has such a setting"))
+        elif not multi_tenant and (name.startswith(RATE_PREFIX) or name == "DEFAULT_RATE_LIMIT"):
+            found.append((name, "tenants are limited only with ENABLE_MULTI_TENANT=true"))
+        elif name == "METRICS_PORT" and not metrics:
+            found.append((name, "ENABLE_METRICS is false"))
+        elif name == "VERIFIED_OP_TOKEN_KEY_PATH":
+            found.append((name, "tokens are checked by the registry; set it there"))
+    return found

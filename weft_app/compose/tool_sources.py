@@ -1,0 +1,116 @@
+"""The tools of a runner's section as the runner takes them, with every mistake named by its field."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from yarl import URL
+
+from runner_svc.tools.config import McpCommand, McpHttp, PythonTool, ToolLimits, ToolSourceConfig
+from weft.kernel.errors import invalid_field
+from weft_app.config.runner_sections import RunnerSection, ToolSection
+
+INHERITED = ("PATH", "HOME", "LANG")
+"""What an MCP server's program gets of the runner's own environment."""
+# Only names that were set for this purpose: a configuration must not read the rest of the environment.
+_VARIABLE = re.compile(r"\$\{(WEFT_TOOL_[A-Z0-9_]+)\}")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def tool_sources(section: RunnerSection, environment: Mapping[str, str]) -> tuple[ToolSourceConfig, ...]:
+    """The sources, `${WEFT_TOOL_...}` replaced from `environment`, which is the runner's own.
+
+    Raises INVALID_ARGUMENT naming the field, never its value: that may be a secret.
+    """
+    _require_distinct(section.name, section.tools)
+    return tuple(_source(tool, f"runners.{section.name}.tools.{tool.name}", environment) for tool in section.tools)
+
+
+def _require_distinct(runner: str, tools: Sequence[ToolSection]) -> None:
+    names: set[str] = set()
+    for tool in tools:
+        if tool.name in names:
+            raise invalid_field(f"runners.{runner}.tools.{tool.name}", "two tools of one runner cannot share a name")
+        names.add(tool.name)
+
+
+def _source(tool: ToolSection, where: str, environment: Mapping[str, str]) -> ToolSourceConfig:
+    _require_only_its_own(tool, where)
+    limits = ToolLimits(
+        timeout_seconds=tool.timeout_seconds, max_output_bytes=tool.max_output_bytes, remote=tool.remote
+    )
+    if tool.type == "python":
+        assert tool.function is not None, "the section has checked it"
+        return PythonTool(name=tool.name, function=tool.function, config_field=f"{where}.function", limits=limits)
+    if tool.type == "mcp_command":
+        return McpCommand(
+            name=tool.name,
+            argv=_argv(tool, f"{where}.argv"),
+            environment=_program_environment(tool, f"{where}.environment", environment),
+            allow=tool.allow,
+            limits=limits,
+        )
+    return McpHttp(
+        name=tool.name,
+        url=_url(tool.url or "", f"{where}.url"),
+        headers=_headers(tool, f"{where}.headers", environment),
+        allow=tool.allow,
+        limits=limits,
+    )
+
+
+def _require_only_its_own(tool: ToolSection, where: str) -> None:
+    """A field of another type would be ignored, which nobody who wrote it expects."""
+    foreign = {
+        "python": ("argv", "environment", "url", "headers", "allow"),
+        "mcp_command": ("function", "url", "headers"),
+        "mcp_http": ("function", "argv", "environment"),
+    }[tool.type]
+    for field in foreign:
+        if getattr(tool, field):
+            raise invalid_field(f"{where}.{field}", f"has no meaning for a tool of type {tool.type}")
+
+
+def _argv(tool: ToolSection, field: str) -> tuple[str, ...]:
+    if not tool.argv[0]:
+        raise invalid_field(field, "must begin with a program")
+    if any("\0" in argument for argument in tool.argv):
+        raise invalid_field(field, "must not hold NUL characters")
+    return tool.argv
+
+
+def _program_environment(tool: ToolSection, field: str, environment: Mapping[str, str]) -> dict[str, str]:
+    for name, value in tool.environment.items():
+        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
+            raise invalid_field(field, f"{name!r} cannot be the name of a variable, or its value holds NUL")
+    inherited = {name: environment[name] for name in INHERITED if name in environment}
+    return inherited | _substituted(tool.environment, field, environment)
+
+
+def _headers(tool: ToolSection, field: str, environment: Mapping[str, str]) -> dict[str, str]:
+    headers = _substituted(tool.headers, field, environment)
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not value.isascii() or not value.isprintable():
+            raise invalid_field(field, f"{name!r} cannot be sent: letters, digits and '-' in a name, ASCII in a value")
+    return headers
+
+
+def _url(text: str, field: str) -> str:
+    try:
+        url = URL(text)
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise invalid_field(field, "must be an http or https URL with a host")
+    if url.user is not None or url.password is not None:
+        raise invalid_field(field, "must not hold credentials; put them into headers, from an environment variable")
+    return text
+
+
+def _substituted(values: Mapping[str, str], field: str, environment: Mapping[str, str]) -> dict[str, str]:
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in environment:
+            raise invalid_field(field, f"the environment variable {found[1]} is not set where the runner runs")
+        return environment[found[1]]
+
+    return {name: _VARIABLE.sub(value_of, value) for name, value in values.items()}

@@ -1,0 +1,155 @@
+"""A router that breaks on purpose, for proofs: `python -m weft_app.compose.torture_router`. Nothing else starts it.
+
+`--kill-at claimed:2` has it kill itself the second time that it reaches a failpoint. `--unfenced` gives it a store that
+writes whatever anybody says, claim or no claim: what a checker of histories must notice.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from sqlalchemy import ColumnElement
+
+import router_svc.service
+import router_svc.tasks.service
+from router_svc.service import RouterService
+from router_svc.store.database import RouterDatabase
+from router_svc.store.tables import tasks
+from router_svc.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
+from router_svc.tasks.service import TaskParts, TaskService
+from router_svc.tasks.sql import SqlTaskStore
+from router_svc.tasks.store_port import Claim, Ending
+from weft.dispatch.tasks import Task, TaskFailure
+from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft_app.compose.home import WeftHome
+from weft_app.compose.responses import router_database
+from weft_app.compose.router import router_config
+from weft_app.compose.schema_limits import schema_limits
+from weft_app.compose.serving import registry_address, serve_until_stopped
+from weft_app.compose.tasks import task_limits
+from weft_app.compose.tls import new_host
+from weft_app.config.config import WeftConfig, load_config
+
+
+@dataclass(frozen=True, slots=True)
+class Breakage:
+    """What is wrong with this router."""
+
+    kill_at: tuple[Failpoint, int] | None
+    """Where, and how often it must have been reached."""
+    is_fenced: bool
+
+
+class DeadlyFailpoint:
+    """Ends the process as a power cut would, the nth time that it is reached."""
+
+    def __init__(self, point: Failpoint, times: int) -> None:
+        self._point = point
+        self._left = times
+
+    async def reach(self, point: Failpoint, task_id: str) -> None:
+        """See Failpoints.reach."""
+        del task_id
+        if point is self._point:
+            self._left -= 1
+            if not self._left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class UnfencedTaskStore(SqlTaskStore):
+    """Takes every claim for good, and never tells anybody that one is lost."""
+
+    def __init__(self, database: RouterDatabase, *, max_commit_batch: int) -> None:
+        super().__init__(database, max_commit_batch=max_commit_batch)
+        self._claims: set[Claim] = set()
+
+    def _fence(self, claim: Claim) -> ColumnElement[bool]:
+        return tasks.c.id == claim.task_id
+
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+        """See TaskStore.claim."""
+        claim = await super().claim(task_id, owner, now, lease_until)
+        if claim is not None:
+            self._claims.add(claim)
+        return claim
+
+    async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+        """See TaskStore.renew; also those that somebody else has long taken back."""
+        renewed = await super().renew(owner, lease_until)
+        return renewed | self._claims
+
+    async def end(self, claim: Claim, ending: Ending, now: float) -> bool:
+        """See TaskStore.end."""
+        self._claims.discard(claim)
+        return await super().end(claim, ending, now)
+
+    async def revert(
+        self, claim: Claim, failure: TaskFailure, *, receipt: bytes, counts: bool, now: float, ready_at: float
+    ) -> bool:
+        """See TaskStore.revert."""
+        self._claims.discard(claim)
+        return await super().revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
+
+    async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:
+        """See TaskStore.cancel."""
+        self._claims = {claim for claim in self._claims if claim.task_id != task_id}
+        return await super().cancel(tenant, task_id, now)
+
+
+def broken_tasks(
+    config: WeftConfig, database: RouterDatabase, router: RouterService, breakage: Breakage
+) -> TaskService:
+    """Durable tasks on a router, with what is wrong."""
+    limits = task_limits(config.router.tasks, schema_limits(config.gateway.limits.schemas))
+    parts = TaskParts(
+        placement=router.placement,
+        fleet=router,
+        channels=router.channels,
+        subscribe=router.subscribe,
+    )
+    failpoints: Failpoints = NoFailpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
+    kind = SqlTaskStore if breakage.is_fenced else UnfencedTaskStore
+    store = kind(database, max_commit_batch=limits.max_commit_batch)
+    return router_svc.tasks.service.build(database, limits, parts, failpoints=failpoints, store=store)
+
+
+async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
+    """Such a router until a signal comes, or it kills itself."""
+    host = new_host(config, "router", None)
+    address = host.bind(home.address("router"))
+    router = router_svc.service.build(router_config(config, registry_address(config, home), address))
+    beside = broken_tasks(config, router_database(config, home), router, breakage)
+
+    def announce() -> None:
+        sys.stdout.write(f"router serves at {address}\n")
+        sys.stdout.flush()
+
+    await serve_until_stopped(host, router, config, announce, beside=[beside])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(prog="weft_app.compose.torture_router", allow_abbrev=False)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--kill-at", type=_place, help="failpoint and number, such as claimed:2")
+    parser.add_argument("--unfenced", action="store_true")
+    given = parser.parse_args(arguments)
+    config, home = load_config(given.config), WeftHome(given.home)
+    home.create()
+    configure_logging("router", file=BoundedLogFile(home.logs / "router.log", config.log.max_file_bytes))
+    uvloop.run(serve(config, home, Breakage(kill_at=given.kill_at, is_fenced=not given.unfenced)))
+
+
+def _place(text: str) -> tuple[Failpoint, int]:
+    name, _, times = text.partition(":")
+    return Failpoint(name), int(times or 1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

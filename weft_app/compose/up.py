@@ -1,0 +1,293 @@
+"""`weft up`: registry, router and gateway on one event loop, each runner a child process, one home."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import registry_svc.service
+import router_svc.service
+from router_svc.service import RouterService
+from weft.dispatch import Dispatcher
+from weft.dispatch.batches import BatchPort
+from weft.dispatch.expected import ExpectingFleet
+from weft.dispatch.files import FilePort
+from weft.dispatch.fleet import FleetView, Phase
+from weft.dispatch.fleet_watcher import FleetWatcher
+from weft.dispatch.stored_responses import ResponseStore
+from weft.dispatch.tasks import TaskPort
+from weft.kernel.clock import SystemClock
+from weft.kernel.detail_words import MODEL_NOT_LISTED
+from weft.kernel.errors import WeftError
+from weft.kernel.garbage import settle_garbage_collector
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.service import Service
+from weft_app.compose.auth import KeyCheck, key_check, keys_required
+from weft_app.compose.children import RunnerChild
+from weft_app.compose.demo import configured_runners
+from weft_app.compose.expected import expected_mesh
+from weft_app.compose.gateway import MeshClients, build_gateway
+from weft_app.compose.grpc_host import GrpcHost
+from weft_app.compose.home import WeftHome
+from weft_app.compose.own_runners import OwnRunners, retirement_notes
+from weft_app.compose.preflight import require_startable
+from weft_app.compose.registry import registry_config
+from weft_app.compose.relay import RelayEndpoint, relay_doors
+from weft_app.compose.responses import response_service, router_database
+from weft_app.compose.router import router_config
+from weft_app.compose.runner_environment import read_environment
+from weft_app.compose.stage import ShowProgress, Stage
+from weft_app.compose.tasks import durable_services
+from weft_app.compose.tls import channel_security
+from weft_app.config.config import WeftConfig
+from weft_app.config.runner_sections import published_models
+
+MODEL_CHECK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSide:
+    """What a gateway in the same process is built over."""
+
+    router: RouterService
+    engine: Service
+    """What runs tasks."""
+    responses: ResponseStore
+    tasks: TaskPort
+    files: FilePort
+    batches: BatchPort
+    names_waited_for: Callable[[], Awaitable[Collection[str]]]
+    """The names of models and pools for which tasks wait."""
+
+
+class UpHost:
+    """A whole mesh on one home. Life cycle: start, stop; a start that fails or is cancelled leaves nothing behind."""
+
+    def __init__(
+        self,
+        config: WeftConfig,
+        home: WeftHome,
+        config_path: Path | None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`tell` hears a sentence when a runner's process ended by itself, or was taken out of the configuration."""
+        self._config = config
+        self._tell = tell
+        self._home = home
+        self._config_path = config_path
+        self._runners = configured_runners(config)
+        self._children: list[RunnerChild] = []
+        self._stack = AsyncExitStack()
+        self._over: list[Callable[[], None]] = []
+        """What is called once every configured model has come."""
+        self._clock = SystemClock()
+        self.url = ""
+        """Base URL of the HTTP edge, once it is started."""
+        self.notice = ""
+        """What whoever looks after the mesh must know of what it keeps, once it is started; empty: nothing."""
+        self.grpc_address = ""
+        self.grpc_port_address = ""
+        """Where gRPC is offered on a port besides, once it is started; empty: nowhere."""
+        self.relay: RelayEndpoint | None = None
+        """Where runners join, once it is started and if they can."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether callers over HTTP need a key."""
+        return keys_required(self._config)
+
+    @property
+    def models(self) -> list[str]:
+        """The models it is configured to serve, first one first."""
+        return [model.name for runner in self._runners for model in published_models(runner)]
+
+    @property
+    def stage_count(self) -> int:
+        """How many stages a start shows: the services, and each model."""
+        return 1 + len(self.models)
+
+    async def start(self, show: ShowProgress) -> None:
+        """Start everything and return once every model is ready. Raises LOAD_STALLED when one never will be."""
+        try:
+            require_startable(self._config, self._home)
+            show(Stage(name="services", detail="starting registry, router and gateway"))
+            fleet = await self._start_services()
+            show(Stage(name="services", detail=f"listening at {self.url}", done=True))
+            await self._start_runners()
+            await self._until_models_are_ready(fleet, show)
+            for expect_no_more in self._over:
+                expect_no_more()
+            settle_garbage_collector()
+            self._home.announce(self._facts())
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Drain and end everything, the edge first. Idempotent."""
+        await self._stack.aclose()
+
+    def kill_runners(self) -> None:
+        """End the runners without a drain; their backends die with them."""
+        for child in self._children:
+            child.kill()
+
+    async def _start_grpc(self, keys: KeyCheck | None) -> "RouterSide":
+        """Registry, router and relay on one gRPC server."""
+        host = GrpcHost(guard=None if keys is None else keys.interceptor())
+        self.grpc_address = host.bind(self._home.address("weft"))
+        if self._config.grpc_port is not None:
+            self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
+        router = router_svc.service.build(
+            router_config(self._config, self.grpc_address, self.grpc_address, read_environment(os.environ))
+        )
+        router.expect(expected_mesh(self._runners))
+        self._over.append(router.expect_no_more)
+        registry = registry_svc.service.build(registry_config(self._config, self._home))
+        if keys is not None:
+            keys.use(lambda: registry.key_ring)
+        self._stack.push_async_callback(host.stop, self._config.drain_seconds)
+        database = router_database(self._config, self._home)
+        responses, durable = response_service(self._config, database), durable_services(self._config, database, router)
+        doors = relay_doors(self._config.relay, self._home, router.relay)
+        await host.start([registry, router, responses, *durable.in_order(), *doors])
+        self.relay = doors[0].endpoint if doors else None
+        if database.notice:
+            self.notice = f"{database.notice}; {database.remedy}"
+        return RouterSide(
+            router=router,
+            engine=durable.tasks,
+            responses=responses.store,
+            tasks=durable.tasks.tasks,
+            files=durable.batches.files,
+            batches=durable.batches.batches,
+            names_waited_for=durable.tasks.names_waited_for,
+        )
+
+    async def _start_services(self) -> FleetWatcher:
+        keys = key_check(self._config, self._clock)
+        side = await self._start_grpc(keys)
+        router = side.router
+        channel, channels = open_channel(self.grpc_address), ChannelPool(security=channel_security(self._config))
+        fleet = FleetWatcher(channel, self._clock)
+        self._stack.push_async_callback(channel.close)
+        self._stack.push_async_callback(channels.close)
+        self._stack.push_async_callback(fleet.stop)
+        await fleet.start()
+        await fleet.wait_ready()
+        await self._retire_runners(channel, side)
+
+        expected = expected_mesh(self._runners)
+        self._over.append(expected.clear)
+        expecting = ExpectingFleet(fleet, expected)
+        dispatcher = Dispatcher(router.placement, channels, clock=self._clock, fleet=expecting)
+        mesh = MeshClients(
+            dispatcher=dispatcher,
+            fleet=fleet,
+            registry=channel,
+            channels=channels,
+            queues=router.placement,
+            requests=router.requests,
+            responses=side.responses,
+            tasks=side.tasks,
+            files=side.files,
+            batches=side.batches,
+            keys=keys,
+            clock=self._clock,
+        )
+        edge = build_gateway(self._config, mesh)
+        self._stack.push_async_callback(self._stop_runners)
+        self._stack.push_async_callback(self._stop_work, edge, side.engine)
+        await edge.start()
+        self.url = edge.url
+        return fleet
+
+    async def _retire_runners(self, registry: grpc.aio.Channel, side: RouterSide) -> None:
+        """Take out of the mesh what an earlier start on this home served and the configuration names no longer."""
+        names = [runner.name for runner in self._runners]
+        retired = await OwnRunners(self._home).retire_others(names, registry)
+        if retired:
+            waited_for = await side.names_waited_for()
+            for sentence in retirement_notes(retired, waited_for):
+                self._tell(sentence)
+
+    async def _start_runners(self) -> None:
+        for runner in self._runners:
+            arguments = ["serve", "runner", "--runner", runner.name, "--home", str(self._home.root)]
+            arguments += ["--registry", self.grpc_address]
+            if runner.http_port is not None:
+                arguments += ["--http-port", str(runner.http_port)]
+            if self._config_path is not None:
+                arguments += ["--config", str(self._config_path)]
+            output = self._home.logs / f"runner-{runner.name}.out"
+            child = RunnerChild(runner.name, arguments, output, self._clock, tell=self._tell)
+            self._children.append(child)
+            await child.start()
+
+    async def _stop_work(self, edge: Service, engine: Service) -> None:
+        """Callers and tasks have the same time to end, and both before the runners do.
+
+        A task that is handed back while its runner still works has lost nothing but time.
+        """
+        drain = self._config.drain_seconds
+        await asyncio.gather(edge.stop(drain), engine.stop(drain))
+
+    async def _stop_runners(self) -> None:
+        await asyncio.gather(*(child.stop(self._config.drain_seconds) for child in self._children))
+
+    async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
+        waiting = {model.name: runner.name for runner in self._runners for model in published_models(runner)}
+        for model, runner in waiting.items():
+            show(Stage(name=model, detail=f"loading on {runner}"))
+        while waiting:
+            for model, runner in list(waiting.items()):
+                settled = self._settled(fleet.view, model, runner)
+                if settled is not None:
+                    del waiting[model]
+                    is_warning = settled.startswith(MODEL_NOT_LISTED)
+                    show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
+            self._require_willing_runners()
+            await self._clock.sleep(MODEL_CHECK_SECONDS)
+
+    def _require_willing_runners(self) -> None:
+        """Raises LOAD_STALLED when a runner says again and again that it cannot start."""
+        for child in self._children:
+            if child.refusal:
+                raise WeftError(Reason.LOAD_STALLED, f"runner {child.name} does not start: {child.refusal}")
+
+    def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
+        """In words where a model is once it takes requests, asleep or not; None before that. Raises LOAD_STALLED."""
+        runner = view.runners.get(runner_name)
+        instance = runner.instances.get(model) if runner is not None and runner.active else None
+        if instance is None:
+            return None
+        if instance.detail.startswith(MODEL_NOT_LISTED):
+            return instance.detail  # the server is looked at again and again; the other models can be used
+        if instance.phase in (Phase.CRASH_LOOP, Phase.FAILED):
+            raise WeftError(
+                Reason.LOAD_STALLED,
+                f"{model} does not start on {runner_name}: {instance.detail}; "
+                f"see {self._home.logs / f'runner-{runner_name}.log'}",
+            )
+        if instance.phase is Phase.HIBERNATING:
+            # One that was to be loaded and got no memory says so here.
+            return f"asleep on {runner_name}" + (f": {instance.detail}" if instance.detail else "")
+        return f"ready on {runner_name}" if instance.phase is Phase.READY else None
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "grpc": self.grpc_address,
+            "grpcPort": self.grpc_port_address,
+            "models": self.models,
+            "pids": {"host": os.getpid(), "runners": {child.name: child.pid for child in self._children}},
+            "startTime": datetime.now(UTC).isoformat(timespec="seconds"),
+        }

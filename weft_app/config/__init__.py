@@ -1,0 +1,1 @@
+"""The configuration file: its sections with their ranges and units, and the reading of YAML and environment."""

@@ -1,0 +1,137 @@
+"""What the backend suite's tests are made of: requests, ways to run them, and looks at processes."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import psutil
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.conformance.backend_port import ANSWER_TOKENS, Backend, Call, Frame, Payload
+
+POLL_SECONDS = 0.01
+Result = TypeVar("Result")
+
+
+def chat(*, text: str = "Count.", max_tokens: int = ANSWER_TOKENS, choice_count: int = 1) -> chat_pb2.ChatPayload:
+    """A short question."""
+    message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
+    sampling = sampling_pb2.SamplingParams(max_tokens=max_tokens, temperature=0)
+    return chat_pb2.ChatPayload(messages=[message], sampling=sampling, choice_count=choice_count)
+
+
+def completion() -> completion_pb2.CompletionPayload:
+    """Two prompts to go on with."""
+    return completion_pb2.CompletionPayload(
+        prompts=[completion_pb2.PromptInput(text=text) for text in ("One, two, three,", "Once upon a time")],
+        sampling=sampling_pb2.SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0),
+    )
+
+
+def has_content(event: event_pb2.InferenceEvent) -> bool:
+    """Whether an event holds something of an answer."""
+    delta = event.delta
+    return event.HasField("delta") and bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls)
+
+
+async def run(backend: Backend, payload: Payload) -> list[Frame]:
+    """All frames of one generation."""
+    return await collect(backend.generate(payload, Call()))
+
+
+async def collect(stream: AsyncGenerator[Frame]) -> list[Frame]:
+    """All frames of a stream."""
+    return [frame async for frame in stream]
+
+
+def flat(frames: Iterable[Frame]) -> Frame:
+    """The events of all frames."""
+    return [event for frame in frames for event in frame]
+
+
+async def read_first_content(stream: AsyncGenerator[Frame]) -> None:
+    """Return once something of the answer has come."""
+    async for frame in stream:
+        if any(map(has_content, frame)):
+            return
+    raise AssertionError("the stream ended without content")
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[object, object, Result]) -> AsyncGenerator[asyncio.Task[Result]]:
+    """Runs `work` as a task for the length of the block, then cancels it and takes its outcome.
+
+    A task that failed and was never asked makes the event loop log an error when the garbage collector finds it. Before
+    CPython 3.11.8 such a log record, formatted while pytest parses the source of a failed test, ends all of pytest.
+    """
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def read_on(stream: AsyncGenerator[Frame], started: asyncio.Event) -> None:
+    """Read a stream to its end, telling when it has begun."""
+    async with contextlib.aclosing(stream):
+        await read_first_content(stream)
+        started.set()
+        await collect(stream)
+
+
+async def begun(reader: asyncio.Task[None], started: asyncio.Event) -> None:
+    """Returns once `started` is set. Raises what ended `reader` before that."""
+    async with beside(started.wait()) as waiting:
+        await asyncio.wait({waiting, reader}, return_when=asyncio.FIRST_COMPLETED)
+    if not started.is_set():
+        reader.result()
+
+
+async def failure(work: Awaitable[object]) -> Reason:
+    """The reason of the typed error that `work` ends with."""
+    try:
+        await work
+    except WeftError as error:
+        return error.reason
+    raise AssertionError("a typed error was expected")
+
+
+def distance(left: list[float], right: list[float]) -> float:
+    """How far two vectors are from each other."""
+    return math.dist(left, right)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@asynccontextmanager
+async def no_process_left(seconds: float) -> AsyncGenerator[Callable[[], list[psutil.Process]]]:
+    """Fail when a child process begun in the block outlives it by `seconds`; yields a look at those processes."""
+    test = psutil.Process()
+    before = set(test.children(recursive=True))
+
+    def new_processes() -> list[psutil.Process]:
+        return [child for child in test.children(recursive=True) if child not in before and is_alive(child)]
+
+    yield new_processes
+    await until(lambda: not new_processes(), seconds, "a process was left behind")
+
+
+async def until(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    """Return once `condition` holds; fail with `otherwise` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        await asyncio.sleep(POLL_SECONDS)

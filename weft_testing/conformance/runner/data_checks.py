@@ -1,0 +1,243 @@
+"""Checks of the data plane: tickets, events, counts, slots, cancellation."""
+
+import asyncio
+import time
+
+from weft.api.common.v1 import chat_pb2, event_pb2
+from weft.api.registry.v1 import model_pb2
+from weft.dispatch.frames import has_content
+from weft.kernel.errors import WeftError
+from weft.kernel.ids import new_id
+from weft.kernel.reasons import Reason
+from weft_testing.conformance.runner.requests import (
+    ENDED_EARLY,
+    NOTICE_SECONDS,
+    SHORT_ANSWER_TOKENS,
+    Generation,
+    chat,
+    endless,
+    kinds,
+    long_prompt,
+    refusal,
+    text_of,
+    until,
+)
+from weft_testing.conformance.runner.subject import RunnerUnderTest, TicketChanges
+from weft_testing.conformance.runner.verdict import BrokenPromiseError, Check, NotCheckedError, require
+
+REFUSAL_SECONDS = 1.0
+"""A refusal for want of a slot is an answer at once."""
+PREFILL_WATCH_SECONDS = 10.0
+"""So long a prefill is watched; then its caller leaves."""
+MAX_SLOTS_FILLED = 32
+FORGED = b"\0" * 32
+
+
+async def tickets(runner: RunnerUnderTest) -> str:
+    """Only tickets that the router signed for this life of the runner, once, in time."""
+    question = chat("Hello")
+    forged = runner.ticket("req-forged", TicketChanges(mac=FORGED))
+    await refusal(runner.run(question, forged), Reason.TICKET_INVALID)
+    foreign = runner.ticket("req-foreign", TicketChanges(incarnation="another-life"))
+    await refusal(runner.run(question, foreign), Reason.TICKET_INVALID)
+    old = runner.ticket("req-old", TicketChanges(lifetime_seconds=-1.0))
+    await refusal(runner.run(question, old), Reason.TICKET_EXPIRED)
+    once = runner.ticket("req-once", TicketChanges(ticket_id=new_id("tkt")))
+    await runner.run(question, once)
+    await refusal(runner.run(question, once), Reason.TICKET_INVALID)
+    return "forged, foreign, expired and used tickets were refused"
+
+
+async def typed_errors(runner: RunnerUnderTest) -> str:
+    """Every refusal has its reason."""
+    await refusal(runner.run(None), Reason.INVALID_ARGUMENT)
+    await refusal(runner.load("no-such-model-anywhere"), Reason.MODEL_NOT_FOUND)
+    if not (await runner.state()).context_tokens:
+        return "no work and no such model; it does not say how long a prompt may be"
+    await refusal(runner.run(await long_prompt(runner, 3.0)), Reason.CONTEXT_LENGTH_EXCEEDED)
+    return "no work, no such model, too long a prompt"
+
+
+async def event_order(runner: RunnerUnderTest) -> str:
+    """`started` first, first content alone, one end."""
+    frames = await runner.run(chat("Say hello to the world."))
+    order = kinds(frames)
+    require(order[:1] == ["started"], f"the first event was {order[:1]}")
+    require(order.count("finished") == 1 and order[-1] == "finished", "the last event must be the only `finished`")
+    require(order.count("usage") <= 1, f"{order.count('usage')} usage events")
+    first = next((frame for frame in frames if has_content(frame)), None)
+    require(first is not None, "there was no content")
+    deltas = [event for event in first or () if event.WhichOneof("event") == "delta"]
+    require(len(deltas) == 1, f"the first content came together with {len(deltas) - 1} more deltas")
+    reasons = [event.delta.finish_reason for frame in frames for event in frame if event.WhichOneof("event") == "delta"]
+    require(sum(map(bool, reasons)) == 1, f"{sum(map(bool, reasons))} finish reasons for one choice")
+    return f"{len(frames)} frames, {len(order)} events"
+
+
+async def usage_counts(runner: RunnerUnderTest) -> str:
+    """Token counts that can be believed."""
+    short = await _receipt_usage(runner, chat("Hi"))
+    longer = await _receipt_usage(runner, chat("Hi, and tell me about rivers, stones, wind and the sea." * 4))
+    require(0 < short[0] < longer[0], f"prompts counted {short[0]} and {longer[0]} tokens, the second is longer")
+    require(0 < short[1] <= SHORT_ANSWER_TOKENS, f"{short[1]} tokens of answer, the limit was {SHORT_ANSWER_TOKENS}")
+    one = await runner.run(chat("Tell me a long story.", max_tokens=1))
+    ends = [event.delta.finish_reason for frame in one for event in frame if event.delta.finish_reason]
+    require(ends == [event_pb2.FINISH_REASON_LENGTH], "an answer cut by its limit must end with LENGTH")
+    return f"{short[0]} and {longer[0]} prompt tokens, {short[1]} of at most {SHORT_ANSWER_TOKENS} answer tokens"
+
+
+async def _receipt_usage(runner: RunnerUnderTest, payload: chat_pb2.ChatPayload) -> tuple[int, int]:
+    frames = await runner.run(payload)
+    receipt = frames[-1][-1].finished.receipt
+    require(bool(receipt.request_id and receipt.model and receipt.host), "the receipt lacks request id, model or host")
+    require(bool(text_of(frames)), "there was no text")
+    return receipt.usage.prompt_tokens, receipt.usage.completion_tokens
+
+
+async def disconnect(runner: RunnerUnderTest) -> str:
+    """A caller that leaves stops the generation."""
+    running = Generation(runner, endless(), new_id("req"))
+    try:
+        await running.first_content()
+        running.require_running()
+    finally:
+        await running.leave()
+
+    async def free() -> bool:
+        return running.request_id not in await runner.slot_holders()
+
+    seconds = await until(free, NOTICE_SECONDS, f"the slot was still held {NOTICE_SECONDS:g} s after the caller left")
+    frames = await runner.run(chat("Hello"))
+    require(bool(text_of(frames)), "the next request got no text")
+    return f"the slot was free {seconds * 1e3:.0f} ms after the caller had left"
+
+
+async def slots(runner: RunnerUnderTest) -> str:
+    """No hidden queue: one request too many is refused at once."""
+    total = (await runner.state()).slots_total
+    require(total > 0, "it reports no slots")
+    total = min(total, runner.runner.max_requests or total)
+    if total > MAX_SLOTS_FILLED:
+        raise NotCheckedError(f"it has {total} slots; this check fills at most {MAX_SLOTS_FILLED}")
+    running = [Generation(runner, endless(), new_id("req")) for _ in range(total)]
+    try:
+        await _fill(runner, running)
+        began = time.monotonic()
+        try:
+            await refusal(runner.run(chat("Hello")), Reason.NO_SLOT_AVAILABLE)
+        except BrokenPromiseError:
+            for one in running:
+                one.require_running()
+            raise
+        seconds = time.monotonic() - began
+        require(seconds < REFUSAL_SECONDS, f"the refusal took {seconds:.1f} s")
+    finally:
+        await asyncio.gather(*(one.leave() for one in running))
+
+    async def free() -> bool:
+        return runner.own_requests.isdisjoint(await runner.slot_holders())
+
+    await until(free, NOTICE_SECONDS, "slots were still held after all callers had left")
+    return f"all {total} taken, the next request was refused in {seconds * 1e3:.0f} ms"
+
+
+async def _fill(runner: RunnerUnderTest, running: list[Generation]) -> None:
+    """Return once all of them hold a slot; an engine with fewer slots than the runner says may let some wait."""
+    ids = {one.request_id for one in running}
+
+    async def filled() -> bool:
+        for one in running:
+            if one.task.done():
+                one.task.result()
+                one.require_running()
+        return ids <= await runner.slot_holders()
+
+    await until(filled, NOTICE_SECONDS, f"it did not take on {len(running)} requests, which it has slots for")
+
+
+async def embeddings(runner: RunnerUnderTest) -> str:
+    """One vector per input, in order."""
+    if model_pb2.MODEL_OPERATION_EMBEDDING not in runner.operations:
+        raise NotCheckedError("the model gives no embeddings")
+    response = await runner.embed(["a river", "a stone", "the sea"])
+    order = [vector.index for vector in response.embeddings]
+    require(order == [0, 1, 2], f"three inputs gave vectors {order}")
+    lengths = {len(vector.values) for vector in response.embeddings}
+    require(len(lengths) == 1 and lengths != {0}, f"vectors of lengths {sorted(lengths)}")
+    require(response.receipt.usage.prompt_tokens > 0, "the receipt counts no tokens")
+    return f"{len(order)} vectors of {lengths.pop()} numbers"
+
+
+async def health_during_prefill(runner: RunnerUnderTest) -> str:
+    """The control plane answers while a prompt is worked on."""
+    running = Generation(runner, await long_prompt(runner, 0.7), new_id("req"))
+    slowest, answers, last_look = 0.0, 0, time.monotonic() + PREFILL_WATCH_SECONDS
+    try:
+        while not (running.content.is_set() or running.task.done()) and time.monotonic() < last_look:
+            began = time.monotonic()
+            require(await runner.serving(), "its health service said that it does not serve")
+            await runner.describe()
+            slowest = max(slowest, time.monotonic() - began)
+            answers += not running.content.is_set()
+            await asyncio.sleep(0.01)
+        if running.task.done():
+            running.task.result()
+    except WeftError as error:
+        if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED:
+            raise
+        raise NotCheckedError("the model needs more tokens for the prompt than were reckoned with") from None
+    finally:
+        await running.leave()
+    if not answers:
+        raise NotCheckedError("the prompt was done before anybody could ask")
+    require(slowest < REFUSAL_SECONDS, f"the slowest answer took {slowest:.1f} s")
+    return f"{answers} answers during the prefill, the slowest after {slowest * 1e3:.0f} ms"
+
+
+async def request_record(runner: RunnerUnderTest) -> str:
+    """What is known of a request that runs."""
+    request_id = new_id("req")
+    running = Generation(runner, endless(), request_id)
+    try:
+        await running.first_content()
+        found = await runner.find_request(request_id)
+        if found.record.state == found.record.STATE_COMPLETED:
+            # If that is true, the end is on its way to us.
+            await asyncio.wait({running.task}, timeout=NOTICE_SECONDS)
+        running.require_running()
+    finally:
+        await running.leave()
+    record = found.record
+    require(record.state == record.STATE_GENERATING, f"a running request is in state {record.state}")
+    require(record.HasField("last_progress_time") and record.HasField("start_time"), "its times are missing")
+    require(bool(found.output), "its output so far is missing")
+    await refusal(runner.find_request("req-that-never-was"), Reason.NOT_FOUND)
+
+    async def cancelled() -> bool:
+        state = (await runner.find_request(request_id)).record.state
+        if state == record.STATE_COMPLETED:
+            raise NotCheckedError(ENDED_EARLY)
+        return state == record.STATE_CANCELLED
+
+    await until(cancelled, NOTICE_SECONDS, "a request whose caller left is not told as cancelled")
+    return f"{record.output_chars} characters so far were told"
+
+
+DATA_CHECKS = (
+    Check(
+        name="tickets", promise="takes a router's ticket once, in time, for its own life only", run=tickets, chats=True
+    ),
+    Check(name="typed-errors", promise="gives every refusal its reason", run=typed_errors, chats=True),
+    Check(name="event-order", promise="streams started, content, one end", run=event_order, chats=True),
+    Check(name="usage-counts", promise="counts tokens and keeps the limit", run=usage_counts, chats=True),
+    Check(name="disconnect", promise="stops a generation when its caller leaves", run=disconnect, chats=True),
+    Check(name="slots", promise="refuses at once when every slot is taken", run=slots, chats=True),
+    Check(name="embeddings", promise="gives one vector per input, in order", run=embeddings),
+    Check(
+        name="health-in-prefill",
+        promise="answers while it works on a long prompt",
+        run=health_during_prefill,
+        chats=True,
+    ),
+    Check(name="request-record", promise="knows what a request is doing", run=request_record, chats=True),
+)

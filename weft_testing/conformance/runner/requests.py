@@ -1,0 +1,118 @@
+"""Requests that the checks make, and what they read from the answers."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.frames import has_content
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft_testing.conformance.runner.subject import POLL_SECONDS, Events, RunnerUnderTest
+from weft_testing.conformance.runner.verdict import BrokenPromiseError, NotCheckedError, require
+
+SHORT_ANSWER_TOKENS = 8
+ENDLESS_ANSWER_TOKENS = 100_000
+"""More than any check waits for."""
+FIRST_CONTENT_SECONDS = 120.0
+MAX_FILLED_TOKENS = 1_000_000
+"""Of larger contexts no prompt is made: the message would come near its own limit."""
+NOTICE_SECONDS = 2.0
+"""How long a runner may take to notice that its caller has left."""
+CONTEXT_GUESS_TOKENS = 2048
+"""Taken where the runner does not say what context a slot has."""
+ENDED_EARLY = "the model ended its answer before the check was made"
+
+
+def chat(text: str, max_tokens: int = SHORT_ANSWER_TOKENS) -> chat_pb2.ChatPayload:
+    """One question."""
+    payload = chat_pb2.ChatPayload()
+    payload.sampling.max_tokens = max_tokens
+    payload.sampling.temperature = 0.0
+    payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text=text)
+    return payload
+
+
+def endless() -> chat_pb2.ChatPayload:
+    """A question whose answer takes long."""
+    return chat("Count from one to ten thousand, one number per line, and do not stop.", ENDLESS_ANSWER_TOKENS)
+
+
+async def long_prompt(runner: RunnerUnderTest, share_of_context: float) -> chat_pb2.ChatPayload:
+    """A prompt that fills about this share of a slot's context."""
+    context = (await runner.state()).context_tokens or CONTEXT_GUESS_TOKENS
+    if context > MAX_FILLED_TOKENS:
+        raise NotCheckedError(f"a slot has a context of {context} tokens; at most {MAX_FILLED_TOKENS} are filled")
+    return chat("stone river " * int(context * share_of_context / 2), max_tokens=1)
+
+
+def kinds(frames: list[Events]) -> list[str]:
+    """The kinds of all events in order."""
+    return [event.WhichOneof("event") or "" for frame in frames for event in frame]
+
+
+def text_of(frames: list[Events]) -> str:
+    """The text of the answer, reasoning included."""
+    deltas = [event.delta for frame in frames for event in frame if event.WhichOneof("event") == "delta"]
+    return "".join(delta.reasoning + delta.text for delta in deltas)
+
+
+async def refusal(action: Awaitable[object], expected: Reason) -> str:
+    """That an action ends with this reason. Raises BrokenPromiseError when it does not."""
+    try:
+        await action
+    except WeftError as error:
+        if error.reason is not expected:
+            if error.reason is Reason.NO_SLOT_AVAILABLE:
+                # Perhaps because of others; who made the check can tell.
+                raise
+            told = f"{error.reason.name}: {error.message}"
+            raise BrokenPromiseError(f"expected {expected.name}, was told {told}") from None
+        return expected.name
+    raise BrokenPromiseError(f"expected {expected.name}, but it was done")
+
+
+async def until(condition: Callable[[], Awaitable[bool]], limit_seconds: float, otherwise: str) -> float:
+    """Seconds until a condition held. Raises BrokenPromiseError with `otherwise` after the limit."""
+    began = time.monotonic()
+    while not await condition():
+        require(time.monotonic() - began < limit_seconds, otherwise)
+        await asyncio.sleep(POLL_SECONDS)
+    return time.monotonic() - began
+
+
+class Generation:
+    """A generation in the background, known by its request id."""
+
+    def __init__(self, runner: RunnerUnderTest, payload: chat_pb2.ChatPayload, request_id: str) -> None:
+        self._runner = runner
+        self.request_id = request_id
+        self.content = asyncio.Event()
+        """Set with the first content."""
+        self.task = asyncio.create_task(self._read(payload))
+
+    async def _read(self, payload: chat_pb2.ChatPayload) -> None:
+        async for frame in self._runner.frames(payload, self.request_id):
+            if has_content(frame):
+                self.content.set()
+
+    async def first_content(self) -> None:
+        """Return with the first content. Raises what ended the request before it; NotCheckedError when none comes."""
+        waiting = asyncio.create_task(self.content.wait())
+        await asyncio.wait({waiting, self.task}, timeout=FIRST_CONTENT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self.content.is_set():
+            return
+        if self.task.done():
+            self.task.result()
+        raise NotCheckedError(f"no content came within {FIRST_CONTENT_SECONDS:g} s")
+
+    def require_running(self) -> None:
+        """Raise NotCheckedError when the answer is over: a check that needs it to go on saw nothing."""
+        if self.task.done():
+            raise NotCheckedError(ENDED_EARLY)
+
+    async def leave(self) -> None:
+        """Go away, as a caller that hangs up."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)  # an outcome that is never taken is logged

@@ -1,0 +1,72 @@
+"""The program: `python -m weft_testing.fake_backend --port 0 --alias tiny --parallel 4 [switches]`."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+# It verifies nobody; aiohttp, when it is imported, reads the trust store all the same: a sixth of the time of a start.
+os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
+
+from aiohttp import web
+
+from weft_testing.fake_backend.arguments import ServerSettings, parse_command_line
+from weft_testing.fake_backend.behaviour import Behaviour, Control
+from weft_testing.fake_backend.device_memory import take_device_memory
+from weft_testing.fake_backend.process_faults import ProcessFaults, crash, die_with_parent, fail_to_fit
+from weft_testing.fake_backend.server import FakeServer
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run until a signal ends it."""
+    settings, behaviour = parse_command_line(arguments)
+    if settings.die_with_parent:
+        die_with_parent()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, behaviour))
+    # Streams may still be open; like a killed server, do not wait for their clients.
+    os._exit(0)
+
+
+async def serve(settings: ServerSettings, behaviour: Behaviour) -> None:
+    """Listen, report the address on stdout, and serve until a signal."""
+    control = Control(behaviour)
+    faults = ProcessFaults(control)
+    stop = asyncio.Event()
+    faults.handle_signals(stop)
+    faults.apply(behaviour)
+    if behaviour.out_of_memory_at_start:
+        fail_to_fit()
+    if behaviour.crash_at_start:
+        crash(signal.Signals[behaviour.crash_signal])
+    if settings.take_device_memory:
+        take_device_memory(settings.take_device_memory, settings.tensor_split, os.environ)
+    if behaviour.exit_at_start is not None and not behaviour.load_seconds:
+        _exit_at_start(behaviour.exit_at_start)
+    runner = web.AppRunner(
+        FakeServer(settings, control, faults).application(),
+        handle_signals=False,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=0.0,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 - the report is the interface
+    if behaviour.exit_at_start is not None:
+        asyncio.get_running_loop().call_later(behaviour.load_seconds, _exit_at_start, behaviour.exit_at_start)
+    await stop.wait()
+
+
+def _exit_at_start(code: int) -> None:
+    print("error: failed to load model", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

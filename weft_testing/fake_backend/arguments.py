@@ -1,0 +1,145 @@
+"""The command line: llama-server's own flags, one flag per switch of Behaviour, and a shrug for the rest."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import msgspec
+
+from weft_testing.fake_backend.behaviour import Behaviour, updated
+
+DEFAULT_CONTEXT_TOKENS = 8192
+DEFAULT_SLOTS = 4
+MAX_SLOTS = 1024
+MAX_CONTEXT_TOKENS = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What stays fixed for the life of the process."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port, reported on stdout."""
+    alias: str = "fake"
+    api_key: str = ""
+    """Empty: no key is asked for."""
+    slots: int = DEFAULT_SLOTS
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS
+    """Shared by all slots."""
+    model_path: str = "fake.gguf"
+    embeddings: bool = False
+    reranking: bool = False
+    offers: frozenset[str] = frozenset()
+    """Of `image`, `transcription` and `speech`."""
+    speaks_vllm: bool = False
+    """Whether /tokenize takes and gives what vLLM's does."""
+    slot_save_path: str = ""
+    """Empty: slots cannot be erased."""
+    die_with_parent: bool = False
+    take_device_memory: int = 0
+    """Bytes of fake cards (see `device_memory`); 0: none."""
+    tensor_split: tuple[float, ...] = ()
+    """In what proportions; empty: alike."""
+    request_log: Path | None = None
+    """Where every request is written down (see `request_log`); None: nowhere."""
+
+    @property
+    def slot_context_tokens(self) -> int:
+        """Context of one slot, prompt and answer together."""
+        return max(1, self.context_tokens // self.slots)
+
+
+def parse_command_line(arguments: Sequence[str]) -> tuple[ServerSettings, Behaviour]:
+    """Settings and behaviour; prints to stderr and exits with 2 when a value is out of range."""
+    parser = _parser()
+    values, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        print(f"warning: ignored unknown arguments: {' '.join(unknown)}", file=sys.stderr, flush=True)  # noqa: T201
+    try:
+        behaviour = updated(Behaviour(), _switches(values), strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        parser.error(str(error))
+    return _settings(values), behaviour
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="weft_testing.fake_backend", allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=_between(0, 65_535), default=0)
+    parser.add_argument("--alias", "-a", default="")
+    # As llama-server: arguments are visible to every user of the machine, the environment is not.
+    parser.add_argument("--api-key", default=os.environ.get("LLAMA_API_KEY", ""))
+    parser.add_argument("--parallel", "-np", type=_between(1, MAX_SLOTS), default=DEFAULT_SLOTS)
+    parser.add_argument("--ctx-size", "-c", type=_between(0, MAX_CONTEXT_TOKENS), default=DEFAULT_CONTEXT_TOKENS)
+    parser.add_argument("--model", "-m", default="fake.gguf", help="not read")
+    parser.add_argument("--threads", "-t", type=int, default=1, help="not used")
+    parser.add_argument("--embeddings", "--embedding", action="store_true")
+    parser.add_argument("--reranking", "--rerank", action="store_true")
+    parser.add_argument("--offers", type=_words, default=frozenset(), help="image,transcription,speech")
+    parser.add_argument("--speaks-vllm", action="store_true", help="/tokenize as vLLM has it")
+    parser.add_argument("--slot-save-path", default="", help="not used, but without it slots cannot be erased")
+    parser.add_argument("--die-with-parent", action="store_true", help="SIGKILL when the starting thread ends")
+    parser.add_argument("--take-device-memory", type=int, default=0, help="bytes of weft_testing.fake_nvml's cards")
+    parser.add_argument("--tensor-split", "-ts", type=_proportions, default=(), help="of that memory")
+    parser.add_argument("--request-log", type=Path, default=None, help="file to append a line per request to")
+    for field in msgspec.structs.fields(Behaviour):
+        flag = "--" + field.name.replace("_", "-")
+        if field.type is bool:
+            parser.add_argument(flag, dest=field.name, action="store_true", default=None)
+        else:
+            parser.add_argument(flag, dest=field.name, default=None)
+    return parser
+
+
+def _settings(values: argparse.Namespace) -> ServerSettings:
+    return ServerSettings(
+        host=values.host,
+        port=values.port,
+        alias=values.alias or PurePath(values.model).name,
+        api_key=values.api_key,
+        slots=values.parallel,
+        context_tokens=values.ctx_size or DEFAULT_CONTEXT_TOKENS,
+        model_path=values.model,
+        embeddings=values.embeddings,
+        reranking=values.reranking,
+        offers=values.offers,
+        speaks_vllm=values.speaks_vllm,
+        slot_save_path=values.slot_save_path,
+        die_with_parent=values.die_with_parent,
+        take_device_memory=values.take_device_memory,
+        tensor_split=values.tensor_split,
+        request_log=values.request_log,
+    )
+
+
+def _switches(values: argparse.Namespace) -> dict[str, Any]:
+    switches = {field.name: getattr(values, field.name) for field in msgspec.structs.fields(Behaviour)}
+    for name in ("tool_call", "turns"):
+        if switches[name] is not None:
+            switches[name] = msgspec.json.decode(switches[name])
+    return {name: value for name, value in switches.items() if value is not None}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
+
+
+def _proportions(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.replace("/", ",").split(","))
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    """An integer within limits, for argparse."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be between {low} and {high}")
+        return value
+
+    return integer

@@ -1,0 +1,224 @@
+"""The JSON that llama-server writes, member for member (its server-task.cpp), with the hot parts pre-encoded."""
+
+import itertools
+import math
+import secrets
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from weft_testing.fake_backend.answers import Piece, PieceKind
+from weft_testing.fake_backend.requests import RequestError
+
+BUILD_INFO = "b0-weft-fake"
+VOCABULARY_TOKENS = 49_152
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_COMMENT = b":\n\n"
+SSE_NULL = b"data: null\n\n"
+"""Opens the stream of a completion with several prompts."""
+SSE_MALFORMED = b'data: {"choices":[{"index":0,"delta":{"content":"to\n\n'
+SSE_WRONG_SHAPE = b'data: {"choices":[{"index":"first","delta":{"content":42},"finish_reason":false}]}\n\n'
+JSON_MALFORMED = b'{"choices":[{"index":0,"message":{"content":"to'
+JSON_WRONG_SHAPE = b'{"choices":[{"index":"first","message":[42],"text":42,"finish_reason":false}],"usage":"much"}'
+HTML_PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>\n"
+
+encode = msgspec.json.encode
+
+
+@dataclass(slots=True, kw_only=True)
+class ChoiceTally:
+    """What one choice has cost so far; times in milliseconds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int = 0
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+    def usage(self) -> dict[str, Any]:
+        """The `usage` object."""
+        return {
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.completion_tokens + self.prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """The `timings` object."""
+        evaluated, decoded = max(1, self.prompt_tokens - self.cached_tokens), max(1, self.completion_tokens)
+        prompt_ms, predicted_ms = max(self.prompt_ms, 0.001), max(self.predicted_ms, 0.001)
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": self.prompt_tokens - self.cached_tokens,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / evaluated,
+            "prompt_per_second": 1000.0 * evaluated / prompt_ms,
+            "predicted_n": self.completion_tokens,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": predicted_ms / decoded,
+            "predicted_per_second": 1000.0 * self.completion_tokens / predicted_ms,
+        }
+
+
+def error_body(error: RequestError) -> bytes:
+    """The error object of every refusal."""
+    facts: Mapping[str, Any] = error.facts
+    return encode({"error": {"code": error.status, "message": error.message, "type": error.kind, **facts}})
+
+
+def token_id(token: str | int) -> int:
+    """A stable id for any token."""
+    return token if isinstance(token, int) else zlib.crc32(token.encode()) % VOCABULARY_TOKENS
+
+
+def logprob_content(text: str, position: int, top_count: int) -> dict[str, Any]:
+    """One entry of `logprobs.content`: the token and its alternatives, likelier first."""
+    logprob = math.log(0.9) - 0.01 * (position % 10)
+    alternatives = [(text if rank == 0 else f"alt{rank}", logprob - rank) for rank in range(top_count)]
+    return {
+        **_token_logprob(text, logprob),
+        "top_logprobs": [_token_logprob(token, value) for token, value in alternatives],
+    }
+
+
+def _token_logprob(text: str, logprob: float) -> dict[str, Any]:
+    return {"id": token_id(text), "token": text, "bytes": list(text.encode()), "logprob": logprob}
+
+
+class Envelope:
+    """The members every object of one answer shares."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self.created = int(time.time())
+        self.id = "chatcmpl-" + secrets.token_urlsafe(24)
+        self.model = model
+        self.is_chat = is_chat
+
+    def members(self, *, streamed: bool) -> dict[str, Any]:
+        """Those members as JSON data."""
+        chat_object = "chat.completion.chunk" if streamed else "chat.completion"
+        return {
+            "created": self.created,
+            "id": self.id,
+            "model": self.model,
+            "system_fingerprint": BUILD_INFO,
+            "object": chat_object if self.is_chat else "text_completion",
+        }
+
+
+class ChatChunks:
+    """SSE events of a streamed chat. Only the text of a token is encoded anew; all around it is ready bytes."""
+
+    def __init__(self, envelope: Envelope, choice_count: int) -> None:
+        self._members = envelope.members(streamed=True)
+        self._heads = [b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":' % n for n in range(choice_count)]
+        self._tail = b"}]," + encode(self._members)[1:] + b"\n\n"
+        self._content_heads = [head + b'{"content":' for head in self._heads]
+        self._content_tail = b"}" + self._tail
+
+    def start(self, index: int) -> bytes:
+        """The role preamble that comes with a choice's first token."""
+        return self._heads[index] + b'{"role":"assistant","content":null}' + self._tail
+
+    def progress(self, progress: Mapping[str, Any]) -> bytes:
+        """A prefill report; it rides on a role preamble."""
+        return self.start(0)[:-3] + b',"prompt_progress":' + encode(progress) + b"}\n\n"
+
+    def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
+        """One token."""
+        if logprobs is None and piece.kind is PieceKind.CONTENT:
+            return self._content_heads[index] + encode(piece.text) + self._content_tail
+        logprobs_member = b"" if logprobs is None else b',"logprobs":' + encode({"content": [logprobs]})
+        return self._heads[index] + encode(_delta(piece)) + logprobs_member + self._tail
+
+    def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
+        """The end of a choice; timings ride on its last event."""
+        end: dict[str, Any] = {"choices": [{"finish_reason": reason, "index": index, "delta": {}}], **self._members}
+        if not include_usage:
+            return _sse({**end, "timings": tally.timings()})
+        usage = {"choices": [], **self._members, "usage": tally.usage(), "timings": tally.timings()}
+        return _sse(end) + _sse(usage)
+
+
+class CompletionChunks:
+    """SSE events of a streamed text completion."""
+
+    def __init__(self, envelope: Envelope, choice_count: int) -> None:
+        self._members = envelope.members(streamed=True)
+        self._middles = [b',"index":%d,"logprobs":' % number for number in range(choice_count)]
+        self._tail = b',"finish_reason":null}],' + encode(self._members)[1:] + b"\n\n"
+
+    def start(self, index: int) -> bytes:
+        """A completion has no preamble."""
+        del index
+        return b""
+
+    def progress(self, progress: Mapping[str, Any]) -> bytes:
+        """A prefill report; it rides on an empty text."""
+        return self.text(0, "")[:-3] + b',"prompt_progress":' + encode(progress) + b"}\n\n"
+
+    def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> bytes:
+        """One token."""
+        if logprobs is None:
+            return self.text(index, piece.text)
+        content = encode({"content": [logprobs]})
+        return b'data: {"choices":[{"text":' + encode(piece.text) + self._middles[index] + content + self._tail
+
+    def text(self, index: int, text: str) -> bytes:
+        """Text without log probabilities."""
+        return b'data: {"choices":[{"text":' + encode(text) + self._middles[index] + b"null" + self._tail
+
+    def finish(self, index: int, reason: str, tally: ChoiceTally, *, include_usage: bool) -> bytes:
+        """The end of a choice; llama-server puts the usage here whether it was asked for or not."""
+        del include_usage
+        choice = {"text": "", "index": index, "logprobs": None, "finish_reason": reason}
+        return _sse({"choices": [choice], **self._members, "usage": tally.usage(), "timings": tally.timings()})
+
+
+def unary_body(envelope: Envelope, choices: list[dict[str, Any]], tally: ChoiceTally) -> bytes:
+    """The one object of an answer that is not streamed; usage and timings are the first choice's, as llama-server's."""
+    members = envelope.members(streamed=False)
+    return encode({"choices": choices, **members, "usage": tally.usage(), "timings": tally.timings()})
+
+
+def chat_message(pieces: list[Piece], content: str) -> dict[str, Any]:
+    """The `message` of a chat choice."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    reasoning = "".join(piece.text for piece in pieces if piece.kind is PieceKind.REASONING)
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    of_calls = [piece for piece in pieces if piece.kind in {PieceKind.CALL_START, PieceKind.CALL_ARGUMENTS}]
+    if of_calls:
+        calls = itertools.groupby(of_calls, key=lambda piece: piece.call)
+        message["tool_calls"] = [_whole_call(number, list(parts)) for number, parts in calls]
+        message["content"] = content or None
+    return message
+
+
+def _whole_call(number: int, parts: list[Piece]) -> dict[str, Any]:
+    name = "".join(part.text for part in parts if part.kind is PieceKind.CALL_START)
+    arguments = "".join(part.text for part in parts if part.kind is PieceKind.CALL_ARGUMENTS)
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, "id": _call_id(number)}
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    if piece.kind is PieceKind.CALL_START:
+        function = {"name": piece.text, "arguments": ""}
+        call = {"index": piece.call, "id": _call_id(piece.call), "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if piece.kind is PieceKind.CALL_ARGUMENTS:
+        return {"tool_calls": [{"index": piece.call, "function": {"arguments": piece.text}}]}
+    return {piece.kind.value: piece.text}
+
+
+def _call_id(number: int) -> str:
+    return f"call_{number}"
+
+
+def _sse(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + encode(data) + b"\n\n"

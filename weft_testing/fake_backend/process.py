@@ -1,0 +1,192 @@
+"""Start the fake as a real process, and talk to its /fake routes.
+
+async with run_fake_backend("--parallel", "2", crash_after_tokens=5) as backend:
+    ... backend.base_url ...
+    await backend.set_behaviour(crash_after_tokens=None)
+    state = await backend.wait_for_state(lambda state: state.requests_cancelled == 1)
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from weft_testing.fake_backend.behaviour import Behaviour
+from weft_testing.fake_backend.state import FakeState
+
+START_SECONDS = 30.0
+STATE_POLL_SECONDS = 0.01
+MAX_OUTPUT_LINES = 1000
+_LISTENING = "listening on "
+_GRANDCHILD = "grandchild "
+
+
+class FakeControl:
+    """The /fake routes of a running fake, whoever started it."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._session.close()
+
+    async def behaviour(self) -> Behaviour:
+        """The switches in force."""
+        async with self._session.get(f"{self.base_url}/fake/behaviour") as answer:
+            return msgspec.json.decode(await answer.read(), type=Behaviour)
+
+    async def set_behaviour(self, **switches: Any) -> Behaviour:
+        """Change some switches of Behaviour. Raises ValueError with the fake's message when it refuses."""
+        body = msgspec.json.encode(switches)
+        async with self._session.post(f"{self.base_url}/fake/behaviour", data=body) as answer:
+            if answer.status != 200:
+                raise ValueError(await answer.text())
+            return msgspec.json.decode(await answer.read(), type=Behaviour)
+
+    async def state(self) -> FakeState:
+        """What has reached the fake so far."""
+        async with self._session.get(f"{self.base_url}/fake/state") as answer:
+            return msgspec.json.decode(await answer.read(), type=FakeState)
+
+    async def wait_for_state(self, condition: Callable[[FakeState], bool], seconds: float = 5.0) -> FakeState:
+        """Poll until `condition` holds. Raises TimeoutError with the last state."""
+        deadline = time.monotonic() + seconds
+        while not condition(state := await self.state()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"still not so after {seconds} s: {state}")
+            await asyncio.sleep(STATE_POLL_SECONDS)
+        return state
+
+
+class FakeBackendProcess(FakeControl):
+    """A fake that this test started."""
+
+    def __init__(self, base_url: str, process: asyncio.subprocess.Process, output: deque[str]) -> None:
+        super().__init__(base_url)
+        self._process = process
+        self._output = output
+
+    @property
+    def pid(self) -> int:
+        """Id of the process and of its group."""
+        return self._process.pid
+
+    @property
+    def output(self) -> list[str]:
+        """The last lines of stdout and stderr together."""
+        return list(self._output)
+
+    async def wait_exit(self, seconds: float = 5.0) -> int:
+        """The exit code, negative for a signal. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            return await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone."""
+        self._process.send_signal(number)
+
+
+@asynccontextmanager
+async def run_fake_backend(*flags: str, **switches: Any) -> AsyncGenerator[FakeBackendProcess]:
+    """Start the fake on a free port of 127.0.0.1 and end its whole group with the block.
+
+    `flags` are command line arguments, `switches` fields of Behaviour. Raises ChildProcessError with the output when
+    the process ends before it listens, TimeoutError when it does not listen within START_SECONDS.
+    """
+    output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
+    read_end, write_end = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *fake_backend_command("--die-with-parent", *flags, **switches),
+            stdin=asyncio.subprocess.DEVNULL,
+            # One pipe of our own: asyncio's would keep `wait` waiting while a grandchild holds them.
+            stdout=write_end,
+            stderr=write_end,
+            start_new_session=True,
+        )
+    finally:
+        os.close(write_end)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    reader = asyncio.create_task(_read_output(read_end, output, listening))
+    try:
+        base_url = await _wait_until_listening(process, listening, output)
+        async with FakeBackendProcess(base_url, process, output) as backend:
+            yield backend
+    finally:
+        await _kill(process, output)
+        reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reader
+
+
+def fake_backend_command(*flags: str, **switches: Any) -> list[str]:
+    """The command line that starts the fake with this interpreter; `--port 0` unless the flags say otherwise."""
+    command = [sys.executable, "-m", "weft_testing.fake_backend", "--port", "0", *flags]
+    for name, value in switches.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif value is not None and value is not False:
+            command += [flag, value if isinstance(value, str) else msgspec.json.encode(value).decode()]
+    return command
+
+
+async def _wait_until_listening(
+    process: asyncio.subprocess.Process, listening: asyncio.Future[str], output: deque[str]
+) -> str:
+    waits: set[asyncio.Future[Any]] = {asyncio.create_task(process.wait()), listening}
+    done, pending = await asyncio.wait(waits, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for wait in pending:
+        wait.cancel()
+    if not done:
+        raise TimeoutError(f"does not listen after {START_SECONDS} s: {list(output)}")
+    if listening not in done:
+        raise ChildProcessError(f"exited with {process.returncode} before it listened: {list(output)}")
+    return listening.result()
+
+
+async def _read_output(read_end: int, output: deque[str], listening: asyncio.Future[str]) -> None:
+    """Drain the pipe into `output` until every holder has closed it."""
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb", buffering=0)
+    )
+    try:
+        while line := await stream.readline():
+            text = line.decode(errors="replace").rstrip("\n")
+            output.append(text)
+            if text.startswith(_LISTENING) and not listening.done():
+                listening.set_result(text.removeprefix(_LISTENING))
+    finally:
+        transport.close()
+
+
+async def _kill(process: asyncio.subprocess.Process, output: deque[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # A grandchild with a session of its own is not in the group.
+    for line in output:
+        if line.startswith(_GRANDCHILD):
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                os.kill(int(line.removeprefix(_GRANDCHILD)), signal.SIGKILL)
+    await process.wait()

@@ -1,0 +1,294 @@
+"""The HTTP side of the fake: llama-server's routes, its refusals, and /fake/* for tests."""
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Never, cast
+
+import msgspec
+from aiohttp import web
+
+from weft_testing.fake_backend import model_calls, status_pages
+from weft_testing.fake_backend import openai_shapes as shapes
+from weft_testing.fake_backend.arguments import ServerSettings
+from weft_testing.fake_backend.behaviour import Behaviour, Control
+from weft_testing.fake_backend.embeddings import embeddings_body, too_long
+from weft_testing.fake_backend.generation import Generation
+from weft_testing.fake_backend.media_routes import MediaRoutes
+from weft_testing.fake_backend.process_faults import ProcessFaults
+from weft_testing.fake_backend.request_log import RequestLog
+from weft_testing.fake_backend.requests import (
+    MAX_CHOICES,
+    GenerationRequest,
+    RequestError,
+    bad_request,
+    parse_chat,
+    parse_completion,
+    prompt_list,
+    refuse_media,
+)
+from weft_testing.fake_backend.sinks import Sink, StreamSink, UnarySink, json_response
+from weft_testing.fake_backend.slots import SlotPool
+from weft_testing.fake_backend.state import FakeState, Ledger, Outcome
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+NOT_JSON = "parse error: the body is not JSON"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Worker = Callable[[web.Request, Any, Behaviour, Outcome], Awaitable[web.StreamResponse]]
+
+_STATUS_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+class FakeServer:
+    """One model server: its slots, its behaviour, its books."""
+
+    def __init__(self, settings: ServerSettings, control: Control, faults: ProcessFaults) -> None:
+        self._settings = settings
+        self._control = control
+        self._faults = faults
+        self._pool = SlotPool(settings.slots)
+        self._ledger = Ledger(RequestLog(settings.request_log) if settings.request_log else None)
+        self._started = time.monotonic()
+        self._started_at = time.time()
+
+    def application(self) -> web.Application:
+        """The aiohttp application with every route."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        for path in ("/health", "/v1/health"):
+            app.router.add_get(path, self._health)
+        for path in ("/models", "/v1/models"):
+            app.router.add_get(path, self._guarded(self._models))
+        app.router.add_get("/props", self._guarded(self._props))
+        app.router.add_get("/slots", self._guarded(self._slots))
+        app.router.add_post("/slots/{number}", self._guarded(self._slot_action))
+        app.router.add_get("/metrics", self._guarded(self._metrics))
+        app.router.add_post("/tokenize", self._guarded(self._tokenize))
+        app.router.add_post("/v1/chat/completions", self._guarded(self._counted(self._chat)))
+        app.router.add_post("/v1/completions", self._guarded(self._counted(self._completion)))
+        app.router.add_post("/v1/embeddings", self._guarded(self._counted(self._embed)))
+        app.router.add_post("/apply-template", self._guarded(self._apply_template))
+        for path in ("/rerank", "/v1/rerank"):
+            app.router.add_post(path, self._guarded(self._counted(self._rerank)))
+        MediaRoutes(self._settings, self._control).add(app, self._guarded)
+        # Open even with an API key: a runner starts the fake with a random one that tests do not know.
+        app.router.add_get("/fake/behaviour", self._get_behaviour)
+        app.router.add_post("/fake/behaviour", self._set_behaviour)
+        app.router.add_get("/fake/state", self._get_state)
+        app.router.add_route("*", "/{path:.*}", self._guarded(self._not_found))
+        return app
+
+    def _is_loaded(self) -> bool:
+        behaviour = self._control.behaviour
+        return not behaviour.never_healthy and time.monotonic() - self._started >= behaviour.load_seconds
+
+    def _check_access(self, http: web.Request) -> None:
+        """Refuse a wrong key, and everything while the model loads."""
+        key = self._settings.api_key
+        if key and http.headers.get("Authorization") != f"Bearer {key}" and http.headers.get("X-Api-Key") != key:
+            raise RequestError(401, "authentication_error", "Invalid API Key")
+        if not self._is_loaded():
+            raise _loading()
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(http: web.Request) -> web.StreamResponse:
+            try:
+                self._check_access(http)
+                return await handler(http)
+            except RequestError as error:
+                return _refusal(error)
+
+        return guarded
+
+    def _counted(self, worker: Worker) -> Handler:
+        """Book the request, apply the faults that need no token, then work."""
+
+        async def counted(http: web.Request) -> web.StreamResponse:
+            raw = await http.read()
+            body = _decoded(raw)
+            headers = {name.lower(): value for name, value in http.headers.items()}
+            with self._ledger.request(headers, body, len(raw)) as outcome:
+                behaviour = self._control.for_next_request()
+                if behaviour.slow_headers_seconds:
+                    await asyncio.sleep(behaviour.slow_headers_seconds)
+                if behaviour.html_200:
+                    return web.Response(body=shapes.HTML_PAGE, content_type="text/html")
+                if behaviour.raw_answer is not None:
+                    outcome.broken_by_fake = True
+                    return await _raw(http, behaviour.raw_answer)
+                if behaviour.status is not None:
+                    return _scripted_status(behaviour, behaviour.status)
+                try:
+                    return await worker(http, body, behaviour, outcome)
+                except RequestError as error:
+                    return _refusal(error)
+
+        return counted
+
+    async def _chat(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        if behaviour.text_only_status is not None:
+            refuse_media(body, behaviour.text_only_status)
+        return await self._generate(http, parse_chat(body, self._settings.alias), behaviour, outcome)
+
+    async def _completion(
+        self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome
+    ) -> web.StreamResponse:
+        return await self._generate(http, parse_completion(body, self._settings.alias), behaviour, outcome)
+
+    async def _generate(
+        self, http: web.Request, request: GenerationRequest, behaviour: Behaviour, outcome: Outcome
+    ) -> web.StreamResponse:
+        count = len(request.prompts) * request.choices_per_prompt
+        if request.choices_per_prompt > self._settings.slots:
+            limits = f"1 <= value <= {self._settings.slots}, but got {request.choices_per_prompt}"
+            raise bad_request(f"Field 'n': Value must be between {limits}")
+        if count > MAX_CHOICES:
+            raise bad_request(f"more than {MAX_CHOICES} choices")
+        context = self._settings.slot_context_tokens
+        holding = self._pool.hold(count, request.prompts[0], use_cache=request.use_cache, number=request.slot)
+        async with holding as slots:
+            longest = max(map(len, request.prompts))
+            if longest >= context:
+                raise too_long(longest, context)
+            envelope = shapes.Envelope(request.model, is_chat=request.is_chat)
+            sink: Sink = (
+                StreamSink(http, request, envelope, count) if request.stream else UnarySink(request, envelope, count)
+            )
+            generation = Generation(http, request, behaviour, sink, self._ledger.state, outcome)
+            return await generation.run(slots, context)
+
+    async def _embed(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        del http, behaviour, outcome
+        if not self._settings.embeddings:
+            message = "This server does not support embeddings. Start it with `--embeddings`"
+            raise RequestError(501, "not_supported_error", message)
+        answer, tokens = embeddings_body(body, self._settings.alias, self._settings.slot_context_tokens)
+        # As llama-server does: the text stays in its slot, and a completion that begins with it finds it cached.
+        async with self._pool.hold(1, prompt_list(body.get("input"), "input")[-1], use_cache=False):
+            self._ledger.state.prompt_tokens += tokens
+        return json_response(answer)
+
+    async def _health(self, http: web.Request) -> web.StreamResponse:
+        del http
+        if self._is_loaded():
+            return json_response(b'{"status":"ok"}')
+        return _refusal(_loading())
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(status_pages.models(self._settings, self._started_at)))
+
+    async def _props(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(status_pages.props(self._settings)))
+
+    async def _slots(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(status_pages.slots(self._pool, self._settings)))
+
+    async def _slot_action(self, http: web.Request) -> web.StreamResponse:
+        if not self._settings.slot_save_path:
+            message = "This server does not support slots action. Start it with `--slot-save-path`"
+            raise RequestError(501, "not_supported_error", message)
+        number = http.match_info["number"]
+        if not number.isdecimal() or int(number) >= len(self._pool.slots):
+            raise bad_request("Invalid slot ID")
+        if http.query.get("action") != "erase":
+            raise bad_request("Invalid action")
+        erased = await self._pool.erase(int(number))
+        return json_response(shapes.encode({"id_slot": int(number), "n_erased": erased}))
+
+    async def _metrics(self, http: web.Request) -> web.StreamResponse:
+        del http
+        page = status_pages.metrics(self._pool, self._ledger.state, self._started)
+        return web.Response(body=page.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _not_found(self, http: web.Request) -> web.StreamResponse:
+        del http
+        raise RequestError(404, "not_found_error", "File Not Found")
+
+    async def _tokenize(self, http: web.Request) -> web.StreamResponse:
+        return json_response(model_calls.tokens_body(_decoded(await http.read()), self._settings))
+
+    async def _apply_template(self, http: web.Request) -> web.StreamResponse:
+        return json_response(model_calls.template_body(_decoded(await http.read()), self._settings.alias))
+
+    async def _rerank(self, http: web.Request, body: Any, behaviour: Behaviour, outcome: Outcome) -> web.StreamResponse:
+        del http, behaviour, outcome
+        answer, tokens = model_calls.rerank_body(body, self._settings)
+        async with self._pool.hold(1, [], use_cache=False):
+            self._ledger.state.prompt_tokens += tokens
+        return json_response(answer)
+
+    async def _get_behaviour(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(self._control.behaviour))
+
+    async def _set_behaviour(self, http: web.Request) -> web.StreamResponse:
+        try:
+            changes = msgspec.json.decode(await http.read(), type=dict[str, Any])
+            behaviour = self._control.update(changes)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return _refusal(bad_request(str(error)))
+        self._faults.apply(behaviour)
+        return json_response(shapes.encode(behaviour))
+
+    async def _get_state(self, http: web.Request) -> web.StreamResponse:
+        del http
+        return json_response(shapes.encode(self._state()))
+
+    def _state(self) -> FakeState:
+        state = self._ledger.state
+        state.grandchild_pid = self._faults.grandchild_pid
+        state.waiting_requests = self._pool.waiting
+        state.busy_slots = self._pool.busy
+        return state
+
+
+def _loading() -> RequestError:
+    return RequestError(503, "unavailable_error", "Loading model")
+
+
+def _refusal(error: RequestError) -> web.Response:
+    return json_response(shapes.error_body(error), error.status, {"Connection": "close"})
+
+
+def _decoded(raw: bytes) -> Any:
+    """The body as JSON data; NOT_JSON when it is none, which every parser refuses."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return NOT_JSON
+
+
+async def _raw(http: web.Request, text: str) -> Never:
+    """Write `text` as bytes and end the connection; ends only by cancellation, when the connection is gone."""
+    transport = cast("asyncio.Transport", http.transport)  # uvloop's is none by name
+    if text:
+        transport.write(text.encode("latin-1", "replace"))
+        transport.close()
+    else:
+        # A reset: without this option the kernel would end the connection in order.
+        found = transport.get_extra_info("socket")
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+    await asyncio.Event().wait()
+    raise AssertionError("nothing sets the event")
+
+
+def _scripted_status(behaviour: Behaviour, status: int) -> web.Response:
+    headers = {} if behaviour.retry_after_seconds is None else {"Retry-After": str(behaviour.retry_after_seconds)}
+    if behaviour.status_body is not None:
+        return json_response(behaviour.status_body.encode(), status, headers)
+    error = RequestError(status, _STATUS_KINDS.get(status, "server_error"), f"scripted status {status}")
+    return json_response(shapes.error_body(error), status, headers)

@@ -1,0 +1,202 @@
+"""Where generated tokens go: an SSE stream in large writes, or one JSON object at the end."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from weft_testing.fake_backend import openai_shapes as shapes
+from weft_testing.fake_backend.answers import Piece, PieceKind
+from weft_testing.fake_backend.requests import GenerationRequest
+
+MAX_WRITE_BYTES = 16 * 1024
+SERVER_HEADER = {"Server": "llama.cpp"}
+STREAM_HEADERS = {**SERVER_HEADER, "X-Accel-Buffering": "no", "Content-Type": "text/event-stream"}
+
+
+class Sink(ABC):
+    """Takes the tokens of one request. `index` is always the choice, `tally` what that choice has cost."""
+
+    @abstractmethod
+    def start(self, index: int) -> None:
+        """A choice begins."""
+
+    @abstractmethod
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Prefill has moved on."""
+
+    @abstractmethod
+    def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
+        """A token."""
+
+    @abstractmethod
+    def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
+        """A choice ends; without a reason the client is not told."""
+
+    @abstractmethod
+    def malformed(self) -> None:
+        """Something that is not JSON."""
+
+    @abstractmethod
+    def wrong_shape(self) -> None:
+        """JSON with wrong types."""
+
+    @abstractmethod
+    async def keepalive(self) -> None:
+        """Show life without content, where the form of the answer allows it."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Send what there is."""
+
+    @abstractmethod
+    async def flush_when_full(self) -> None:
+        """Send what there is once it is worth a write."""
+
+    @abstractmethod
+    async def end(self, *, tidy: bool) -> web.StreamResponse:
+        """Complete the answer; not `tidy` leaves out the closing marker."""
+
+
+class StreamSink(Sink):
+    """An SSE stream. Headers leave with the first bytes, as llama-server's do."""
+
+    def __init__(
+        self, http: web.BaseRequest, request: GenerationRequest, envelope: shapes.Envelope, count: int
+    ) -> None:
+        self._http = http
+        self._include_usage = request.include_usage
+        kind = shapes.ChatChunks if request.is_chat else shapes.CompletionChunks
+        self._chunks = kind(envelope, count)
+        self._buffer = bytearray(shapes.SSE_NULL if len(request.prompts) > 1 else b"")
+        self._response = web.StreamResponse(headers=STREAM_HEADERS)
+
+    def start(self, index: int) -> None:
+        """See Sink.start."""
+        self._buffer += self._chunks.start(index)
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """See Sink.progress."""
+        self._buffer += self._chunks.progress(progress)
+
+    def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
+        """See Sink.piece."""
+        self._buffer += self._chunks.piece(index, piece, logprobs)
+
+    def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
+        """See Sink.finish."""
+        if reason is not None:
+            self._buffer += self._chunks.finish(index, reason, tally, include_usage=self._include_usage)
+
+    def malformed(self) -> None:
+        """See Sink.malformed."""
+        self._buffer += shapes.SSE_MALFORMED
+
+    def wrong_shape(self) -> None:
+        """See Sink.wrong_shape."""
+        self._buffer += shapes.SSE_WRONG_SHAPE
+
+    async def keepalive(self) -> None:
+        """See Sink.keepalive."""
+        self._buffer += shapes.SSE_COMMENT
+        await self.flush()
+
+    async def flush(self) -> None:
+        """See Sink.flush."""
+        if not self._response.prepared:
+            await self._response.prepare(self._http)
+        if self._buffer:
+            data, self._buffer = self._buffer, bytearray()
+            await self._response.write(data)
+
+    async def flush_when_full(self) -> None:
+        """See Sink.flush_when_full."""
+        if len(self._buffer) >= MAX_WRITE_BYTES:
+            await self.flush()
+            # A write into a socket with room never yields; other requests get their turn here.
+            await asyncio.sleep(0)
+
+    async def end(self, *, tidy: bool) -> web.StreamResponse:
+        """See Sink.end."""
+        if tidy:
+            self._buffer += shapes.SSE_DONE
+        await self.flush()
+        await self._response.write_eof()
+        return self._response
+
+
+class UnarySink(Sink):
+    """One JSON object, sent when everything is known."""
+
+    def __init__(self, request: GenerationRequest, envelope: shapes.Envelope, count: int) -> None:
+        self._request = request
+        self._envelope = envelope
+        self._pieces: list[list[Piece]] = [[] for _ in range(count)]
+        self._logprobs: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
+        self._reasons: list[str | None] = [None] * count
+        self._first_tally: shapes.ChoiceTally | None = None
+        self._body_instead = b""
+
+    def start(self, index: int) -> None:
+        """Nothing is sent yet."""
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        """Nothing is sent yet."""
+
+    def piece(self, index: int, piece: Piece, logprobs: Mapping[str, Any] | None) -> None:
+        """See Sink.piece."""
+        self._pieces[index].append(piece)
+        if logprobs is not None:
+            self._logprobs[index].append(logprobs)
+
+    def finish(self, index: int, reason: str | None, tally: shapes.ChoiceTally) -> None:
+        """See Sink.finish."""
+        self._reasons[index] = reason
+        if index == 0:
+            self._first_tally = tally
+
+    def malformed(self) -> None:
+        """See Sink.malformed."""
+        self._body_instead = shapes.JSON_MALFORMED
+
+    def wrong_shape(self) -> None:
+        """See Sink.wrong_shape."""
+        self._body_instead = shapes.JSON_WRONG_SHAPE
+
+    async def keepalive(self) -> None:
+        """A JSON object cannot be kept alive."""
+
+    async def flush(self) -> None:
+        """Nothing is sent yet."""
+
+    async def flush_when_full(self) -> None:
+        """Nothing is sent yet."""
+
+    async def end(self, *, tidy: bool) -> web.StreamResponse:
+        """See Sink.end."""
+        del tidy
+        assert self._first_tally is not None
+        choices = [self._choice(index) for index in range(len(self._pieces))]
+        body = self._body_instead or shapes.unary_body(self._envelope, choices, self._first_tally)
+        return json_response(body)
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        pieces, logprobs = self._pieces[index], self._logprobs[index]
+        text = "".join(piece.text for piece in pieces if piece.kind is PieceKind.CONTENT)
+        reason = self._reasons[index]
+        if not self._request.is_chat:
+            content = {"content": logprobs} if logprobs else None
+            return {"text": text, "index": index, "logprobs": content, "finish_reason": reason}
+        choice = {"finish_reason": reason, "index": index, "message": shapes.chat_message(pieces, text)}
+        return {**choice, "logprobs": {"content": logprobs}} if logprobs else choice
+
+
+def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A JSON answer with llama-server's headers."""
+    return web.Response(
+        body=body,
+        status=status,
+        headers={**SERVER_HEADER, "Content-Type": "application/json; charset=utf-8", **(headers or {})},
+    )

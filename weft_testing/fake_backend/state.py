@@ -1,0 +1,89 @@
+"""What really reached the fake: the counters and the last request, for tests to look at."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from weft_testing.fake_backend.request_log import RequestLog
+
+MAX_RECORDED_BODY_BYTES = 256 * 1024
+
+
+class FakeState(msgspec.Struct, kw_only=True):
+    """Answer of GET /fake/state. A request is started, then active until it is finished, cancelled or failed."""
+
+    pid: int
+    grandchild_pid: int | None = None
+    active_requests: int = 0
+    """Requests inside, those that wait for a slot included."""
+    waiting_requests: int = 0
+    """Requests that wait for a slot."""
+    busy_slots: int = 0
+    requests_started: int = 0
+    requests_finished: int = 0
+    """Answered to the end, with whatever status."""
+    requests_cancelled: int = 0
+    """The client went away first."""
+    requests_failed: int = 0
+    """The fake itself broke the connection."""
+    tokens_sent: int = 0
+    """Tokens generated so far, over all requests."""
+    prompt_tokens: int = 0
+    """Prompt tokens so far, cached ones included."""
+    cached_prompt_tokens: int = 0
+    last_request_body: Any = None
+    """The parsed body; none when it was larger than MAX_RECORDED_BODY_BYTES."""
+    last_request_headers: dict[str, str] = {}
+    """Names in lower case."""
+
+
+class Outcome:
+    """How one request is ending; set before the connection is broken on purpose."""
+
+    def __init__(self) -> None:
+        self.broken_by_fake = False
+
+
+class Ledger:
+    """Counts requests. One per process, used on the event loop only."""
+
+    def __init__(self, log: RequestLog | None = None) -> None:
+        self.state = FakeState(pid=os.getpid())
+        self._log = log
+
+    @contextmanager
+    def request(self, headers: dict[str, str], body: Any, body_bytes: int) -> Iterator[Outcome]:
+        """Count one request from its arrival to its end."""
+        state, outcome = self.state, Outcome()
+        state.requests_started += 1
+        state.active_requests += 1
+        state.last_request_headers = headers
+        state.last_request_body = body if body_bytes <= MAX_RECORDED_BODY_BYTES else None
+        self._write("begun", headers)
+        end = "failed"
+        try:
+            yield outcome
+        except (asyncio.CancelledError, ConnectionError):
+            if outcome.broken_by_fake:
+                state.requests_failed += 1
+            else:
+                state.requests_cancelled += 1
+                end = "cancelled"
+            raise
+        except BaseException:
+            state.requests_failed += 1
+            raise
+        else:
+            state.requests_finished += 1
+            end = "finished"
+        finally:
+            state.active_requests -= 1
+            self._write(end, headers)
+
+    def _write(self, event: str, headers: dict[str, str]) -> None:
+        if self._log is not None:
+            self._log.write(event, headers)

@@ -1,0 +1,27 @@
+"""A pytest plugin: the report of a failed test is made whatever the garbage collector finds meanwhile.
+
+For suites that inherit from `weft_testing.conformance`: `pytest -p weft_testing.pytest_reports`.
+"""
+
+import gc
+from collections.abc import Generator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes the report of a test without a run of the garbage collector.
+
+    For a failed test pytest parses the source of each file in the traceback. CPython before 3.11.8 keeps one recursion
+    depth per interpreter for that. Where the collector runs in the middle and finds, say, a task whose exception was
+    never taken, asyncio logs it, formatting that traceback parses too, and the outer parser raises SystemError ("AST
+    constructor recursion depth mismatch"): pytest ends with INTERNALERROR instead of reporting a failed test.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,259 @@
+"""Goes through a history and says which promises were broken.
+
+An outcome that nobody saw (its submitter was killed before the acknowledgement) may be either way; every other one may
+not. The checker knows nothing of how routers work: it reads what they, the submitters and the backends wrote, and what
+is kept at the end.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from weft_testing.torture.events import Event, Kind
+from weft_testing.torture.history import CANCELLED, COMPLETED, TERMINAL, History, KeptTask, expected_text
+
+CLOCK_GRAIN_SECONDS = 0.002
+"""Moments of two processes that are closer are not told apart: a log has milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken."""
+
+    rule: str
+    task: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.task}: {self.detail}"
+
+
+def check(history: History) -> list[Violation]:
+    """Every promise that was broken, in the order of the rules; empty: none."""
+    return [violation for rule in _RULES for violation in rule(history)]
+
+
+def rules_broken(violations: Iterable[Violation]) -> Counter[str]:
+    """How often each rule was broken."""
+    return Counter(violation.rule for violation in violations)
+
+
+def _lost(history: History) -> Iterator[Violation]:
+    """Whatever was acknowledged is there, for every reader, and was there all the time."""
+    acked = {event.task for event in history.of_kind(Kind.ACKED)}
+    for task in sorted(acked):
+        for reader, kept in (("the service", history.served), ("the database", history.stored)):
+            if task not in kept:
+                yield Violation("lost", task, f"it was acknowledged, and {reader} does not know it")
+    for event in history.of_kind(Kind.MISSED):
+        if event.task in acked:
+            yield Violation("lost", event.task, f"{event.source} was told that there is none")
+
+
+def _terminals(history: History) -> Iterator[Violation]:
+    """Every task has reached its end, and nobody has ever seen it at another one."""
+    seen: dict[str, dict[int, str]] = defaultdict(dict)
+    for event in history.events:
+        if event.task and event.state in TERMINAL:
+            seen[event.task].setdefault(event.state, f"{event.kind} of {event.source}")
+    for reader, kept in (("the service", history.served), ("the database", history.stored)):
+        for task in kept.values():
+            if task.state not in TERMINAL:
+                yield Violation("unfinished", task.id, f"state {task.state} for {reader}")
+            else:
+                seen[task.id].setdefault(task.state, reader)
+    for task_id, states in seen.items():
+        if len(states) > 1:
+            told = ", ".join(f"{state} by {who}" for state, who in sorted(states.items()))
+            yield Violation("two terminals", task_id, told)
+
+
+def _revived(history: History) -> Iterator[Violation]:
+    """An observer that has seen a task at its end, or in an attempt, never sees it before that again.
+
+    Of two calls that were under way at once either may be the earlier one: each is compared with what its observer had
+    been answered when it was made.
+    """
+    ended: dict[tuple[str, str], float] = {}
+    attempts: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    for event in history.of_kind(Kind.SEEN, Kind.ACKED, Kind.CANCEL_ACKED):
+        who = (event.source, event.task)
+        if event.state in TERMINAL:
+            ended.setdefault(who, event.at)
+        elif who in ended and _is_after(event, ended[who]):
+            yield Violation("revived", event.task, f"{event.source} saw state {event.state} after its end")
+        if event.kind is Kind.SEEN:
+            later = max((seen.attempt for seen in attempts[who] if _is_after(event, seen.at)), default=0)
+            if later > event.attempt:
+                detail = f"{event.source} saw attempt {event.attempt} after attempt {later}"
+                yield Violation("revived", event.task, detail)
+            attempts[who].append(event)
+
+
+def _hidden_ends(history: History) -> Iterator[Violation]:
+    """Once a router has written that a task is at its end, every answer to a later call shows it there."""
+    ended: dict[str, float] = {}
+    for event in history.of_kind(Kind.ENDED, Kind.CANCELLED):
+        ended[event.task] = min(event.at, ended.get(event.task, event.at))
+    for event in history.of_kind(Kind.SEEN, Kind.ACKED, Kind.CANCEL_ACKED):
+        if event.state in TERMINAL or not event.asked_at or event.task not in ended:
+            continue
+        if event.asked_at > ended[event.task] + CLOCK_GRAIN_SECONDS:
+            yield Violation("hidden end", event.task, f"{event.source} asked after its end and saw {event.state}")
+
+
+def _is_after(event: Event, moment: float) -> bool:
+    """Whether the call that an event answers was made after a moment; a line of no call is as late as its place."""
+    return not event.asked_at or event.asked_at > moment
+
+
+def _doubles(history: History) -> Iterator[Violation]:
+    """A task is ended once, by whoever has it then."""
+    for task, events in _by_task(history.of_kind(Kind.ENDED, Kind.CANCELLED)).items():
+        ends = [event for event in events if event.kind is Kind.ENDED]
+        # Two who ask for the same cancel are both told that it is done, and it is.
+        count = len(ends) + any(event.kind is Kind.CANCELLED for event in events)
+        if count > 1:
+            told = ", ".join(f"{event.kind} with attempt {event.attempt} in state {event.state}" for event in events)
+            yield Violation("double", task, f"ended {count} times: {told}")
+    given_up = {(event.task, event.attempt) for event in history.of_kind(Kind.REVERTED)}
+    newest = {task: max(event.attempt for event in events) for task, events in _claims(history).items()}
+    for event in history.of_kind(Kind.ENDED):
+        if not event.attempt:
+            continue
+        if (event.task, event.attempt) in given_up:
+            yield Violation("double", event.task, f"attempt {event.attempt} ended it, and had been given up")
+        elif event.attempt < newest.get(event.task, 0):
+            yield Violation("double", event.task, f"attempt {event.attempt} ended it, which had lost its lease")
+
+
+def _starts(history: History) -> Iterator[Violation]:
+    """No backend begins what no router has claimed."""
+    claims = _claims(history)
+    for event in history.of_kind(Kind.BEGUN):
+        before = event.at + CLOCK_GRAIN_SECONDS
+        if not any(claim.at <= before for claim in claims.get(event.task, ())):
+            yield Violation("start without claim", event.task, f"begun by {event.source}")
+
+
+def _claim_overlaps(history: History) -> Iterator[Violation]:
+    """An attempt has one claim, and begins when the one before it is over."""
+    for task, events in _claims(history).items():
+        for attempt, count in Counter(event.attempt for event in events).items():
+            if count > 1:
+                yield Violation("attempt claimed twice", task, f"attempt {attempt}, {count} times")
+    for kept in history.stored.values():
+        for earlier, later in pairwise(kept.attempts):
+            if earlier.ended_at is None or later.claimed_at + CLOCK_GRAIN_SECONDS < earlier.ended_at:
+                yield Violation("overlap", kept.id, f"attempt {later.attempt} began before {earlier.attempt} was over")
+
+
+def _attempts(history: History) -> Iterator[Violation]:
+    """What is kept of attempts is what happened, and the last one is the one that counts."""
+    claims = _claims(history)
+    for kept in history.stored.values():
+        rows = {row.attempt: row for row in kept.attempts}
+        if sorted(rows) != list(range(1, kept.attempt + 1)):
+            yield Violation("attempts", kept.id, f"{sorted(rows)} are kept, and it was begun {kept.attempt} times")
+        for claim in claims.get(kept.id, ()):
+            row = rows.get(claim.attempt)
+            if row is None or row.owner != claim.owner:
+                yield Violation("attempts", kept.id, f"claim {claim.attempt} of {claim.owner} is not kept")
+        if any(row.ended_at is None for row in rows.values()) and kept.state in TERMINAL:
+            yield Violation("attempts", kept.id, "it is at its end, and an attempt is not")
+        if kept.state == COMPLETED:
+            yield from _completed_attempts(kept)
+
+
+def _completed_attempts(kept: KeptTask) -> Iterator[Violation]:
+    if not kept.attempts or kept.attempts[-1].reason:
+        yield Violation("attempts", kept.id, "it is completed, and its last attempt failed")
+    for row in kept.attempts[:-1]:
+        if not row.reason:
+            yield Violation("attempts", kept.id, f"attempt {row.attempt} is good, and was not the last")
+
+
+def _cancels(history: History) -> Iterator[Violation]:
+    """Who was told that a task is cancelled, or over, was told the truth."""
+    for event in history.of_kind(Kind.CANCEL_ACKED):
+        kept = history.stored.get(event.task)
+        if event.state not in TERMINAL:
+            yield Violation("cancel", event.task, f"{event.source} was told state {event.state}")
+        elif kept is not None and kept.state != event.state:
+            yield Violation("cancel", event.task, f"{event.source} was told {event.state}, and it is {kept.state}")
+    asked = {event.task for event in history.of_kind(Kind.CANCEL_INTENT)}
+    for kept in history.stored.values():
+        if kept.state == CANCELLED and kept.id not in asked:
+            yield Violation("cancel", kept.id, "nobody asked for it")
+
+
+def _answers(history: History) -> Iterator[Violation]:
+    """A completed task's answer is whole, and of one attempt: the last. What is kept of any task can be told."""
+    for kept in history.served.values():
+        if not kept.is_told_whole:
+            yield Violation("answer", kept.id, "its watch was refused, and the task is there")
+        if kept.state != COMPLETED or kept.text is None:
+            continue
+        if kept.tokens is not None and kept.text != expected_text(kept.tokens):
+            yield Violation("answer", kept.id, f"{kept.tokens} tokens were asked for: {kept.text[:200]!r}")
+        if kept.answer_attempts != {kept.attempt}:
+            found = sorted(kept.answer_attempts)
+            yield Violation("answer", kept.id, f"its pieces are of attempts {found}, the last is {kept.attempt}")
+        if kept.finishes != 1:
+            yield Violation("answer", kept.id, f"it has {kept.finishes} ends")
+
+
+def _keys(history: History) -> Iterator[Violation]:
+    """One key is one task, one task is one key, and no task is there that nobody meant to send."""
+    tasks: dict[str, set[str]] = defaultdict(set)
+    keys: dict[str, set[str]] = defaultdict(set)
+    stored = [(kept.key, kept.id) for kept in history.stored.values()]
+    for key, task in [*((event.key, event.task) for event in history.of_kind(Kind.ACKED)), *stored]:
+        tasks[key].add(task)
+        keys[task].add(key)
+    for key, found in sorted(tasks.items()):
+        if len(found) > 1:
+            yield Violation("key", min(found), f"{key} is {len(found)} tasks")
+    for task, found in sorted(keys.items()):
+        if len(found) > 1:
+            yield Violation("key", task, f"it is of {len(found)} submissions")
+    for event in history.of_kind(Kind.CONTRADICTED):
+        yield Violation("key", event.key, "it was taken with another body")
+    meant = {event.key for event in history.of_kind(Kind.INTENT)}
+    for key, task in stored:
+        if key not in meant:
+            yield Violation("key", task, f"nobody meant to send {key!r}")
+
+
+def _damage(history: History) -> Iterator[Violation]:
+    """The database is whole."""
+    for line in history.damage:
+        yield Violation("damage", "-", line)
+
+
+def _claims(history: History) -> dict[str, list[Event]]:
+    return _by_task(history.of_kind(Kind.CLAIMED))
+
+
+def _by_task(events: Iterable[Event]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        found[event.task].append(event)
+    return found
+
+
+_RULES: Sequence[Callable[[History], Iterator[Violation]]] = (
+    _lost,
+    _terminals,
+    _revived,
+    _hidden_ends,
+    _doubles,
+    _starts,
+    _claim_overlaps,
+    _attempts,
+    _cancels,
+    _answers,
+    _keys,
+    _damage,
+)

@@ -1,0 +1,255 @@
+"""The mesh that is tortured: each service a process, none of which is ever ended but by SIGKILL."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from weft_testing.fake_backend.process import fake_backend_command
+from weft_testing.torture import submitter
+from weft_testing.torture.database import SQLITE_PREFIX
+from weft_testing.torture.plan import RARE_MODEL, STEADY_MODEL, TOKENS_PER_SECOND, Plan
+from weft_testing.torture.submitter import Orders
+
+SLOTS = 6
+"""Of each model: more submissions than that are always under way."""
+MAX_LOG_BYTES = 1_073_741_824
+"""A history must not be cut."""
+UNFENCED_ROUTER = "weft_app.compose.torture_router"
+"""The program that runs a router with a faulty store: what composes services is above `weft_testing`."""
+SERVES = b" serves at "
+_FAKE = "weft_testing.fake_backend"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where a run keeps everything."""
+
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        """Of all services."""
+        return self.root / "home"
+
+    @property
+    def config(self) -> Path:
+        """Of all services."""
+        return self.root / "weft.yaml"
+
+    @property
+    def histories(self) -> Path:
+        """What submitters write."""
+        return self.root / "histories"
+
+    @property
+    def outputs(self) -> Path:
+        """What processes say on stdout and stderr."""
+        return self.root / "outputs"
+
+    @property
+    def backend_log(self) -> Path:
+        """What all backends write."""
+        return self.root / "backends.jsonl"
+
+    @property
+    def router_log(self) -> Path:
+        """What all routers write."""
+        return self.home / "logs" / "router.log"
+
+    @property
+    def address(self) -> str:
+        """Of the router that serves."""
+        return f"unix:{self.home}/run/router.sock"
+
+    def make(self) -> None:
+        """Raises OSError."""
+        for folder in (self.root, self.histories, self.outputs):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def database_url(plan: Plan, folder: Folder) -> str:
+    """Of the routers of a run."""
+    return plan.database_url or f"{SQLITE_PREFIX}{folder.home}/state/router.db"
+
+
+def configuration(plan: Plan, folder: Folder) -> Mapping[str, Any]:
+    """What weft.yaml says: everything quick, and nothing ever given up. JSON is YAML."""
+    engine = fake_backend_command(
+        *("--request-log", str(folder.backend_log)), answer_tokens=0, tokens_per_second=TOKENS_PER_SECOND
+    )
+    runners = [
+        {
+            "name": model.removeprefix("m-"),
+            "command": engine,
+            "models": [{"name": model, "path": __file__, "slots": SLOTS, "context_tokens": SLOTS * 1024}],
+            "first_term_seconds": 0.5,
+            "second_term_seconds": 0.5,
+            # Its backends are killed on purpose: that is no crash loop.
+            "max_deaths": 1000,
+            "death_window_seconds": 1.0,
+        }
+        for model in (STEADY_MODEL, RARE_MODEL)
+    ]
+    tasks = {
+        "lease_seconds": plan.lease_seconds,
+        "retry_delay_seconds": 0.05,
+        "max_retry_delay_seconds": 0.5,
+        "poll_interval_seconds": 0.5,
+        "piece_interval_seconds": 0.1,
+    }
+    return {
+        "runners": runners,
+        "log": {"max_file_bytes": MAX_LOG_BYTES},
+        "router": {"database_url": database_url(plan, folder), "tasks": tasks},
+    }
+
+
+class Member:
+    """A process that is killed and started again, and again."""
+
+    def __init__(self, name: str, command: list[str], output: Path) -> None:
+        self.name = name
+        self._command = command
+        self._output = output
+        self._process: asyncio.subprocess.Process | None = None
+        self._begins_at = 0
+
+    @property
+    def pid(self) -> int | None:
+        """None: it does not run."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its last life; None: it runs, or has never run."""
+        return None if self._process is None else self._process.returncode
+
+    @property
+    def serves(self) -> bool:
+        """Whether this life of a service has come so far as to say that it serves."""
+        if self.pid is None:
+            return False
+        with self._output.open("rb") as output:
+            output.seek(self._begins_at)
+            return SERVES in output.read()
+
+    async def start(self) -> None:
+        """Begin a life."""
+        with self._output.open("ab") as output:
+            self._begins_at = output.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+            )
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal; whether it ran."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        return True
+
+    async def kill(self) -> bool:
+        """SIGKILL, and wait until it is gone; whether it ran."""
+        if self._process is None or not self.signal(signal.SIGKILL):
+            return False
+        await self._process.wait()
+        return True
+
+    async def wait(self) -> int:
+        """Wait for the end of this life; its exit code."""
+        return 0 if self._process is None else await self._process.wait()
+
+
+class Mesh:
+    """Every member by name."""
+
+    def __init__(self, plan: Plan, folder: Folder) -> None:
+        self._plan = plan
+        self._folder = folder
+        self.registry = self._service("registry")
+        self.router = self._service("router")
+        self.runners = [
+            self._service("runner", "--runner", model.removeprefix("m-")) for model in (STEADY_MODEL, RARE_MODEL)
+        ]
+        self._replaced: list[Member] = []
+        self.submitters = [self._submitter(f"s{number}") for number in range(plan.submitters)]
+
+    @property
+    def members(self) -> list[Member]:
+        """All of them."""
+        return [self.registry, self.router, *self.runners, *self.submitters]
+
+    async def start(self) -> None:
+        """Start everything; whoever is too early tries again by itself."""
+        self._folder.make()
+        self._folder.config.write_text(json.dumps(configuration(self._plan, self._folder)), "utf-8")
+        for member in self.members:
+            await member.start()
+
+    async def kill_all(self) -> None:
+        """End everything, and whatever it has started."""
+        everybody = [*self.members, *self._replaced]
+        family = [child for member in everybody if member.pid for child in _children(member.pid)]
+        for member in everybody:
+            await member.kill()
+        for child in family:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def replace_router(self) -> Member:
+        """One more on the same home takes the place of the one before, which is returned and may still run."""
+        old, self.router = self.router, self._service("router")
+        self._replaced.append(old)
+        return old
+
+    def backends(self) -> list[psutil.Process]:
+        """The fakes behind the runners, in the order of the runners."""
+        pids = [runner.pid for runner in self.runners if runner.pid]
+        return [child for pid in pids for child in _children(pid) if _is_fake(child)]
+
+    def _service(self, service: str, *arguments: str) -> Member:
+        name = "-".join([service, *arguments[1:]])
+        what = ["-m", "weft_app.cli.main", "serve", service]
+        if service == "router" and not self._plan.is_fenced:
+            what = ["-m", UNFENCED_ROUTER, "--unfenced"]
+        where = ["--home", str(self._folder.home), "--config", str(self._folder.config)]
+        return Member(name, [*what, *where, *arguments], self._folder.outputs / f"{name}.out")
+
+    def _submitter(self, name: str) -> Member:
+        orders = Orders(
+            seed=self._plan.seed,
+            name=name,
+            address=self._folder.address,
+            file=self._folder.histories / f"{name}.jsonl",
+            count=self._plan.tasks_per_submitter,
+            per_second=self._plan.tasks_per_second,
+        )
+        return Member(name, submitter.command_line(orders), self._folder.outputs / f"{name}.out")
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _is_fake(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return _FAKE in process.cmdline()
+    return False

@@ -1,0 +1,99 @@
+"""What TaskService says at the end: every task with its attempts and its whole answer."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft_testing.torture.history import TERMINAL, AttemptRow, KeptTask
+from weft_testing.torture.service import CALL_SECONDS, until_known
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+
+READ_AT_ONCE = 32
+WATCH_SECONDS = 30.0
+PAGE_SIZE = 500
+_OPEN = (task_pb2.TASK_STATE_PENDING, task_pb2.TASK_STATE_RUNNING)
+
+
+async def is_any_open(stub: "TaskServiceAsyncStub") -> bool:
+    """Whether a task is not at its end."""
+    request = task_service_pb2.ListTasksRequest(states=_OPEN, page_size=1)
+    return bool((await until_known(lambda: stub.ListTasks(request, timeout=CALL_SECONDS))).tasks)
+
+
+async def read_service(stub: "TaskServiceAsyncStub", ids: Iterable[str]) -> Mapping[str, KeptTask]:
+    """These tasks, and all that are listed, by their ids; one that the service does not know is not among them."""
+    wanted = sorted({*ids, *(await _listed(stub))})
+    turns = asyncio.Semaphore(READ_AT_ONCE)
+
+    async def read(task: str) -> KeptTask | None:
+        async with turns:
+            return await _read(stub, task)
+
+    found = await asyncio.gather(*map(read, wanted))
+    return {kept.id: kept for kept in found if kept is not None}
+
+
+async def _listed(stub: "TaskServiceAsyncStub") -> set[str]:
+    ids: set[str] = set()
+    request = task_service_pb2.ListTasksRequest(page_size=PAGE_SIZE)
+    while True:
+        page = await until_known(lambda: stub.ListTasks(request, timeout=CALL_SECONDS))
+        ids.update(task.id for task in page.tasks)
+        if not page.next_page_token:
+            return ids
+        request.page_token = page.next_page_token
+
+
+async def _read(stub: "TaskServiceAsyncStub", task: str) -> KeptTask | None:
+    request = task_service_pb2.GetTaskRequest(id=task)
+    try:
+        details = await until_known(lambda: stub.GetTask(request, timeout=CALL_SECONDS))
+    except AioRpcError as error:
+        if error.code() is StatusCode.NOT_FOUND:
+            return None
+        raise
+    is_over = details.task.state in TERMINAL
+    pieces, is_told_whole = await until_known(lambda: _pieces(stub, task)) if is_over else ([], True)
+    events = [event for piece in pieces for event in piece.output.events]
+    return KeptTask(
+        id=task,
+        state=details.task.state,
+        attempt=details.task.attempt,
+        tokens=details.spec.chat.sampling.max_tokens,
+        text="".join(event.delta.text for event in events if event.HasField("delta")),
+        answer_attempts=frozenset(piece.attempt for piece in pieces),
+        finishes=sum(event.HasField("finished") for event in events),
+        is_told_whole=is_told_whole,
+        attempts=[_row(attempt) for attempt in details.attempts],
+    )
+
+
+async def _pieces(stub: "TaskServiceAsyncStub", task: str) -> tuple[list[task_pb2.TaskPiece], bool]:
+    """What is told of its answer, and whether to the end: without a fence, two workers write one task's pieces."""
+    request = task_service_pb2.WatchTaskRequest(id=task)
+    pieces: list[task_pb2.TaskPiece] = []
+    try:
+        async for news in stub.WatchTask(request, timeout=WATCH_SECONDS):
+            if news.HasField("piece"):
+                pieces.append(news.piece)  # noqa: PERF401 - those before a refusal count
+    except AioRpcError as error:
+        if error.code() is not StatusCode.NOT_FOUND:
+            raise
+        return pieces, False
+    return pieces, True
+
+
+def _row(attempt: task_pb2.TaskAttempt) -> AttemptRow:
+    return AttemptRow(
+        attempt=attempt.attempt,
+        owner=attempt.owner,
+        claimed_at=attempt.claim_time.ToMicroseconds() / 1e6,
+        ended_at=attempt.end_time.ToMicroseconds() / 1e6 if attempt.HasField("end_time") else None,
+        reason=attempt.reason,
+    )

@@ -1,0 +1,181 @@
+"""One run: everything is started, killed again and again, brought to rest, read and checked."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.kernel.rpc import open_channel
+from weft.kernel.service import start_task, stop_tasks
+from weft_testing.torture.checker import Violation, check, rules_broken
+from weft_testing.torture.database import read_database
+from weft_testing.torture.events import Event, Kind, occurrences, read_events
+from weft_testing.torture.history import History
+from weft_testing.torture.killer import Killer
+from weft_testing.torture.mesh import Folder, Mesh, database_url
+from weft_testing.torture.plan import Plan, Target
+from weft_testing.torture.reading import is_any_open, read_service
+from weft_testing.torture.router_log import read_backend_log, read_router_log
+from weft_testing.torture.service import task_stub
+
+if TYPE_CHECKING:
+    from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+
+START_SECONDS = 60.0
+SETTLE_SECONDS = 300.0
+"""How long tasks may take to reach their ends once nothing is killed any more."""
+READ_SECONDS = 600.0
+POLL_SECONDS = 0.2
+PROGRESS_SECONDS = 10.0
+MAX_SHOWN = 20
+"""Violations that are printed one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    plan: Plan
+    folder: Folder
+    kills: Counter[Target]
+    exits: Counter[str]
+    events: Counter[Kind]
+    tasks: int
+    """Acknowledged."""
+    states: Counter[int]
+    again: int
+    """Tasks that were begun more than once."""
+    trouble: str
+    """What did not come to its end in time; empty: everything did."""
+    violations: Sequence[Violation]
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """What was too little for the run to prove anything."""
+        found = [self.trouble] if self.trouble else []
+        if self.kills.total() < self.plan.kills:
+            found.append(f"{self.kills.total()} kills of {self.plan.kills}")
+        if self.tasks < self.plan.tasks:
+            found.append(f"{self.tasks} tasks of {self.plan.tasks}")
+        needed = (Kind.CLAIMED, Kind.BEGUN, Kind.ENDED)
+        found += [f"nobody wrote that anything was {kind}" for kind in needed if not self.events[kind]]
+        return found
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing was broken, and enough was tried."""
+        return not self.violations and not self.shortfalls
+
+    def lines(self) -> list[str]:
+        """For people."""
+        plan = self.plan
+        return [
+            f"seed {plan.seed}, everything under {self.folder.root}",
+            f"kills: {self.kills.total()}{_counted(self.kills)}",
+            f"tasks acknowledged: {self.tasks}, begun more than once: {self.again}, states{_counted(self.states)}",
+            f"history{_counted(self.events)}",
+            *([f"ended by themselves{_counted(self.exits)}"] if self.exits else []),
+            *(f"TOO LITTLE: {line}" for line in self.shortfalls),
+            f"violations: {len(self.violations)}{_counted(rules_broken(self.violations))}",
+            *map(str, self.violations[:MAX_SHOWN]),
+            "PASSED" if self.is_good else "FAILED",
+        ]
+
+
+def _counted(counter: Counter[Target] | Counter[Kind] | Counter[int] | Counter[str]) -> str:
+    return "".join(f"{',' if place else ':'} {count} {name}" for place, (name, count) in enumerate(counter.items()))
+
+
+def _nobody_listens(_: str) -> None:
+    """Nothing to do."""
+
+
+async def torture(plan: Plan, folder: Folder, tell: Callable[[str], None] = _nobody_listens) -> Outcome:
+    """Do it; nothing of it runs any more when it returns. Raises OSError where the folder cannot be used.
+
+    `tell`: told how far it is, every PROGRESS_SECONDS.
+    """
+    mesh = Mesh(plan, folder)
+    killer = Killer(plan, mesh, lambda: _acknowledgements(folder), lambda: _at_work(folder))
+    telling: asyncio.Task[None] | None = None
+    try:
+        await mesh.start()
+        killer.keep_all()
+        async with open_channel(folder.address) as channel:
+            stub = task_stub(channel)
+            telling = start_task(_tell_on(plan, folder, killer, tell), name="torture-progress")
+            trouble = await _through_it_all(plan, folder, killer, stub)
+            async with asyncio.timeout(READ_SECONDS):
+                served = await read_service(stub, _acked(folder))
+    finally:
+        if telling is not None:
+            await stop_tasks([telling])
+        await killer.stop()
+        await mesh.kill_all()
+    stored, damage = await read_database(database_url(plan, folder))
+    history = History(events=_events(folder), served=served, stored=stored, damage=[*damage, *_false_alarms(folder)])
+    return Outcome(
+        plan=plan,
+        folder=folder,
+        kills=killer.done,
+        exits=killer.exits,
+        events=Counter(event.kind for event in history.events),
+        tasks=len({event.task for event in history.of_kind(Kind.ACKED)}),
+        states=Counter(kept.state for kept in stored.values()),
+        again=sum(kept.attempt > 1 for kept in stored.values()),
+        trouble=trouble,
+        violations=check(history),
+    )
+
+
+async def _through_it_all(plan: Plan, folder: Folder, killer: Killer, stub: "TaskServiceAsyncStub") -> str:
+    """Until every task is at its end; what was not over in time, or nothing."""
+    stage = "no task was acknowledged"
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not _acked(folder):  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(POLL_SECONDS)
+        stage = f"kills and submitters are not done after {plan.max_minutes} minutes"
+        async with asyncio.timeout(60.0 * plan.max_minutes):
+            await asyncio.gather(killer.run(), killer.submitters_done())
+        stage = "tasks do not reach their ends"
+        async with asyncio.timeout(SETTLE_SECONDS):
+            while await is_any_open(stub):  # noqa: ASYNC110 - another process ends them
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        return stage
+    return ""
+
+
+async def _tell_on(plan: Plan, folder: Folder, killer: Killer, tell: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_SECONDS)
+        tell(f"{killer.done.total()}/{plan.kills} kills, {_acknowledgements(folder)}/{plan.tasks} acknowledgements")
+
+
+def _false_alarms(folder: Folder) -> list[str]:
+    """A router that says that acknowledged work is missing, after kills alone."""
+    return [f"a router found a loss: {path.read_text()}" for path in folder.home.glob("*.loss.json")]
+
+
+def _submitted(folder: Folder) -> list[Event]:
+    return [event for path in sorted(folder.histories.glob("*.jsonl")) for event in read_events(path)]
+
+
+def _acked(folder: Folder) -> set[str]:
+    return {event.task for event in _submitted(folder) if event.kind is Kind.ACKED}
+
+
+def _acknowledgements(folder: Folder) -> int:
+    """About as many as tasks: some are sent twice. Files are not parsed, because they are looked at all the time."""
+    return sum(occurrences(path, b'"kind":"acked"') for path in folder.histories.glob("*.jsonl"))
+
+
+def _at_work(folder: Folder) -> int:
+    """Requests that a backend has begun and not left; those of backends that were killed meanwhile count as well."""
+    return 2 * occurrences(folder.backend_log, b'"event":"begun"') - occurrences(folder.backend_log, b'"event":')
+
+
+def _events(folder: Folder) -> list[Event]:
+    return [*_submitted(folder), *read_router_log(folder.router_log), *read_backend_log(folder.backend_log)]
