@@ -1,67 +1,162 @@
-"""Commands that are imported when they are used: `weft get` needs neither the services nor their libraries."""
+"""The table of commands. Each is imported when it runs: `weft get` needs no service, `weft --help` no command."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
+from typing_extensions import override
 
 from weft.kernel.garbage import collect_rarely
 
-COMMANDS: Mapping[str, str] = {
-    "up": "weft_app.cli.up:up",
-    "demo": "weft_app.cli.demo:demo",
-    "chat": "weft_app.cli.chat:chat",
-    "get": "weft_app.cli.get:get",
-    "describe": "weft_app.cli.describe:describe",
-    "explain": "weft_app.cli.explain:explain",
-    "apply": "weft_app.cli.declare:apply",
-    "diff": "weft_app.cli.declare:diff",
-    "delete": "weft_app.cli.delete:delete",
-    "wait": "weft_app.cli.wait:wait",
-    "cancel": "weft_app.cli.cancel:cancel",
-    "batch": "weft_app.cli.batch:app",
-    "events": "weft_app.cli.events:events",
-    "config": "weft_app.cli.mesh_config:app",
-    "ps": "weft_app.cli.ps:ps",
-    "load": "weft_app.cli.model_control:load",
-    "unload": "weft_app.cli.model_control:unload",
-    "flush": "weft_app.cli.model_control:flush",
-    "operation": "weft_app.cli.operations:app",
-    "audit": "weft_app.cli.audit:app",
-    "sign": "weft_app.cli.sign:app",
-    "approve": "weft_app.cli.approve:approve",
-    "keys": "weft_app.cli.keys:app",
-    "logs": "weft_app.cli.model_control:logs",
-    "estimate": "weft_app.cli.estimate:estimate",
-    "simulate": "weft_app.cli.simulate:simulate",
-    "lease": "weft_app.cli.lease:app",
-    "doctor": "weft_app.cli.doctor:doctor",
-    "conformance": "weft_app.cli.conformance:conformance",
-    "serve": "weft_app.cli.serve:app",
-    "runner": "weft_app.cli.runner:app",
+
+@dataclass(frozen=True, slots=True)
+class CommandPlace:
+    """Where a command is, and its line in `weft --help`."""
+
+    place: str
+    """"module:attribute" of a function, or of an app with commands of its own."""
+    summary: str
+    """The first paragraph of its own help."""
+
+
+COMMANDS: Mapping[str, CommandPlace] = {
+    "up": CommandPlace("weft_app.cli.up:up", "Start a mesh on this machine and serve until Ctrl-C."),
+    "demo": CommandPlace(
+        "weft_app.cli.demo:demo",
+        "Start a mesh in a temporary home, stream one chat through its HTTP surface, stop it.",
+    ),
+    "chat": CommandPlace(
+        "weft_app.cli.chat:chat",
+        "Chat with a model, a pool, an agent or a route. The answer goes to stdout, everything else to stderr.",
+    ),
+    "get": CommandPlace(
+        "weft_app.cli.get:get",
+        "List resources, or what a router remembers and keeps. As YAML resources can be applied again.",
+    ),
+    "describe": CommandPlace(
+        "weft_app.cli.describe:describe",
+        "Show all about one resource: conditions with reasons, its pool, its process, what happened lately.",
+    ),
+    "explain": CommandPlace(
+        "weft_app.cli.explain:explain",
+        "Tell what was decided about a request and why: what it waited for, who could serve it, who did.",
+    ),
+    "apply": CommandPlace(
+        "weft_app.cli.declare:apply",
+        "Declare resources. All documents are applied, or none when one is wrong or refused.",
+    ),
+    "diff": CommandPlace(
+        "weft_app.cli.declare:diff",
+        "Show what apply would change. Exit code 0: nothing, 1: something, more: it could not be told.",
+    ),
+    "delete": CommandPlace(
+        "weft_app.cli.delete:delete",
+        "Delete resources, agents and routes first, or tasks that are over. One that fails does not keep the others.",
+    ),
+    "wait": CommandPlace(
+        "weft_app.cli.wait:wait",
+        "Wait until something holds for a resource, or for the end of a task. Exit code 5 when it does not in time.",
+    ),
+    "cancel": CommandPlace(
+        "weft_app.cli.cancel:cancel",
+        "End tasks: one that waits is never begun, one that runs is ended with its backend.",
+    ),
+    "batch": CommandPlace("weft_app.cli.batch:app", "Hand in many requests as one, and fetch their answers."),
+    "events": CommandPlace("weft_app.cli.events:events", "Show what happened lately, oldest first."),
+    "config": CommandPlace("weft_app.cli.mesh_config:app", "Show and change what is set for the whole mesh."),
+    "ps": CommandPlace(
+        "weft_app.cli.ps:ps",
+        "Show what runs: each model on each runner, its memory and until when it stays, its process and its slots.",
+    ),
+    "load": CommandPlace(
+        "weft_app.cli.model_control:load",
+        "Load a model, and keep it loaded until it is unloaded. Other settings than those it runs with load it again.",
+    ),
+    "unload": CommandPlace(
+        "weft_app.cli.model_control:unload",
+        "Let the requests of a model end, then put it to sleep; the next request wakes it.",
+    ),
+    "flush": CommandPlace(
+        "weft_app.cli.model_control:flush",
+        "Forget cached prefixes. Requests under way keep theirs until they end.",
+    ),
+    "operation": CommandPlace(
+        "weft_app.cli.operations:app",
+        "Look at loads, unloads and flushes, follow them, end them.",
+    ),
+    "audit": CommandPlace(
+        "weft_app.cli.audit:app",
+        "Show who had what loaded, unloaded and flushed, who was refused and why, and check that the log is whole.",
+    ),
+    "sign": CommandPlace("weft_app.cli.sign:app", "Make tokens that allow an operation, and keys to sign them with."),
+    "approve": CommandPlace(
+        "weft_app.cli.approve:approve",
+        "Show what a token allows, from the signed action itself, and add your signature.",
+    ),
+    "keys": CommandPlace("weft_app.cli.keys:app", "Manage API keys: who may do what, and for which tenant."),
+    "logs": CommandPlace(
+        "weft_app.cli.model_control:logs",
+        "Show what the backend of a model printed, or what a task has said.",
+    ),
+    "estimate": CommandPlace(
+        "weft_app.cli.estimate:estimate",
+        "Show what memory a model will take, and what the estimate comes from.",
+    ),
+    "simulate": CommandPlace(
+        "weft_app.cli.simulate:simulate",
+        "Simulate a mesh: how long who waits, what is served, and what the models' comings and goings cost.",
+    ),
+    "lease": CommandPlace("weft_app.cli.lease:app", "Hold accelerator memory for a program, and show who holds what."),
+    "doctor": CommandPlace(
+        "weft_app.cli.doctor:doctor",
+        "Check what a mesh on this machine needs. Exit code 1 when something is missing.",
+    ),
+    "conformance": CommandPlace(
+        "weft_app.cli.conformance:conformance",
+        "Check a runner of the mesh against the contract. It works with the model: others may have to wait meanwhile.",
+    ),
+    "serve": CommandPlace(
+        "weft_app.cli.serve:app",
+        "Run one service of a mesh in this process, for meshes that span processes or machines.",
+    ),
+    "runner": CommandPlace(
+        "weft_app.cli.runner:app",
+        "Join a mesh with the models of this machine, and manage who may.",
+    ),
 }
-"""Commands in the order of the help, and where each is: a function, or an app with commands of its own."""
+"""Commands in the order of the help."""
 
 
 class LazyGroup(TyperGroup):
-    """The commands of COMMANDS, each imported when it is asked for."""
+    """The commands of COMMANDS: listed by their summaries, imported when one runs."""
 
+    @override
     def list_commands(self, ctx: Any) -> list[str]:
-        """Every command, in the order of the help."""
         return [*COMMANDS, *super().list_commands(ctx)]
 
+    @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None when there is none."""
-        place = COMMANDS.get(cmd_name)
-        return load(cmd_name, place) if place is not None else super().get_command(ctx, cmd_name)
+        """The command as help and completion list it: its name and summary. `resolve_command` loads it."""
+        command = COMMANDS.get(cmd_name)
+        if command is None:
+            return super().get_command(ctx, cmd_name)
+        return TyperCommand(cmd_name, help=command.summary)
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        if name is not None and name in COMMANDS:
+            return name, load(name), rest
+        return name, listed, rest
 
 
-def load(name: str, place: str) -> Any:
-    """The command at `place`, "module:attribute"."""
-    module, _, attribute = place.partition(":")
+def load(name: str) -> Any:
+    """Imports a command of COMMANDS and returns it, ready to run."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
     collect_rarely()
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):

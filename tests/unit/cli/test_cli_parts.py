@@ -1,5 +1,6 @@
 """Tables, durations, expectations, targets and the lazy commands, each by itself."""
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -104,15 +105,45 @@ def test_targets_that_name_nothing_are_refused(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_loaded_and_has_help(name: str) -> None:
-    command = load(name, COMMANDS[name])
+    command = load(name)
     assert command.name == name
     assert command.help
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_summary_in_the_table_is_the_first_paragraph_of_the_command_s_help(name: str) -> None:
+    assert COMMANDS[name].summary == " ".join(load(name).help.split("\n\n")[0].split())
 
 
 def test_the_group_lists_every_command() -> None:
     group = get_command(app)
     assert group.list_commands(None) == list(COMMANDS)  # type: ignore[attr-defined]  # it is a group
     assert group.get_command(None, "nonsense") is None  # type: ignore[attr-defined]
+
+
+def test_the_help_and_the_completion_of_commands_import_no_command() -> None:
+    program = (
+        "import sys\n"
+        "from weft_app.cli.main import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "allowed = {'weft', 'weft_app', 'weft.kernel', 'weft.kernel.garbage', 'weft_app.cli', 'weft_app.cli.main', "
+        "'weft_app.cli.lazy'}\n"
+        "own = ('weft', 'weft_app', 'gateway', 'registry_svc', 'router_svc', 'runner_svc')\n"
+        "heavy = ('pydantic', 'grpc', 'google', 'yaml', 'structlog', 'asyncio')\n"
+        "found = [name for name in sys.modules if name.split('.')[0] in own and name not in allowed or name in heavy]\n"
+        "sys.exit(', '.join(found) or 0)"
+    )
+    completing = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": "weft ", "COMP_CWORD": "1"}
+    for arguments, environment in ((["--help"], {}), (["--version"], {}), ([], completing)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | environment,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
 
 
 def test_reading_commands_need_no_service_library() -> None:
