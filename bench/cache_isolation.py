@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import CacheUse, CallInfo
+from runner_svc.backend.port import CacheUse, CallInfo
 from runner_svc.cache.model_cache import ModelCache, RequestCache
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.common.v1 import completion_pb2, sampling_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.request import Handling

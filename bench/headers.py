@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.machine import describe_machine
-from runner_svc.gguf_header import read_gguf_header
 from runner_svc.memory.estimate import read_model_facts
+from runner_svc.model_files.gguf import read_gguf_header
 from weft_app.compose.demo import demo_model_path
 
 GOAL_MILLISECONDS = 100.0

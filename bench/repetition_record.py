@@ -1,6 +1,6 @@
 """Records answers of a real model for the corpus of bench/repetition.py.
 
-    python -m runner_svc.backends.xllamacpp_server --model FILE --port 8080 --parallel 4 --ctx-size 8192 &
+    python -m runner_svc.runtimes.llama_server.xllamacpp_launcher --model FILE --port 8080 --parallel 4 &
     python -m bench.repetition_record http://127.0.0.1:8080
 
 An answer is a loop when the model had to be stopped and its end compresses to less than a tenth; it is legitimate when

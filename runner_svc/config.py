@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner_svc.backends.port import Backend
+from runner_svc.backend.port import Backend
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.memory.lease_keeper import Observer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from runner_svc.backends.port import Backend
+from runner_svc.backend.port import Backend
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import RunRecipe, no_recipes
 from runner_svc.life import InstanceLife

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from runner_svc.backends.port import Backend
+from runner_svc.backend.port import Backend
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import RunRecipe
 from runner_svc.idle_time import IdleTime

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
 
-from runner_svc.backends.port import Backend, ChecksLoads
-from runner_svc.gguf_header import read_gguf_header
+from runner_svc.backend.port import Backend, ChecksLoads
+from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.policy.load_plan import LoadPlan, LoadWish
 from weft.api.runner.v1 import load_pb2 as pb

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from runner_svc.backends.port import Backend, BackendFacts, LoadOrder
+from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
 from runner_svc.config import InstanceConfig
 from runner_svc.memory.memory_port import OnWaiting
 from runner_svc.memory.model_memory import ModelMemory

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.instance import Instance
 from runner_svc.servicer import WorkDesk, call_info, log_failure
 from runner_svc.work import Work

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from runner_svc.answer_writer import AnswerWriter
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.chat.conversation import converse
 from runner_svc.chat.request import ChatRequest, ChatSetup

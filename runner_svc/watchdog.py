@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from runner_svc.backends.port import Backend, ProcessSigns
+from runner_svc.backend.port import Backend, ProcessSigns
 from runner_svc.policy.progress import Look, ProgressPolicy, RequestSigns, Verdict
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.policy.work import EngineSigns

@@ -5,7 +5,10 @@ from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nu
 from dataclasses import replace
 from typing import Protocol
 
-from runner_svc.backends.model_calls import (
+from runner_svc.backend.port import (
+    Backend,
+    CallInfo,
+    EmbeddingResult,
     ImageResult,
     MakesImages,
     RerankResult,
@@ -15,7 +18,6 @@ from runner_svc.backends.model_calls import (
     Tokenizes,
     Transcribes,
 )
-from runner_svc.backends.port import Backend, CallInfo, EmbeddingResult
 from runner_svc.cache.model_cache import RunningTurn
 from runner_svc.policy.decode_speed import tokens_per_second
 from runner_svc.records import RequestRecord

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 import structlog
 
-from runner_svc.backends.port import Backend, CacheIsolation, ErasedCache
+from runner_svc.backend.port import Backend, CacheIsolation, ErasedCache
 from runner_svc.cache.model_cache import ModelCache, RequestCache
 from runner_svc.cache.salts import SaltBook
 from runner_svc.cache.token_size import kv_bytes_per_token

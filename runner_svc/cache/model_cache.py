@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from runner_svc.backends.openai_request import choices_per_prompt
-from runner_svc.backends.port import Backend, CacheIsolation, CacheUse, ErasedCache
-from runner_svc.cache.engine import SlotSight, SlottedEngine
+from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, ErasedCache, SlotSight, SlottedEngine
 from runner_svc.cache.prompt_marks import prompt_marks
 from runner_svc.cache.salts import SaltBook
+from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_book import CacheBook, CacheTurn, Partition, SlotState
 from weft.api.common.v1 import event_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.chat.answer_receipt import AnswerReceipt
 from runner_svc.chat.late_warnings import LateWarnings
 from runner_svc.chat.messages import needs_system_prompt, with_system_prompt

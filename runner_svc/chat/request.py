@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.chat.offer import Offer
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.prompt import FunctionFacts, PromptFacts, platform_prompt

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import structlog
 
-from runner_svc.gguf_header import GgufHeader, is_gguf
-from runner_svc.gguf_parts import model_parts, read_gguf_model
 from runner_svc.memory.learned import FileIdentity, LearnedMemory
+from runner_svc.model_files.gguf import GgufHeader, is_gguf, model_parts, read_gguf_model
+from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors, read_safetensors_model
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.memory_estimate import (
     MEBIBYTE,
@@ -22,7 +22,6 @@ from runner_svc.policy.memory_estimate import (
     ModelShape,
     estimate_memory,
 )
-from runner_svc.safetensors_header import SafetensorsModel, is_safetensors, read_safetensors_model
 from weft.kernel.errors import WeftError
 
 log = structlog.get_logger("weft.memory")

@@ -2,7 +2,7 @@
 
 from google.protobuf.duration_pb2 import Duration
 
-from runner_svc.backends.port import DeviceShare
+from runner_svc.backend.port import DeviceShare
 from runner_svc.memory.memory_port import LeaseGrant, MemoryUse, MemoryWish
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from runner_svc.backends.port import DeviceShare
+from runner_svc.backend.port import DeviceShare
 from runner_svc.policy.load_plan import LoadPlan
 from weft.gpu.sighting import ProcessId
 from weft.kernel.request import Priority

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from runner_svc.backends.port import Backend, LoadOrder
+from runner_svc.backend.port import Backend, LoadOrder
 from runner_svc.memory.memory_port import (
     ExpectedMemory,
     LeaseGrant,

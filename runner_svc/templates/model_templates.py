@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner_svc.gguf_header import MAX_TEXT_BYTES, GgufHeader, is_gguf, read_gguf_header
+from runner_svc.model_files.gguf import MAX_TEXT_BYTES, GgufHeader, is_gguf, read_gguf_header
 from runner_svc.templates.sandbox import TemplateSandbox
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import BackendFacts, LoadOrder
+from runner_svc.backend.port import BackendFacts, LoadOrder
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.gpu.sighting import ProcessId
 from weft_testing.conformance.backend import Engine

@@ -7,9 +7,9 @@ from unittest import SkipTest
 import pytest
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
-from runner_svc.backends.llama_cpp_python import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import Backend, CallInfo, LoadOrder
+from runner_svc.backend.port import Backend, CallInfo, LoadOrder
+from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from native_builds import LLAMA_CPP, RECIPE, built_llama_cpp_python, built_llama_server, is_built_by, recipe_of
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_app.compose.demo import demo_model_path
 
 BASELINE = {"SSE3", "SSSE3", "AVX", "AVX2", "F16C", "FMA", "BMI2"}

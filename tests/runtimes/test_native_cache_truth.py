@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
-from runner_svc.backends.llama_cpp_python import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import Backend, CacheUse, CallInfo
+from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.runtimes.llama_cpp_python.backend import HOST_PROGRAM, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import (
     CITY,

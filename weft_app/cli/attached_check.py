@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from runner_svc.backends.key_variables import read_key
+from runner_svc.openai_upstream.unmanaged_server import read_key
 from runner_svc.policy.model_list import listed_models, not_listed_message
 from weft.kernel.errors import WeftError
 from weft_app.config.runner_sections import ModelSection

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from router_svc.store.promise_file import PromiseFile
-from runner_svc.backends.key_variables import read_key
+from runner_svc.openai_upstream.unmanaged_server import read_key
 from weft import __version__
 from weft.client.resources import connect_registry
 from weft.documents.documents import ModelDocument, RunnerDocument

@@ -18,7 +18,7 @@ DEMO_RUNNER = "local"
 DEMO_MAX_TOKENS = 512
 """Of an answer that names no maximum: a model of this size seldom ends by itself."""
 LLAMA_SERVER = "llama-server"
-LAUNCHER = "runner_svc.backends.xllamacpp_server"
+LAUNCHER = "runner_svc.runtimes.llama_server.xllamacpp_launcher"
 
 
 def demo_model_path() -> Path:

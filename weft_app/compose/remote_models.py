@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from yarl import URL
 
-from runner_svc.backends.key_variables import read_key
-from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings
+from runner_svc.openai_upstream.unmanaged_server import read_key
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from weft.kernel.errors import WeftError, invalid_field
 from weft_app.compose.served_operations import provider_operations
 from weft_app.compose.server_settings import base_url, engine_timeouts, said_context

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import runner_svc.service
-from runner_svc.backends.port_range import EnginePorts, parse_port_range
+from runner_svc.backend.port_range import EnginePorts, parse_port_range
 from runner_svc.config import RunnerConfig
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned import LearnedMemory, learned_file

@@ -7,11 +7,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from runner_svc.backends import llama_cpp_python_arguments, llama_server_arguments
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.llama_cpp_python import HOST_COMMAND, LlamaCppPythonBackend, LlamaCppPythonConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port_range import EnginePorts
+from runner_svc.backend.port_range import EnginePorts
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings, SleepSettings
 from runner_svc.memory.estimate import (
@@ -25,6 +21,11 @@ from runner_svc.memory.estimate import (
 from runner_svc.memory.forecast import FileForecast, ForecastModel
 from runner_svc.policy.load_parameters import LoadValue
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.runtimes.llama_cpp_python import arguments as llama_cpp_python_arguments
+from runner_svc.runtimes.llama_cpp_python.backend import HOST_COMMAND, LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_server import arguments as llama_server_arguments
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.durations import keep_alive_seconds

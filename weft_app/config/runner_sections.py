@@ -265,7 +265,8 @@ class RunnerSection(Section):
     runs already, or the models of a provider off the premises, see docs/remote.md."""
     command: tuple[str, ...] | None = Field(default=None, strict=False)
     """The server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
-    llama_cpp_python: another interpreter that has weft and the library, with `-m runner_svc.engines.llama_cpp_host`."""
+    llama_cpp_python: another interpreter that has weft and the library, with `-m
+    runner_svc.runtimes.llama_cpp_python.host`."""
     models: tuple[ModelSection, ...] = Field(min_length=1, max_length=64, strict=False)
     """What it serves, one process each."""
     agents: tuple[AgentSection, ...] = Field(default=(), max_length=256, strict=False)

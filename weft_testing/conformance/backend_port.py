@@ -1,6 +1,6 @@
 """The Backend port by its shape, and the engines its conformance suite asks for.
 
-The port itself is in `runner_svc.backends.port`, which nothing under `weft` may import.
+The port itself is in `runner_svc.backend.port`, which nothing under `weft` may import.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

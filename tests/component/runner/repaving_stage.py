@@ -14,13 +14,13 @@ from typing import Any
 
 from own_children import own_children
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.config import InstanceConfig
 from runner_svc.instance import Instance
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import SystemClock

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 from runner_harness import running_runner
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft_testing.free_port import free_port
 
 

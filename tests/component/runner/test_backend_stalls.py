@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestRecord, RequestRecords
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces
 from runner_svc.watchdog import Watchdog
 from runner_svc.work import Work

@@ -4,10 +4,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import Backend, CacheIsolation, CacheUse, CallInfo
+from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
 from runner_svc.cache.desk import CacheDesk
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.kernel.request import CacheMode
 from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.openai_http import Endpoint, OpenAiHttp
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft.kernel.errors import WeftError

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from runner_svc.backends.engine_process import EngineProcess
+from runner_svc.backend.engine_process import EngineProcess
 from runner_svc.supervise.process import StopGraces
 from weft.client._channel import KEY_VARIABLE
 from weft.kernel.principal import KEY_VARIABLES

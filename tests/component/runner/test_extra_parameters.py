@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.openai_http import MIN_REPORTED_BYTES
-from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame

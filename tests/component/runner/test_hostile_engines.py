@@ -15,11 +15,11 @@ import psutil
 import pytest
 from repaving_stage import Repaving, living
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.work import Work
 from weft.api.common.v1 import (
     audio_pb2,

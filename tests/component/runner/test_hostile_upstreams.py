@@ -14,13 +14,13 @@ from aiohttp.test_utils import RawTestServer
 from own_children import own_children
 from repaving_stage import living
 
-from runner_svc.backends import attached_server
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.config import InstanceConfig
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.openai_http import backend
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
@@ -123,7 +123,7 @@ async def test_an_upstream_that_is_asked_too_often_is_there() -> None:
 async def test_an_upstream_that_takes_connections_and_says_nothing_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attached_server, "PROBE_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(backend, "PROBE_TIMEOUT_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = _server_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
         async with asyncio.timeout(20.0):

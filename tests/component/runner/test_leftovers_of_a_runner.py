@@ -13,8 +13,8 @@ import pytest
 from runner_harness import running_runner
 from supervisor_process import is_alive, until
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.config import ServedModel
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.process import StopGraces
 from weft_testing.fake_backend.process import fake_backend_command

@@ -13,10 +13,10 @@ import pytest
 from own_children import own_children
 from tiny_gguf import write_gguf
 
-from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend, LlamaCppPythonConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import BackendFacts, DeviceShare, LoadOrder
-from runner_svc.backends.port_range import EnginePorts, PortRange
+from runner_svc.backend.port import BackendFacts, DeviceShare, LoadOrder
+from runner_svc.backend.port_range import EnginePorts, PortRange
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason

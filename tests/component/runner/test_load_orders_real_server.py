@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from runner_svc.backends import port_range
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import CallInfo, LoadOrder
-from runner_svc.backends.port_range import EnginePorts, PortRange
+from runner_svc.backend import port_range
+from runner_svc.backend.port import CallInfo, LoadOrder
+from runner_svc.backend.port_range import EnginePorts, PortRange
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft_app.compose.demo import LAUNCHER, demo_model_path
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends import openai_media
-from runner_svc.backends.openai_http import Endpoint, OpenAiHttp
-from runner_svc.backends.openai_rerank import rerank
-from runner_svc.backends.openai_tokens import tokenize
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream import media
+from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.openai_upstream.rerank import rerank
+from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.kernel.errors import FieldError, WeftError
@@ -138,7 +138,7 @@ async def test_scores_of_other_documents_are_a_protocol_error(places: list[int])
 async def test_an_image_that_is_none_is_a_protocol_error(image: dict[str, Any]) -> None:
     async with _answering({"data": [image]}) as http:
         with pytest.raises(WeftError) as failed:
-            await openai_media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL)
+            await media.generate_images(http, image_pb2.ImagePayload(prompt="a"), CALL)
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
@@ -146,13 +146,13 @@ async def test_an_image_that_is_none_is_a_protocol_error(image: dict[str, Any]) 
 async def test_a_recording_that_is_none_is_a_protocol_error(reply: bytes, media_type: str) -> None:
     async with _answering(reply, media_type) as http:
         with pytest.raises(WeftError) as failed:
-            async for _ in openai_media.speak(http, audio_pb2.SpeechPayload(input="a", voice="b"), CALL):
+            async for _ in media.speak(http, audio_pb2.SpeechPayload(input="a", voice="b"), CALL):
                 pass
     assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 async def test_a_media_type_with_a_line_break_adds_no_header_to_a_form() -> None:
     audio = chat_pb2.MediaPart(data=b"sound", media_type="audio/wav\r\nX-Evil: 1")
-    form = openai_media.form({"model": "m"}, [("file", audio)])
+    form = media.form({"model": "m"}, [("file", audio)])
     assert b"\r\nX-Evil" not in form.data
     assert form.data.count(b"\r\n\r\n") == 2

@@ -12,7 +12,6 @@ import pytest
 from repaving_stage import LONG, living, repaving
 from runner_harness import OtherServer
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
 from runner_svc.config import InstanceConfig
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.policy.out_of_memory import ADVICE
@@ -20,6 +19,7 @@ from runner_svc.policy.phase import Phase
 from runner_svc.policy.restart import RestartLimits
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.records import RequestState
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_port

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trustme
 
-from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.policy import server_pace
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

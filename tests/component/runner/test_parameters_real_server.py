@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.policy.parameters import ALLOWED, EngineKind
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from runner_svc.backends import openai_http
-from runner_svc.backends.openai_http import Endpoint, OpenAiHttp
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream import client
+from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
@@ -125,7 +125,7 @@ async def test_a_plain_pool_gives_the_second_answer_to_the_next_caller(monkeypat
     def plain(*, keepalive_timeout: float) -> aiohttp.TCPConnector:
         return aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive_timeout)
 
-    monkeypatch.setattr(openai_http, "QuietConnector", plain)
+    monkeypatch.setattr(client, "QuietConnector", plain)
     async with hostile_server(handle) as server, _over(server) as http:
         assert await _ask(http, "a") == "for a"
         await server.connections[0].send(tidy(STOLEN))

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.backends import xllamacpp_server
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server import xllamacpp_launcher
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
@@ -34,7 +34,7 @@ RECOVERY_SECONDS = 15.0
 async def _real_runner(folder: Path) -> AsyncIterator[RunningRunner]:
     timeouts = TimeoutProfile(idle_stream_seconds=IDLE_STREAM_SECONDS, probe_interval_seconds=0.1)
     config = LlamaServerConfig(
-        command=(sys.executable, "-m", xllamacpp_server.__name__),
+        command=(sys.executable, "-m", xllamacpp_launcher.__name__),
         model_path=demo_model_path(),
         alias="m",
         slots=1,

@@ -11,9 +11,9 @@ import pytest
 from conformance_saboteurs import SABOTEURS, BusyRunner, HangingRunner, HangsWhenFull
 from runner_harness import TICKET_KEY, RunningRunner, running_runner
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView

@@ -6,7 +6,7 @@ import pytest
 from own_children import own_children
 from tiny_gguf import write_gguf
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from runner_svc.templates.model_templates import check_before_load, read_templates
 from weft.kernel.errors import WeftError

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from own_children import own_children
 
-from runner_svc.gguf_header import read_gguf_header
+from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.templates import sandbox as sandbox_module
 from runner_svc.templates.sandbox import SandboxLimits, TemplateSandbox
 from weft.kernel.errors import WeftError

@@ -8,12 +8,12 @@ import pytest
 from runner_harness import running_runner
 
 from runner_svc import service
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.memory.memory_port import ExpectedMemory, MemoryForecast
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_testing.fake_backend.process import fake_backend_command
 
 SIZE_BYTES = 5 << 30

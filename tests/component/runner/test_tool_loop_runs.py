@@ -13,10 +13,10 @@ import pytest
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 from structlog.testing import capture_logs
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from runner_svc.supervise.process import StopGraces
 from runner_svc.tools.config import PythonTool, ToolLimits
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, event_pb2, warning_pb2

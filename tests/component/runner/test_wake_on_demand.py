@@ -15,12 +15,12 @@ from own_children import own_children
 from runner_harness import OtherServer, RunningRunner, events_of, refusal, running_runner
 from test_run_recipe import controller
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
-from runner_svc.backends.port import CallInfo
+from runner_svc.backend.port import CallInfo
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings, SleepSettings
 from runner_svc.policy.phase import Phase
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import runner_service_pb2

@@ -9,10 +9,10 @@ from typing import Any
 from repaving_stage import LONG
 from runner_harness import RunningRunner, events_of, refusal, running_runner
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.config import ServedModel
 from runner_svc.policy.phase import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command

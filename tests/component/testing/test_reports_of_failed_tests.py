@@ -34,7 +34,7 @@ async def test_of_an_engine_that_died():
 _AN_ENGINE_THAT_DIES = """\
 from pathlib import Path
 
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft_testing.conformance.backend import BackendConformance
 from weft_testing.fake_backend.process import fake_backend_command
 

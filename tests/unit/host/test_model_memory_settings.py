@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.llama_server import LlamaServerBackend
 from runner_svc.config import RunnerConfig
 from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.gpu.sighting import Source
 from weft.kernel.errors import FieldError
 from weft_app.compose.home import WeftHome

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from runner_svc.backends.openai_remote import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from runner_svc.config import ServedModel
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from runner_svc.backends.port import (
+from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
     CallInfo,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from runner_svc.backends.port import (
+from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
     CallInfo,

@@ -3,7 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from runner_svc.backends.port import DeviceShare
+from runner_svc.backend.port import DeviceShare
 from runner_svc.memory.memory_port import ExpectedMemory, LeaseGrant, MemoryAccount, MemoryUser, MemoryWish, OnWaiting
 from runner_svc.policy.load_plan import LoadPlan
 

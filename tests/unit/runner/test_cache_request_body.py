@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.openai_request import add_cache_use
-from runner_svc.backends.port import CacheIsolation, CacheUse
+from runner_svc.backend.port import CacheIsolation, CacheUse
+from runner_svc.openai_upstream.request import add_cache_use
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 
 
 @pytest.mark.parametrize(

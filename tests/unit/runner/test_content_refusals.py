@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from router_svc.policy.failover import FailureKind, classify
-from runner_svc.backends.openai_errors import MAX_ERROR_CHARS
-from runner_svc.backends.openai_refusals import provider_refusal, refusal
-from runner_svc.backends.openai_stream import StreamReader
+from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal
+from runner_svc.openai_upstream.stream import StreamReader
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

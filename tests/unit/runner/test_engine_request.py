@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.llama_cpp_python_request import AnswerReader, PreparedRequest, prepare
-from runner_svc.engines.messages import Answer, Done, PromptProgress, Token
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.runtimes.llama_cpp_python.messages import Answer, Done, PromptProgress, Token
+from runner_svc.runtimes.llama_cpp_python.request import AnswerReader, PreparedRequest, prepare
 from runner_svc.templates.model_templates import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.dispatch.frames import GenerationPayload

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend
-from runner_svc.backends.llama_server import LlamaServerConfig
 from runner_svc.config import ServedModel
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_server.backend import LlamaServerConfig
 from weft.kernel.errors import FieldError
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 from weft_app.compose.served_models import served_model

@@ -5,8 +5,8 @@ import pytest
 from runner_svc.policy.foreign_build import explanation, program_name
 
 NATIVE = ("/opt/llama.cpp/llama-server", "--model", "a.gguf")
-WHEEL = ("/usr/bin/python3", "-m", "runner_svc.backends.xllamacpp_server")
-LIBRARY = ("/usr/bin/python3", "-m", "runner_svc.engines.llama_cpp_host")
+WHEEL = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_server.xllamacpp_launcher")
+LIBRARY = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_cpp_python.host")
 
 
 @pytest.mark.parametrize(

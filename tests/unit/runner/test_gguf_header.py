@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner_svc import gguf_header
-from runner_svc.gguf_header import MAX_TENSORS, GgufHeader, is_gguf, read_gguf_header
-from runner_svc.gguf_parts import model_parts, read_gguf_model
+from runner_svc.model_files import gguf
+from runner_svc.model_files.gguf import MAX_TENSORS, GgufHeader, is_gguf, model_parts, read_gguf_header, read_gguf_model
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
@@ -163,7 +162,7 @@ def test_a_file_that_is_cut_anywhere_in_its_head_is_refused(write: Write) -> Non
 
 
 def test_the_strings_that_are_stepped_over_are_counted(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_header, "MAX_STEPS", 3)
+    monkeypatch.setattr(gguf, "MAX_STEPS", 3)
     assert "more items" in _refusal(write(GOOD)).message
 
 
@@ -185,7 +184,7 @@ def test_a_corrupted_file_is_read_or_refused_and_nothing_else(
     if isinstance(outcome, WeftError):
         assert outcome.reason is Reason.INVALID_ARGUMENT
     else:
-        assert len(outcome.chat_template or "") <= gguf_header.MAX_TEXT_BYTES
+        assert len(outcome.chat_template or "") <= gguf.MAX_TEXT_BYTES
 
 
 def _outcome(path: Path) -> GgufHeader | WeftError:
@@ -348,7 +347,7 @@ def test_templates_of_wide_characters_do_not_take_four_times_the_bound(write: Wr
 
 
 def test_the_longest_names_of_all_entries_do_not_take_more_than_the_bound(write: Write) -> None:
-    names = [f"{number:06d}" + "x" * 244 + "\U0001f600" for number in range(gguf_header.MAX_ENTRIES)]
+    names = [f"{number:06d}" + "x" * 244 + "\U0001f600" for number in range(gguf.MAX_ENTRIES)]
     path = write(_file([_number(name, 1) for name in names]))
     del names
     assert _peak_bytes(path) < 32 * 1024 * 1024

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.gguf_header import read_gguf_header
+from runner_svc.model_files.gguf import read_gguf_header
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
@@ -156,7 +156,7 @@ def test_under_a_limit_of_memory_no_mutated_file_ends_the_process(tmp_path: Path
         (tmp_path / f"{number}.gguf").write_bytes(content)
     program = (
         "import pathlib, sys\n"
-        "from runner_svc.gguf_header import read_gguf_header\n"
+        "from runner_svc.model_files.gguf import read_gguf_header\n"
         "from weft.kernel.errors import WeftError\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):\n"
         "    try:\n"

@@ -6,7 +6,7 @@ import pytest
 from instance_stage import Stage, living, outcome
 from step_book import GIB, WORDS, StepBook, step_account
 
-from runner_svc.backends.port import DeviceShare, LoadOrder
+from runner_svc.backend.port import DeviceShare, LoadOrder
 from runner_svc.hibernation import SleepSettings
 from runner_svc.policy.life_events import Command
 from runner_svc.policy.load_plan import LoadPlan, LoadWish

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner_svc.backends.llama_server import _LISTENING
+from runner_svc.runtimes.llama_server.backend import _LISTENING
 
 
 @pytest.mark.parametrize(

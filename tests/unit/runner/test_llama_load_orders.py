@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.attached_server import AttachedServer, AttachedServerConfig
-from runner_svc.backends.device_orders import hidden_devices, tensor_split
-from runner_svc.backends.llama_cpp_python_arguments import LlamaCppPythonConfig
-from runner_svc.backends.llama_cpp_python_arguments import check_together as check_together_in_process
-from runner_svc.backends.llama_cpp_python_arguments import configured_parameters as configured_in_process
-from runner_svc.backends.llama_cpp_python_arguments import load_parameters as in_process_parameters
-from runner_svc.backends.llama_server_arguments import (
+from runner_svc.backend.llama_flags import hidden_devices, tensor_split
+from runner_svc.backend.port import DeviceShare, LoadOrder
+from runner_svc.policy.load_parameters import check_parameters
+from runner_svc.runtimes.llama_cpp_python.arguments import LlamaCppPythonConfig
+from runner_svc.runtimes.llama_cpp_python.arguments import check_together as check_together_in_process
+from runner_svc.runtimes.llama_cpp_python.arguments import configured_parameters as configured_in_process
+from runner_svc.runtimes.llama_cpp_python.arguments import load_parameters as in_process_parameters
+from runner_svc.runtimes.llama_cpp_python.engine import CACHE_TYPES, EngineOptions, _load_settings
+from runner_svc.runtimes.llama_cpp_python.host import parse_arguments as parse_host_arguments
+from runner_svc.runtimes.llama_server.arguments import (
     LlamaServerConfig,
     check_together,
     configured_parameters,
     load_parameters,
 )
-from runner_svc.backends.llama_server_props import ServerProps, parse_props
-from runner_svc.backends.port import DeviceShare, LoadOrder
-from runner_svc.backends.xllamacpp_server import parse_arguments as parse_launcher_arguments
-from runner_svc.engines.llama_cpp_engine import CACHE_TYPES, EngineOptions, _load_settings
-from runner_svc.engines.llama_cpp_host import parse_arguments as parse_host_arguments
-from runner_svc.policy.load_parameters import check_parameters
+from runner_svc.runtimes.llama_server.backend import ServerProps, parse_props
+from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
+from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from weft.kernel.errors import FieldError
 
 GIBIBYTE = 2**30

@@ -7,11 +7,11 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from instance_stage import StepBackend
 
-from runner_svc.backends.llama_cpp_python import LlamaCppPythonBackend, LlamaCppPythonConfig
-from runner_svc.backends.llama_server import LlamaServerBackend, LlamaServerConfig
 from runner_svc.load_messages import options_message, wish_from
 from runner_svc.policy.load_parameters import LoadParameter
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadWish
+from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.kernel.errors import FieldError
 

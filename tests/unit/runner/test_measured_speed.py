@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from runner_svc.backends.port import Backend, CallInfo
+from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.chat.answer_receipt import AnswerReceipt
 from runner_svc.policy.decode_speed import MIN_MEASURED_SECONDS, tokens_per_second
 from runner_svc.records import RequestRecord

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.gguf_header import GgufHeader
 from runner_svc.memory.estimate import (
     LLAMA_CPP_PYTHON_HABITS,
     MemoryEstimator,
@@ -17,6 +16,7 @@ from runner_svc.memory.estimate import (
     read_model_facts,
     settings_for,
 )
+from runner_svc.model_files.gguf import GgufHeader
 from runner_svc.policy.memory_estimate import (
     CACHE_TYPE_BYTES,
     CONTEXT_STEP,

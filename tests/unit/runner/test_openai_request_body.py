@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.openai_request import chat_body, completion_body
+from runner_svc.openai_upstream.request import chat_body, completion_body
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError

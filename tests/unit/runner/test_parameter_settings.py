@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.backends.attached_server import AttachedServer
-from runner_svc.backends.llama_server import LlamaServerBackend
 from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.openai_http.backend import AttachedServer
 from weft_app.compose.served_models import served_model
 from weft_app.config.runner_sections import RunnerSection
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runner_svc import safetensors_header
-from runner_svc.safetensors_header import SafetensorsModel, is_safetensors, read_safetensors_model
+from runner_svc.model_files import safetensors
+from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors, read_safetensors_model
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -161,7 +161,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
         with monkeypatch.context() as patch:
-            patch.setattr(safetensors_header, name, -1 if name == "MAX_TENSORS" else 0)
+            patch.setattr(safetensors, name, -1 if name == "MAX_TENSORS" else 0)
             assert words in _refusal(tmp_path).message
 
 

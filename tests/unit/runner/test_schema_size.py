@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.engines.schema_size import MAX_REPETITIONS, MAX_SCHEMA_CHARS, what_is_too_large
+from runner_svc.runtimes.llama_cpp_python.engine import MAX_REPETITIONS, MAX_SCHEMA_CHARS, what_is_too_large
 
 
 @pytest.mark.parametrize(

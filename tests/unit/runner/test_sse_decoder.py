@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner_svc.backends.sse import ErrorPayload, SseDecoder
+from runner_svc.openai_upstream.sse import ErrorPayload, SseDecoder
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runner_svc.backends.openai_stream import DONE, StreamReader
+from runner_svc.openai_upstream.stream import DONE, StreamReader
 
 PREAMBLE = {"choices": [{"delta": {"role": "assistant", "content": None}}]}
 PREFILL = {**PREAMBLE, "prompt_progress": {"total": 100, "cache": 0, "processed": 50, "time_ms": 9}}

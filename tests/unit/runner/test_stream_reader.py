@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from runner_svc.backends.openai_stream import DONE, StreamReader
-from runner_svc.backends.sse import ErrorPayload
+from runner_svc.openai_upstream.sse import ErrorPayload
+from runner_svc.openai_upstream.stream import DONE, StreamReader
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from runner_svc.backends.port import (
+from runner_svc.backend.port import (
     BackendFacts,
     CacheIsolation,
     CallInfo,

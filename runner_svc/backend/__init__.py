@@ -1,0 +1,1 @@
+"""The backend port, and what engines that weft starts have in common."""

@@ -1,0 +1,108 @@
+"""What an engine is told about the devices that a load may use; the same for every engine over llama.cpp."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from runner_svc.backend.port import LoadOrder
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
+from weft.kernel.errors import WeftError, invalid_field
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+BY_BUS = "PCI_BUS_ID"
+"""The order in which the book numbers devices; CUDA's own puts the fastest first."""
+MEBIBYTE = 1024 * 1024
+
+
+def uses_no_device(order: LoadOrder) -> bool:
+    """Whether the load may use none at all."""
+    return order.shares == ()
+
+
+def hidden_devices(order: LoadOrder) -> dict[str, str]:
+    """Environment variables by which the engine sees its devices and no other; empty: what the runner sees itself."""
+    if uses_no_device(order):
+        return {VISIBLE_DEVICES: ""}
+    if order.shares is None or not order.hides_devices:
+        return {}
+    return {DEVICE_ORDER: BY_BUS, VISIBLE_DEVICES: ",".join(str(share.index) for share in order.shares)}
+
+
+def tensor_split(order: LoadOrder) -> list[int]:
+    """Parts of the model for each device that the engine sees, in MiB; empty where there is nothing to split.
+
+    Where devices are not hidden the engine counts all of them, so those between the shares get nothing.
+    """
+    shares = order.shares or ()
+    if len(shares) < 2:
+        return []
+    parts = {share.index: max(1, share.bytes // MEBIBYTE) for share in shares}
+    if order.hides_devices:
+        return [parts[share.index] for share in shares]
+    return [parts.get(index, 0) for index in range(shares[-1].index + 1)]
+
+
+MIN_CONTEXT_TOKENS = 16
+MAX_CONTEXT_TOKENS = 16_777_216
+PLAIN_CACHE_TYPES = frozenset({"f16", "bf16", "f32"})
+
+
+def context_parameter(configured: int, trained: int) -> LoadParameter:
+    """The context of one slot: at most what the model was made for, or what was configured where that is more."""
+    return LoadParameter(
+        name="context_tokens",
+        description="Context of one slot, prompt and answer together.",
+        integer=True,
+        minimum=MIN_CONTEXT_TOKENS,
+        maximum=max(trained, configured) if trained else MAX_CONTEXT_TOKENS,
+        default=configured,
+    )
+
+
+def whole_parameter(
+    name: str, description: str, minimum: int, maximum: int, default: LoadValue | None = None
+) -> LoadParameter:
+    """A whole number."""
+    return LoadParameter(
+        name=name, description=description, integer=True, minimum=minimum, maximum=maximum, default=default
+    )
+
+
+def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
+    """One of some words."""
+    return LoadParameter(name=name, description=description, words=tuple(words))
+
+
+def check_cache_and_attention(parameters: Mapping[str, LoadValue], usual_attention: str, field: str) -> None:
+    """Raise INVALID_ARGUMENT for quantized values without flash attention: llama.cpp gives up a load with both."""
+    quantized = parameters.get("cache_type_v", "f16") not in PLAIN_CACHE_TYPES
+    if quantized and parameters.get("flash_attention", usual_attention) == "off":
+        raise invalid_field(f"{field}.cache_type_v", "must be f16, bf16 or f32 unless flash_attention is on")
+
+
+def values_of_flags(
+    arguments: Sequence[str], names_by_flag: Mapping[str, str], parameters: Sequence[LoadParameter]
+) -> dict[str, LoadValue]:
+    """What flags of a command line set, by the names of load parameters; values that cannot be are left out."""
+    known = {parameter.name: parameter for parameter in parameters}
+    found: dict[str, LoadValue] = {}
+    for flag, text in pairwise(arguments):
+        name = names_by_flag.get(flag)
+        value = None if name is None else _value_of(text, known[name])
+        if name is not None and value is not None:
+            found[name] = value
+    return found
+
+
+def _value_of(text: str, parameter: LoadParameter) -> LoadValue | None:
+    """A value as it is written on a command line; None where it cannot be one of the parameter."""
+    value: LoadValue = text
+    if not parameter.words:
+        try:
+            value = int(text) if parameter.integer else float(text)
+        except ValueError:
+            return None
+    try:
+        return check_parameters({parameter.name: value}, (parameter,))[parameter.name]
+    except WeftError:
+        return None

@@ -1,1 +1,0 @@
-"""Adapters to real engines, one file each, behind `port.Backend`."""

@@ -1,0 +1,1 @@
+"""Bounded readers of the headers of model files."""

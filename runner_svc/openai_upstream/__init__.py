@@ -1,0 +1,1 @@
+"""The client of servers that speak the OpenAI API."""

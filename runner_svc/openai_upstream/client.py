@@ -1,0 +1,539 @@
+"""Generation and embeddings over an OpenAI-compatible HTTP server, with every way it can fail named."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from runner_svc.backend.port import CallInfo, EmbeddingResult
+from runner_svc.openai_upstream.connector import QuietConnector
+from runner_svc.openai_upstream.errors import provider_refusal, read_json, refusal, stated_answer
+from runner_svc.openai_upstream.request import (
+    PreparedBody,
+    add_cache_use,
+    chat_body,
+    choices_per_prompt,
+    completion_body,
+    embedding_body,
+    expected_choices,
+)
+from runner_svc.openai_upstream.sse import SseDecoder
+from runner_svc.openai_upstream.stream import Count, Place, StreamReader
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.api.common.v1 import chat_pb2, embedding_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.telemetry import TRACEPARENT
+
+DRAIN_SECONDS = 1.0
+MAX_DRAIN_BYTES = 64 * 1024
+"""Of a body after its end by its own word; one that goes on longer costs its connection."""
+MAX_SHOWN_CHARS = 80
+"""Of a header's value in an error."""
+_TOO_LONG = "Got more than"
+"""How aiohttp begins what it says about a line, or a number of headers, beyond its limits (8190 bytes, 128)."""
+_LOCAL_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of connect(2) and socket(2) that say nothing about the server."""
+
+
+def is_closed_unanswered(error: aiohttp.ClientError) -> bool:
+    """Whether a connection that was made ended before an answer: closed or reset, and not with bytes that are none."""
+    is_connection = isinstance(error, aiohttp.ClientConnectionError)
+    if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
+        return False  # the message is what has arrived of a head
+    return is_connection and not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError))
+
+
+def local_shortage(error: aiohttp.ClientConnectorError) -> WeftError | None:
+    """The error where this process could open no connection whatever the server does; None: another cause."""
+    number = error.os_error.errno
+    if number not in _LOCAL_SHORTAGES:
+        return None
+    message = f"this runner can open no connection to its backend now: {os.strerror(number)}"
+    return WeftError(Reason.BACKEND_NOT_READY, message)
+
+
+def unreached(error: aiohttp.ClientConnectorError) -> str:
+    """Why no connection was made."""
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return "its name is not known"
+        case aiohttp.ClientSSLError():
+            return "no secure connection, its certificate is not trusted or it does not speak TLS"
+        case _:
+            return "it takes no connection, or no secure one"
+
+
+def head_fault(error: aiohttp.ClientError) -> str:
+    """What is wrong with an answer's head, without a byte of it."""
+    is_long = isinstance(error, aiohttp.ClientResponseError) and error.message.startswith(_TOO_LONG)
+    return "its head is too long" if is_long else "its head cannot be read"
+
+
+def require_content_type(response: aiohttp.ClientResponse, expected: str) -> None:
+    """Raises BACKEND_PROTOCOL_ERROR for an answer of another media type."""
+    if response.content_type != expected:
+        raise WeftError(
+            Reason.BACKEND_PROTOCOL_ERROR, f"the backend answered with {shown(response.content_type)}, not {expected}"
+        )
+
+
+def content_encoding(response: aiohttp.ClientResponse) -> str | None:
+    """How an answer's body is packed, which it was not asked to be; None: not at all."""
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    return None if encoding in ("", "identity") else encoding
+
+
+def require_plain(response: aiohttp.ClientResponse) -> None:
+    """Raises BACKEND_PROTOCOL_ERROR for a body that is packed."""
+    if (encoding := content_encoding(response)) is not None:
+        message = f"the backend answered with Content-Encoding {shown(encoding)}, which it was not asked for"
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
+
+
+def shown(header: str) -> str:
+    """The value of a header as it may stand in an error: ASCII, since aiohttp lets through bytes that are no text."""
+    return ascii(header[:MAX_SHOWN_CHARS])
+
+
+async def drain(response: aiohttp.ClientResponse) -> None:
+    """Read the end of a body that has said all it has to say, so that its connection can be used again."""
+    left_bytes = MAX_DRAIN_BYTES
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while left_bytes > 0 and (chunk := await response.content.readany()):
+                left_bytes -= len(chunk)
+
+
+async def read_bounded(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """The whole body. Raises BACKEND_PROTOCOL_ERROR beyond the limit."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend's answer is over {limit_bytes} bytes")
+    return bytes(body)
+
+
+async def read_beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """The first bytes of a body."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= limit_bytes:
+            break
+    return bytes(body[:limit_bytes])
+
+
+def let_go(response: aiohttp.ClientResponse) -> None:
+    """A connection that was read to its end goes back to the pool; any other is closed, which cancels the work."""
+    response.release() if response.content.at_eof() else response.close()
+
+
+HEALTH = "/health"
+MODELS = "/v1/models"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+RERANK = "/v1/rerank"
+TOKENIZE = "/tokenize"
+APPLY_TEMPLATE = "/apply-template"
+IMAGES = "/v1/images/generations"
+IMAGE_EDITS = "/v1/images/edits"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TRANSLATIONS = "/v1/audio/translations"
+SPEECH = "/v1/audio/speech"
+_PATHS = (
+    *(HEALTH, MODELS, CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TOKENIZE, APPLY_TEMPLATE),
+    *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
+)
+MAX_ERROR_BODY_BYTES = 64 * 1024
+"""Of a refusal; the rest is not read, for its status has said the most."""
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
+MAX_EMBEDDING_BODY_BYTES = 256 * 1024 * 1024
+MIN_REPORTED_BYTES = 2048
+"""Shorter prompts are one batch: reports would say that it began and ended, for 4 % more CPU per request (measured)."""
+IDLE_CONNECTION_SECONDS = 3.0
+"""llama-server closes an idle connection after 5 s; ours must be given up first."""
+PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
+"""A connection to a provider costs a handshake; those we know keep idle ones for a minute and longer."""
+MAX_FLOAT32 = 3.4028234663852886e38
+"""The messages of the mesh carry vectors as 32-bit floats; what is larger would arrive as infinite."""
+JSON_TYPE = "application/json"
+_VERSION_PATH = "/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a server is and what it wants to hear."""
+
+    base_url: str = field(repr=False)
+    """Without a slash at its end, and without /v1."""
+    api_key: str = field(default="", repr=False)
+    """Empty: no Authorization header is sent."""
+    model: str = ""
+    """The server's own name of the model; empty: requests name none."""
+    parameters: ParameterProfile = field(default_factory=ParameterProfile)
+    """Which parameters beyond weft's own it is sent, and whether its model thinks by default."""
+    is_llama_server: bool = False
+    """Whether it knows llama.cpp's own words: `return_progress`, a chunk for every batch of a prompt that it has worked
+    on; `id_slot` and `cache_prompt`, by which prefixes are kept apart."""
+    is_provider: bool = False
+    """Whether it is off the premises. Then its base URL has the version of its interface in it, it is sent nothing but
+    what it is asked (no request ids, no traces), and nothing twice: it may have been done, and it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormBody:
+    """A body that is a form, encoded already."""
+
+    data: bytes
+    content_type: str
+
+
+ExplainBreak = Callable[[Reason], Awaitable[WeftError | None]]
+"""Asked why a connection broke, with what it looked like: the supervisor may know more ("the process was killed")."""
+Open = Callable[[], Awaitable[aiohttp.ClientResponse]]
+"""Sends a request and returns its response of status 200; every other end is a WeftError."""
+Opening = Callable[[Open, CallInfo], Awaitable[aiohttp.ClientResponse]]
+"""Carries out an Open, again perhaps."""
+
+
+async def _at_once(open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+    del call
+    return await open_response()
+
+
+class OpenAiHttp:
+    """One server behind one aiohttp session."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timeouts: TimeoutProfile,
+        explain_break: ExplainBreak,
+        opening: Opening = _at_once,
+    ) -> None:
+        self._timeouts = timeouts
+        self._explain_break = explain_break
+        self.endpoint = endpoint
+        self._model = endpoint.model
+        self._parameters = endpoint.parameters
+        self._base_url = endpoint.base_url
+        self._is_llama_server = endpoint.is_llama_server
+        self._is_provider = endpoint.is_provider
+        self._opening = opening
+        version = _VERSION_PATH if endpoint.is_provider else ""
+        self._urls = {path: URL(endpoint.base_url + path.removeprefix(version)) for path in _PATHS}
+        self.chunks_received = 0
+        """Parts of answers so far: while they come the server is alive, whatever a probe says."""
+        idle_seconds = PROVIDER_IDLE_CONNECTION_SECONDS if endpoint.is_provider else IDLE_CONNECTION_SECONDS
+        # Proxies of the environment are not asked.
+        self._session = aiohttp.ClientSession(
+            connector=QuietConnector(keepalive_timeout=idle_seconds),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect_seconds),
+            headers=_HEADERS | _authorization(endpoint.api_key),
+            auto_decompress=False,
+            # A cookie would tell requests of one tenant from those of another to whoever set it.
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._encoder = msgspec.json.Encoder()
+
+    async def close(self) -> None:
+        """Close every connection; whatever the server does for them, it is told to stop."""
+        await self._session.close()
+
+    async def healthy(self, timeout_seconds: float) -> bool:
+        """Whether GET /health says 200."""
+        return await self.status_of(HEALTH, timeout_seconds) == 200
+
+    async def status_of(self, path: str, timeout_seconds: float) -> int | None:
+        """The status that GET `path` (HEALTH or MODELS) is answered with; None: no answer."""
+        answer = await self._get(path, timeout_seconds, max_bytes=0)
+        return None if answer is None else answer[0]
+
+    async def answer_of(self, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
+        """Status and body that GET `path` (HEALTH or MODELS) is answered with; None: no answer.
+
+        The body is empty where it is too long or breaks off.
+        """
+        return await self._get(path, timeout_seconds, max_bytes=MAX_ANSWER_BYTES)
+
+    async def _get(self, path: str, timeout_seconds: float, *, max_bytes: int) -> tuple[int, bytes] | None:
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+            async with self._session.get(self._urls[path], timeout=timeout, allow_redirects=False) as response:
+                try:
+                    return response.status, await read_bounded(response, max_bytes) if max_bytes else b""
+                except (aiohttp.ClientError, TimeoutError, WeftError):
+                    return response.status, b""
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+        except RuntimeError:
+            # aiohttp's word for a session that `close` has closed.
+            if not self._session.closed:
+                raise
+            return None
+
+    async def ask(self, method: str, path: str, timeout_seconds: float) -> tuple[int, bytes]:
+        """Status and body of a question beside OpenAI's routes, to which twice the same is once.
+
+        Raises CONNECT_FAILED, BACKEND_PROTOCOL_ERROR, or BACKEND_ERROR when the answer is late.
+        """
+        body = None if method == aiohttp.hdrs.METH_GET else b"{}"
+        # As in `_send`, the connection from the pool may be dead on arrival.
+        for last_try in (False, True):
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    url = URL(self._base_url + path)
+                    asking = self._session.request(method, url, data=body, allow_redirects=False)
+                    async with asking as response:
+                        return response.status, await read_bounded(response, MAX_ANSWER_BYTES)
+            except TimeoutError as error:
+                message = f"the backend did not answer within {timeout_seconds:g} s"
+                raise WeftError(Reason.BACKEND_ERROR, message) from error
+            except aiohttp.ClientError as error:
+                if last_try:
+                    raise await self._unanswered(error) from error
+            except RuntimeError as error:
+                # aiohttp's word for a session that `close` has closed.
+                if not self._session.closed:
+                    raise
+                raise await self._stopped() from error
+        raise AssertionError("the second try returns or raises")
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """See Backend.generate."""
+        path, prepared = self._prepared(payload, call)
+        if prepared.warnings:
+            yield prepared.warnings
+        reader = StreamReader(
+            expected_choices(payload), choices_per_prompt(payload), whole=call.whole, asked_model=self._model
+        )
+        decoder = SseDecoder()
+        async with self._post(path, prepared.body, call) as response:
+            await self._require_stream(response)
+            async for chunk in self._chunks(response):
+                frames = reader.read(decoder.feed(chunk))
+                if reader.took_token:
+                    call.on_token()
+                elif reader.took_prefill:
+                    call.on_prefill()
+                for number, frame in enumerate(frames):
+                    if number and has_content(frame):
+                        # The first content goes alone, also where more came with it.
+                        call.on_token()
+                    yield frame
+                if reader.done:
+                    break
+            if not reader.ended:
+                yield reader.finish()
+            await drain(response)
+
+    async def _require_stream(self, response: aiohttp.ClientResponse) -> None:
+        """Raise BACKEND_PROTOCOL_ERROR for an answer that is no stream; BACKEND_ERROR where it is an error in words."""
+        if response.content_type == JSON_TYPE:
+            stated = stated_answer(await read_beginning(response, MAX_ERROR_BODY_BYTES))
+            if stated is not None:
+                raise stated
+        require_content_type(response, "text/event-stream")
+
+    def _prepared(self, payload: GenerationPayload, call: CallInfo) -> tuple[str, PreparedBody]:
+        """Where to ask, and what."""
+        if isinstance(payload, chat_pb2.ChatPayload):
+            path, prepared = CHAT, chat_body(payload, self._model, self._parameters)
+        else:
+            path, prepared = COMPLETIONS, completion_body(payload, self._model, self._parameters)
+        add_cache_use(prepared.body, call.cache, has_slots=self._is_llama_server)
+        if self._is_llama_server and payload.ByteSize() >= MIN_REPORTED_BYTES:
+            prepared.body["return_progress"] = True
+        return path, prepared
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed."""
+        body = embedding_body(payload, self._model)
+        # A server with slots chooses one for embeddings itself, whatever it is told.
+        add_cache_use(body, call.cache, has_slots=False)
+        async with self._post(EMBEDDINGS, body, call) as response:
+            require_content_type(response, JSON_TYPE)
+            raw = await read_bounded(response, MAX_EMBEDDING_BODY_BYTES)
+        reply = read_json(raw, _EmbeddingReply, "the backend's embeddings are")
+        vectors = _vectors(reply.data, len(payload.inputs))
+        if payload.HasField("dimensions") and any(len(vector.values) != payload.dimensions for vector in vectors):
+            # llama-server ignores the wish without a word.
+            raise invalid_field("dimensions", "this runtime gives vectors of another length; leave it out")
+        return EmbeddingResult(embeddings=vectors, usage=usage_pb2.Usage(prompt_tokens=reply.usage.prompt_tokens))
+
+    async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
+        """The JSON that POST `path` (one of the constants here) is answered with. Raises as `generate`."""
+        async with self._post(path, body, call) as response:
+            require_content_type(response, JSON_TYPE)
+            return await read_bounded(response, limit_bytes)
+
+    async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
+        """The media type and the pieces that POST `path` is answered with. Raises as `generate`."""
+        async with self._post(path, body, call) as response:
+            async for chunk in self._chunks(response):
+                call.on_token()
+                yield response.content_type, chunk
+
+    @asynccontextmanager
+    async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A 200 response to a POST; every other end is a WeftError. Leaving early closes the connection."""
+        response = await self._opening(partial(self._opened, path, body, call), call)
+        try:
+            require_plain(response)
+            yield response
+        except aiohttp.ClientError as error:
+            raise await self._broken(
+                Reason.BACKEND_PROTOCOL_ERROR, "the backend broke the connection in mid-answer"
+            ) from error
+        finally:
+            let_go(response)
+
+    async def _opened(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
+        response = await self._send(path, body, call)
+        if response.status == 200:
+            return response
+        try:
+            is_packed = content_encoding(response) is not None
+            words = b"" if is_packed else await read_beginning(response, MAX_ERROR_BODY_BYTES)
+            explain = provider_refusal if self._is_provider else refusal
+            raise explain(response.status, words, response.headers)
+        except aiohttp.ClientError as error:
+            message = f"the backend answered {response.status} and broke the connection"
+            raise await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message) from error
+        finally:
+            let_go(response)
+
+    async def _send(self, path: str, body: object, call: CallInfo) -> aiohttp.ClientResponse:
+        headers = {} if self._is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
+        if isinstance(body, FormBody):
+            data, headers["Content-Type"] = body.data, body.content_type
+        else:
+            data = self._encoder.encode(body)
+        # llama-server closes a connection after each stream while promising to keep it, so the one from the pool may
+        # be dead on arrival: that is worth a second try on a new connection. A dead server fails the second as well.
+        for last_try in (True,) if self._is_provider else (False, True):
+            try:
+                posting = self._session.post(self._urls[path], data=data, headers=headers, allow_redirects=False)
+                if self._timeouts.headers_seconds is None:
+                    return await posting
+                async with asyncio.timeout(self._timeouts.headers_seconds):
+                    return await posting
+            except RuntimeError as error:
+                # aiohttp's word for a session that `close` has closed, here or before the second try.
+                if not self._session.closed:
+                    raise
+                raise await self._stopped() from error
+            except aiohttp.ClientError as error:
+                if last_try or not is_closed_unanswered(error):
+                    raise await self._unanswered(error) from error
+            except TimeoutError as error:
+                limit = f"headers_timeout_seconds, {self._timeouts.headers_seconds:g} s"
+                raise WeftError(Reason.HEADERS_TIMEOUT, f"the backend sent no response headers ({limit})") from error
+        raise AssertionError("the second try returns or raises")
+
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """Whatever has arrived, each time. Silence has no limit here: the watchdog knows what else is going on."""
+        content = response.content
+        while True:
+            try:
+                chunk = await content.readany()
+            except RuntimeError as error:
+                # aiohttp's word for a read on a connection that `close` has closed.
+                if not self._session.closed:
+                    raise
+                raise await self._stopped() from error
+            if not chunk:
+                return
+            self.chunks_received += 1
+            yield chunk
+
+    async def _unanswered(self, error: aiohttp.ClientError) -> WeftError:
+        """The error of a request without an answer. Only CONNECT_FAILED says something about others' requests."""
+        who = "provider" if self._is_provider else "backend"
+        match error:
+            case aiohttp.ConnectionTimeoutError():
+                limit = f"connect_timeout_seconds, {self._timeouts.connect_seconds:g} s"
+                return await self._broken(Reason.CONNECT_FAILED, f"the {who} took no connection ({limit})")
+            case aiohttp.ClientConnectorError() if (shortage := local_shortage(error)) is not None:
+                return shortage
+            case aiohttp.ClientConnectorError() if self._is_provider:
+                return await self._broken(Reason.CONNECT_FAILED, f"the provider cannot be reached: {unreached(error)}")
+            case aiohttp.ClientConnectorError():
+                return await self._broken(Reason.CONNECT_FAILED, "the backend took no connection")
+            case _ if is_closed_unanswered(error):
+                # It may have begun to work on it.
+                message = f"the {who} closed the connection without an answer"
+                return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
+            case _:
+                return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the {who} sent no HTTP answer: {head_fault(error)}")
+
+    async def _stopped(self) -> WeftError:
+        return await self._broken(Reason.WORKER_RESTARTED, "the backend was stopped while it worked on the request")
+
+    async def _broken(self, reason: Reason, message: str) -> WeftError:
+        return await self._explain_break(reason) or WeftError(reason, message)
+
+
+class _EmbeddingItem(msgspec.Struct):
+    embedding: list[float]
+    index: Place | None = None
+
+
+class _EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: Count = 0
+
+
+class _EmbeddingReply(msgspec.Struct):
+    data: list[_EmbeddingItem]
+    usage: _EmbeddingUsage
+
+
+def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.Embedding]:
+    """One vector per input, in their order. Raises BACKEND_PROTOCOL_ERROR for anything else.
+
+    Servers that number none mean the order in which they send them.
+    """
+    is_numbered = any(item.index is not None for item in items)
+    places = [item.index or 0 for item in items] if is_numbered else list(range(len(items)))
+    fault = ""
+    if len(items) != expected:
+        fault = f"{len(items)} vectors for {expected} inputs"
+    elif set(places) != set(range(expected)):
+        fault = "vectors that do not belong to one input each"
+    elif not all(map(_is_vector, items)):
+        fault = "a vector that is empty or holds a number beyond 32-bit floats"
+    if fault:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend sent {fault}")
+    placed = zip(places, items, strict=True)
+    vectors = [embedding_pb2.Embedding(index=place, values=item.embedding) for place, item in placed]
+    vectors.sort(key=lambda vector: vector.index)
+    return vectors
+
+
+def _is_vector(item: _EmbeddingItem) -> bool:
+    values = item.embedding
+    return bool(values) and max(values) <= MAX_FLOAT32 and min(values) >= -MAX_FLOAT32
+
+
+_HEADERS = {
+    "Content-Type": "application/json",
+    # Answers are read as they come: compressed ones would come late, and are not unpacked.
+    "Accept-Encoding": "identity",
+    "User-Agent": "weft",
+}
+
+
+def _authorization(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -1,0 +1,186 @@
+"""Images, transcriptions and speech from an HTTP server with OpenAI's routes for them."""
+
+import base64
+import binascii
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from types import MappingProxyType
+
+import msgspec
+
+from runner_svc.backend.port import CallInfo, ImageResult, SpeechPart
+from runner_svc.openai_upstream.client import (
+    IMAGE_EDITS,
+    IMAGES,
+    SPEECH,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    FormBody,
+    OpenAiHttp,
+)
+from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.request import Json, json_object
+from runner_svc.openai_upstream.stream import Count
+from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, usage_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_IMAGE_BODY_BYTES = 48 * 1024 * 1024
+"""In base64; a message of the mesh has 64 MiB at most."""
+MAX_TRANSCRIPT_BODY_BYTES = 16 * 1024 * 1024
+_IMAGE_TYPES = MappingProxyType(
+    {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
+)
+_ANSWER = "the backend's answer is"
+_SUFFIXES = MappingProxyType({"jpeg": "jpg", "mpeg": "mp3", "x-wav": "wav", "wave": "wav", "x-m4a": "m4a"})
+
+
+class _Image(msgspec.Struct):
+    b64_json: str | None = None
+    revised_prompt: str | None = None
+
+
+class _ImageUsage(msgspec.Struct):
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+
+
+class _ImageReply(msgspec.Struct):
+    data: list[_Image]
+    usage: _ImageUsage | None = None
+
+
+class _Segment(msgspec.Struct):
+    start: float = 0.0
+    end: float = 0.0
+    text: str = ""
+
+
+class _TranscriptionReply(msgspec.Struct):
+    text: str
+    language: str | None = None
+    duration: float | str | None = None
+    segments: list[_Segment] | None = None
+
+
+async def generate_images(http: OpenAiHttp, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+    """See MakesImages.generate_images."""
+    fields: Json = {"prompt": payload.prompt, "n": payload.count if payload.HasField("count") else 1}
+    if http.endpoint.model:
+        fields["model"] = http.endpoint.model
+    for name in ("size", "quality", "output_format"):
+        if value := getattr(payload, name):
+            fields[name] = value
+    if not http.endpoint.is_provider:
+        # Addresses of files on the server would be of no use to anybody; OpenAI's own refuses the word.
+        fields["response_format"] = "b64_json"
+    extra = json_object(payload.extra_parameters)
+    fields.update({name: value for name, value in extra.items() if name not in fields})
+    if payload.images:
+        files = [("image[]" if len(payload.images) > 1 else "image", image) for image in payload.images]
+        if payload.HasField("mask"):
+            files.append(("mask", payload.mask))
+        raw = await http.post(IMAGE_EDITS, form(fields, files), call, MAX_IMAGE_BODY_BYTES)
+    else:
+        raw = await http.post(IMAGES, fields, call, MAX_IMAGE_BODY_BYTES)
+    reply = read_json(raw, _ImageReply, _ANSWER)
+    usage = reply.usage or _ImageUsage()
+    return ImageResult(
+        images=[_image(image) for image in reply.data],
+        usage=usage_pb2.Usage(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens),
+    )
+
+
+async def transcribe(
+    http: OpenAiHttp, payload: audio_pb2.TranscriptionPayload, call: CallInfo
+) -> audio_pb2.Transcription:
+    """See Transcribes.transcribe."""
+    fields: Json = {"response_format": "verbose_json" if payload.with_segments else "json"}
+    if http.endpoint.model:
+        fields["model"] = http.endpoint.model
+    for name in ("language", "prompt"):
+        if value := getattr(payload, name):
+            fields[name] = value
+    if payload.HasField("temperature"):
+        fields["temperature"] = payload.temperature
+    path = TRANSLATIONS if payload.translate else TRANSCRIPTIONS
+    body = form(fields, [("file", payload.audio)])
+    raw = await http.post(path, body, call, MAX_TRANSCRIPT_BODY_BYTES)
+    reply = read_json(raw, _TranscriptionReply, _ANSWER)
+    return audio_pb2.Transcription(
+        text=reply.text,
+        language=reply.language or "",
+        duration_seconds=_seconds(reply.duration),
+        segments=[
+            audio_pb2.TranscriptionSegment(start_seconds=part.start, end_seconds=part.end, text=part.text)
+            for part in reply.segments or ()
+        ],
+    )
+
+
+async def speak(http: OpenAiHttp, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+    """See Speaks.speak."""
+    body: Json = {"input": payload.input, "voice": payload.voice}
+    if http.endpoint.model:
+        body["model"] = http.endpoint.model
+    if payload.format:
+        body["response_format"] = payload.format
+    if payload.HasField("speed"):
+        body["speed"] = payload.speed
+    if payload.instructions:
+        body["instructions"] = payload.instructions
+    is_empty = True
+    async with aclosing(http.post_for_bytes(SPEECH, body, call)) as chunks:
+        async for media_type, chunk in chunks:
+            if not media_type.startswith("audio/") and media_type != "application/octet-stream":
+                raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend speaks {media_type}, which is no sound")
+            is_empty = False
+            yield SpeechPart(chunk, media_type)
+    if is_empty:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a recording without a byte")
+
+
+def form(fields: Json, files: Sequence[tuple[str, chat_pb2.MediaPart]]) -> FormBody:
+    """A form (RFC 7578) with these fields and files. Encoded at once: a request may have to be sent twice."""
+    boundary = secrets.token_hex(16)
+    pieces: list[bytes] = []
+    for name, value in fields.items():
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        disposition = f'form-data; name="{_quoted(name)}"'
+        pieces += [f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n".encode(), text.encode(), b"\r\n"]
+    for name, part in files:
+        subtype = part.media_type.partition("/")[2].partition(";")[0] or "bin"
+        disposition = f'form-data; name="{name}"; filename="file.{_quoted(_SUFFIXES.get(subtype, subtype))}"'
+        # A line break in it would begin a header of the caller's own.
+        media_type = "".join(filter(str.isprintable, part.media_type)) or "application/octet-stream"
+        head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {media_type}\r\n\r\n"
+        pieces += [head.encode(), part.data, b"\r\n"]
+    pieces.append(f"--{boundary}--\r\n".encode())
+    return FormBody(b"".join(pieces), f"multipart/form-data; boundary={boundary}")
+
+
+def _quoted(text: str) -> str:
+    return "".join(sign for sign in text if sign.isalnum() or sign in "-_.[]")
+
+
+def _image(image: _Image) -> image_pb2.GeneratedImage:
+    if image.b64_json is None:
+        message = "the backend sent no image but perhaps an address of one; it must answer with b64_json"
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
+    try:
+        data = base64.b64decode(image.b64_json, validate=True)
+    except (binascii.Error, ValueError):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent an image that is no base64") from None
+    kind = next((kind for mark, kind in _IMAGE_TYPES.items() if data.startswith(mark)), "application/octet-stream")
+    part = chat_pb2.MediaPart(media_type=kind, data=data)
+    return image_pb2.GeneratedImage(image=part, revised_prompt=image.revised_prompt or "")
+
+
+def _seconds(duration: float | str | None) -> float:
+    """Some servers write it as text."""
+    try:
+        seconds = float(duration or 0.0)
+    except ValueError:
+        return 0.0
+    return seconds if 0.0 <= seconds < float("inf") else 0.0

@@ -1,0 +1,352 @@
+"""Payloads to the JSON bodies of an OpenAI-compatible server. Pure functions."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner_svc.backend.port import CacheUse
+from runner_svc.policy.parameters import (
+    TEMPLATE_ARGUMENTS,
+    UNTAKEN,
+    EngineKind,
+    ParameterProfile,
+    ParameterWarning,
+    admit,
+    plain_name,
+    unread_arguments,
+    untaken_warning,
+)
+from weft.api.common.v1 import (
+    chat_pb2,
+    completion_pb2,
+    embedding_pb2,
+    event_pb2,
+    json_value_pb2,
+    sampling_pb2,
+    warning_pb2,
+)
+from weft.dispatch.frames import Frame
+from weft.kernel.errors import invalid_field
+
+Json = dict[str, Any]
+
+_ROLES = {
+    chat_pb2.ROLE_SYSTEM: "system",
+    # Chat templates of open models know no developer role; it means the same.
+    chat_pb2.ROLE_DEVELOPER: "system",
+    chat_pb2.ROLE_USER: "user",
+    chat_pb2.ROLE_ASSISTANT: "assistant",
+    chat_pb2.ROLE_TOOL: "tool",
+}
+_TOOL_MODES = {
+    chat_pb2.ToolChoice.MODE_NONE: "none",
+    chat_pb2.ToolChoice.MODE_AUTO: "auto",
+    chat_pb2.ToolChoice.MODE_REQUIRED: "required",
+}
+# What the API calls a format, where it is not the second half of its media type.
+_AUDIO_FORMATS = {"audio/mpeg": "mp3"}
+_SCALARS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+)
+
+
+_ENABLE_THINKING = "enable_thinking"
+"""The argument of chat templates by which models with and without thinking are told apart."""
+_STARTED_BY_WEFT = frozenset({EngineKind.LLAMA_SERVER, EngineKind.LLAMA_CPP_PYTHON})
+_TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
+_DEFAULTS = ParameterProfile()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """What is sent, and what the caller must hear of it."""
+
+    body: Json
+    warnings: Frame
+    """One `warning` event for each parameter that is not sent; at most 64."""
+
+
+def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: ParameterProfile = _DEFAULTS) -> PreparedBody:
+    """The body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out.
+
+    Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
+    """
+    body = _chat_fields(payload, model)
+    if profile.kind is EngineKind.LLAMA_SERVER and payload.tool_choice.WhichOneof("kind") == "function_name":
+        _force(body, payload.tool_choice.function_name)
+    arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    # Engines read this one themselves, whatever the template.
+    asked = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
+    warnings += warning_frame(unread_arguments(asked, profile))
+    thinking = _thinking(payload, arguments, profile)
+    if profile.kind is EngineKind.OPENAI_REMOTE:
+        warnings += _fit_provider(body, thinking, profile)
+    elif thinking is not None:
+        arguments[_ENABLE_THINKING] = thinking
+    if arguments:
+        body[TEMPLATE_ARGUMENTS] = arguments
+    return PreparedBody(body, warnings)
+
+
+def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
+    """Make of a body what providers take: they refuse fields that are not OpenAI's. Warnings about what is left out."""
+    untaken = [] if profile.passthrough else sorted(UNTAKEN[profile.kind] & body.keys())
+    for name in untaken:
+        del body[name]
+    if thinking is not None and profile.thinking is None:
+        untaken.append("thinking")
+    elif thinking is not None:
+        body["thinking"] = {"type": "enabled" if thinking else "disabled"}
+    if _TOKEN_LIMIT in body:
+        body[profile.token_limit_name] = body.pop(_TOKEN_LIMIT)
+    return warning_frame([untaken_warning(name, profile.kind) for name in untaken])
+
+
+def _force(body: Json, name: str) -> None:
+    """Make the model call one function, for llama-server, which takes a choice by name for `auto` without a word."""
+    body["tools"] = [tool for tool in body.get("tools", ()) if tool["function"]["name"] == name]
+    if not body["tools"]:
+        raise invalid_field("tool_choice", f"names {name[:64]}, which is not among the tools")
+    body["tool_choice"] = "required"
+
+
+def _chat_fields(payload: chat_pb2.ChatPayload, model: str) -> Json:
+    body = _stream_body(payload.sampling, model)
+    body["messages"] = [_message(message) for message in payload.messages]
+    if payload.HasField("choice_count"):
+        body["n"] = payload.choice_count
+    if payload.logprobs:
+        body["logprobs"] = True
+        if payload.HasField("top_logprobs"):
+            body["top_logprobs"] = payload.top_logprobs
+    if payload.tools:
+        body["tools"] = [_tool(tool.function) for tool in payload.tools]
+    if payload.HasField("tool_choice"):
+        body["tool_choice"] = _tool_choice(payload.tool_choice)
+    if payload.HasField("parallel_tool_calls"):
+        body["parallel_tool_calls"] = payload.parallel_tool_calls
+    if payload.HasField("response_format"):
+        body["response_format"] = _response_format(payload.response_format)
+    if payload.reasoning_effort:
+        name = chat_pb2.ReasoningEffort.Name(payload.reasoning_effort)
+        body["reasoning_effort"] = name.removeprefix("REASONING_EFFORT_").lower()
+    return body
+
+
+def completion_body(
+    payload: completion_pb2.CompletionPayload, model: str = "", profile: ParameterProfile = _DEFAULTS
+) -> PreparedBody:
+    """The body of POST /v1/completions; always a stream with usage.
+
+    Raises INVALID_ARGUMENT for echo and suffix, and naming an extra parameter that has a wrong value.
+    """
+    body = _stream_body(payload.sampling, model)
+    prompts = [_prompt(prompt) for prompt in payload.prompts]
+    body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+    if payload.HasField("choice_count"):
+        body["n"] = payload.choice_count
+    if payload.HasField("logprobs"):
+        body["logprobs"] = payload.logprobs
+    # llama-server ignores both without a word, which would be an answer to another question.
+    if payload.echo:
+        raise invalid_field("echo", "this runtime cannot repeat the prompt; leave it out")
+    if payload.HasField("suffix"):
+        raise invalid_field("suffix", "this runtime does not fill in the middle; leave it out")
+    arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    if arguments and profile.passthrough:
+        body[TEMPLATE_ARGUMENTS] = arguments
+    elif arguments:
+        # A prompt goes through no template; the servers take the arguments and ignore them.
+        warnings += warning_frame([untaken_warning(TEMPLATE_ARGUMENTS, profile.kind)])
+    return PreparedBody(body, warnings)
+
+
+def embedding_body(payload: embedding_pb2.EmbeddingPayload, model: str = "") -> Json:
+    """The body of POST /v1/embeddings."""
+    body: Json = {**_model(model), "input": [_prompt(item) for item in payload.inputs], "encoding_format": "float"}
+    if payload.HasField("dimensions"):
+        body["dimensions"] = payload.dimensions
+    return body
+
+
+def add_cache_use(body: Json, use: CacheUse, *, has_slots: bool) -> None:
+    """How the server may use its prefix cache; servers that know no such word are not told it."""
+    if has_slots and use.slot is not None:
+        body["id_slot"] = use.slot
+    if has_slots and use.fresh:
+        body["cache_prompt"] = False
+    if use.salt:
+        body["cache_salt"] = use.salt
+
+
+def choices_per_prompt(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
+    """How many answers each prompt gets."""
+    return payload.choice_count if payload.HasField("choice_count") else 1
+
+
+def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPayload) -> int:
+    """How many choices must come to an end."""
+    prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
+    return prompts * choices_per_prompt(payload)
+
+
+def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
+    """One `warning` event each."""
+    code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
+    return [
+        event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=warning.field, message=warning.message))
+        for warning in warnings
+    ]
+
+
+def _add_extras(body: Json, extra: json_value_pb2.JsonObject, profile: ParameterProfile) -> tuple[Json, Frame]:
+    """Put admitted extras into `body`; the template's arguments among them, and warnings about the rest."""
+    if not extra.fields:
+        return {}, []
+    admitted = admit(json_object(extra), profile)
+    send = dict(admitted.send)
+    arguments = send.pop(TEMPLATE_ARGUMENTS, {})
+    if not isinstance(arguments, dict):
+        raise invalid_field(TEMPLATE_ARGUMENTS, "must be an object")
+    # What the contract itself has asked for stands: an extra never replaces it.
+    body.update({name: value for name, value in send.items() if plain_name(name) not in body})
+    return arguments, warning_frame(admitted.warnings)
+
+
+def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: ParameterProfile) -> bool | None:
+    """Whether the model is to think; None: as its template has it. What the request says goes before the default."""
+    if payload.HasField("thinking"):
+        return payload.thinking
+    if (asked := arguments.get(_ENABLE_THINKING)) is not None:
+        if not isinstance(asked, bool):
+            raise invalid_field(f"{TEMPLATE_ARGUMENTS}.{_ENABLE_THINKING}", "must be true or false")
+        return asked
+    if payload.reasoning_effort == chat_pb2.REASONING_EFFORT_NONE:
+        # Strict servers refuse fields that they do not know, and understand "none" by itself.
+        knows_the_word = profile.kind is EngineKind.OPENAI_REMOTE and profile.thinking is not None
+        return False if knows_the_word or profile.kind in _STARTED_BY_WEFT else None
+    return profile.thinking
+
+
+def _model(name: str) -> Json:
+    # llama-server has one model and asks for no name; servers with many want theirs.
+    return {"model": name} if name else {}
+
+
+def _stream_body(sampling: sampling_pb2.SamplingParams, model: str) -> Json:
+    body: Json = {**_model(model), "stream": True, "stream_options": {"include_usage": True}}
+    for name in _SCALARS:
+        if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SCALARS
+            body[name] = getattr(sampling, name)
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return body
+
+
+def _message(message: chat_pb2.ChatMessage) -> Json:
+    result: Json = {"role": _ROLES[message.role], "content": _content(message)}
+    if message.HasField("name"):
+        result["name"] = message.name
+    if message.HasField("tool_call_id"):
+        result["tool_call_id"] = message.tool_call_id
+    if message.HasField("reasoning"):
+        result["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
+            for call in message.tool_calls
+        ]
+    return result
+
+
+def _content(message: chat_pb2.ChatMessage) -> str | list[Json] | None:
+    parts = message.content
+    if not parts:
+        return None if message.tool_calls else ""
+    if len(parts) == 1 and parts[0].WhichOneof("kind") == "text":
+        return parts[0].text
+    return [_part(part) for part in parts]
+
+
+def _part(part: chat_pb2.ContentPart) -> Json:
+    match part.WhichOneof("kind"):
+        case "image":
+            image = part.image
+            data = base64.b64encode(image.data).decode("ascii")
+            url: Json = {"url": f"data:{image.media_type};base64,{data}"}
+            if image.detail:
+                url["detail"] = image.detail
+            return {"type": "image_url", "image_url": url}
+        case "audio":
+            audio = part.audio
+            data = base64.b64encode(audio.data).decode("ascii")
+            name = _AUDIO_FORMATS.get(audio.media_type) or audio.media_type.split("/")[-1]
+            return {"type": "input_audio", "input_audio": {"data": data, "format": name}}
+        case _:
+            return {"type": "text", "text": part.text}
+
+
+def _tool(function: chat_pb2.FunctionTool) -> Json:
+    result: Json = {"name": function.name}
+    if function.HasField("description"):
+        result["description"] = function.description
+    if function.HasField("parameters"):
+        result["parameters"] = json_object(function.parameters)
+    if function.HasField("strict"):
+        result["strict"] = function.strict
+    return {"type": "function", "function": result}
+
+
+def _tool_choice(choice: chat_pb2.ToolChoice) -> str | Json:
+    if choice.WhichOneof("kind") == "function_name":
+        return {"type": "function", "function": {"name": choice.function_name}}
+    return _TOOL_MODES.get(choice.mode, "auto")
+
+
+def _response_format(response_format: chat_pb2.ResponseFormat) -> Json:
+    match response_format.WhichOneof("kind"):
+        case "json_object":
+            return {"type": "json_object"}
+        case "json_schema":
+            declared = response_format.json_schema
+            schema: Json = {"name": declared.name, "schema": json_object(declared.schema)}
+            if declared.HasField("strict"):
+                schema["strict"] = declared.strict
+            if declared.HasField("description"):
+                schema["description"] = declared.description
+            return {"type": "json_schema", "json_schema": schema}
+        case _:
+            return {"type": "text"}
+
+
+def _prompt(prompt: completion_pb2.PromptInput) -> str | list[int]:
+    return list(prompt.tokens.ids) if prompt.WhichOneof("kind") == "tokens" else prompt.text
+
+
+def json_object(document: json_value_pb2.JsonObject) -> Json:
+    """A JsonObject as plain data, order kept."""
+    return {item.name: _json_value(item.value) for item in document.fields}
+
+
+def _json_value(value: json_value_pb2.JsonValue) -> Any:
+    kind = value.WhichOneof("kind")
+    match kind:
+        case None | "null_value":
+            return None
+        case "array_value":
+            return [_json_value(item) for item in value.array_value.values]
+        case "object_value":
+            return json_object(value.object_value)
+        case _:
+            return getattr(value, kind)

@@ -1,0 +1,421 @@
+"""The chunks of an OpenAI-compatible stream, typed, and turned into events.
+
+One reader serves chat and text completions. It runs once per token: chunks are decoded straight into typed structs,
+and a chunk of a wrong shape is a BACKEND_PROTOCOL_ERROR, never a KeyError.
+"""
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from runner_svc.openai_upstream.errors import JSON_FAULTS, ErrorBody, error_fields, malformed, stated_error
+from runner_svc.openai_upstream.sse import ErrorPayload
+from runner_svc.policy.answer_state import AnswerState, Finish, require_assistant
+from runner_svc.policy.model_names import is_another_model, plain_name
+from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2, warning_pb2
+from weft.dispatch.frames import Frame, has_content, is_content
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+DONE = b"[DONE]"
+# llama-server opens the stream of a multi-prompt completion with this; it carries nothing.
+_EMPTY = b"null"
+
+
+MAX_COUNT = 2**53
+"""Of tokens: a figure beyond what JSON numbers hold exactly is a wrong one."""
+MAX_HELD_REPORTS = 2
+"""Reports on the prompt that wait: that nothing is done, and that all is."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: Place = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Top(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: list[_Top] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: Place = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    message: msgspec.Raw = msgspec.Raw()
+    """Of an answer that is no stream; not read."""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        details = self.completion_tokens_details
+        return 0 if details is None else details.reasoning_tokens or 0
+
+
+class _Timings(msgspec.Struct):
+    prompt_ms: _Milliseconds = 0.0
+    predicted_ms: _Milliseconds = 0.0
+
+
+class _PromptProgress(msgspec.Struct):
+    total: Count = 0
+    cache: Count = 0
+    processed: Count = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    prompt_progress: _PromptProgress | None = None
+    error: ErrorBody | str | None = None
+
+
+class _Named(msgspec.Struct):
+    model: object = None
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+_FINISH_REASONS = {
+    Finish.STOP: event_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: event_pb2.FINISH_REASON_LENGTH,
+    Finish.TOOL_CALLS: event_pb2.FINISH_REASON_TOOL_CALLS,
+    Finish.CONTENT_FILTER: event_pb2.FINISH_REASON_CONTENT_FILTER,
+}
+_NO_MESSAGE = frozenset({b"", b"null"})
+
+
+class _Bill:
+    """Adds up what a stream cost: llama-server sends usage and timings once per choice, others once for all.
+
+    Others again send usage with every piece: what a choice has cost so far. Then its last word counts.
+    """
+
+    def __init__(self, choices_per_prompt: int) -> None:
+        self._choices_per_prompt = choices_per_prompt
+        self._of_choices: dict[int, _Usage] = {}
+        self._of_stream: _Usage | None = None
+        """The last usage that came without a choice; if there is one, those of choices say the same once more."""
+        self._completion_tokens = 0
+        self._reasoning_tokens = 0
+        self._compute_ms = 0.0
+        self._decode_ms = 0.0
+        self.has_figures = False
+        """Whether the engine has said anything about the cost."""
+
+    def add(self, chunk: _Chunk) -> None:
+        """Count a chunk's figures."""
+        usage, timings = chunk.usage, chunk.timings
+        self.has_figures = True
+        if usage is not None and chunk.choices:
+            self._of_choices[chunk.choices[0].index] = usage
+        elif usage is not None:
+            self._of_stream = usage
+            self._completion_tokens += usage.completion_tokens
+            self._reasoning_tokens += usage.reasoning_tokens
+        if timings is not None:
+            self._compute_ms += timings.prompt_ms + timings.predicted_ms
+            self._decode_ms += timings.predicted_ms
+
+    def receipt(self) -> receipt_pb2.Receipt:
+        """The backend's part of a receipt."""
+        usage = self._usage()
+        receipt = receipt_pb2.Receipt(usage=usage)
+        if self._compute_ms > 0:
+            receipt.gpu_time.FromMicroseconds(int(self._compute_ms * 1e3))
+        if self._decode_ms > 0:
+            rate = usage.completion_tokens / self._decode_ms * 1e3
+            if math.isfinite(rate):
+                receipt.tokens_per_second = rate
+        return receipt
+
+    def _usage(self) -> usage_pb2.Usage:
+        """Choices of one prompt share it, so its tokens count once."""
+        if self._of_stream is not None:
+            prompts = [self._of_stream]
+            completion, reasoning = self._completion_tokens, self._reasoning_tokens
+        else:
+            per_prompt = {index // self._choices_per_prompt: usage for index, usage in self._of_choices.items()}
+            prompts = list(per_prompt.values())
+            completion = sum(usage.completion_tokens for usage in self._of_choices.values())
+            reasoning = sum(usage.reasoning_tokens for usage in self._of_choices.values())
+        return usage_pb2.Usage(
+            prompt_tokens=sum(prompt.prompt_tokens for prompt in prompts),
+            completion_tokens=completion,
+            cached_prompt_tokens=sum(prompt.cached_tokens for prompt in prompts),
+            reasoning_tokens=reasoning,
+        )
+
+
+class StreamReader:
+    """Reads one stream: payloads in, frames of events out, and a verdict at the end.
+
+    What may follow what is decided by `policy.answer_state`. Finish reasons are held back until the stream has ended:
+    until then an answer may still turn out to be none, and its caller must not have been given a tidy end.
+    """
+
+    def __init__(
+        self, expected_choices: int, choices_per_prompt: int, *, whole: bool = False, asked_model: str = ""
+    ) -> None:
+        """`whole`: nobody reads the answer before it is complete, so what arrives together becomes one frame.
+
+        `asked_model`: the server's name of the model that it was asked for; empty: it was not told any.
+        """
+        self._decoder = _DECODER
+        self._whole = whole
+        self._state = AnswerState(expected_choices)
+        self._asked_model = asked_model
+        self._content_started = False
+        self._bill = _Bill(choices_per_prompt)
+        self._held: Frame = []
+        self.done = False
+        """Whether the stream said [DONE]."""
+        self.ended = False
+        """Whether `read` has given the last frame already."""
+        self.took_token = False
+        """Whether the last `read` held a piece of an answer. A preamble that says whose turn it is holds none."""
+        self.took_prefill = False
+        """Whether the last `read` held a report on the prompt."""
+
+    def read(self, payloads: list[bytes]) -> list[Frame]:
+        """The frames for what arrived together: the first content of the stream alone, everything else in one.
+
+        Where nobody reads the answer before it is complete, all is in one, with the pieces of a text put together.
+        A report that nothing of the prompt is done yet, or all of it, waits for what comes next, and what [DONE] ends
+        goes with what came before it: each frame of its own is a message more, on every hop.
+        """
+        frames: list[Frame] = []
+        frame: Frame = []
+        self.took_token = self.took_prefill = False
+        for payload in payloads:
+            if payload == DONE:
+                self.done = True
+                if self._state.is_complete:
+                    frame += self.finish()
+                    self.ended = True
+                break
+            if payload == _EMPTY:
+                continue
+            if self._asked_model:
+                frame += self._check_model(payload)
+            events = self._events_of(payload, frame)
+            if not self._content_started and has_content(events):
+                self._content_started = True
+                events = self._take_held() + events
+                if not self._whole:
+                    frames += [frame, events] if frame else [events]
+                    frame = []
+                    continue
+            frame += events
+        if frame:
+            frames.append(frame)
+        return frames
+
+    def finish(self) -> Frame:
+        """The last frame, once the stream is over. Raises BACKEND_PROTOCOL_ERROR for an answer that is none."""
+        self._state.close(has_figures=self._bill.has_figures)
+        try:
+            receipt = self._bill.receipt()
+        except (ValueError, OverflowError) as error:
+            raise _malformed(error) from error
+        return [
+            *(_end_event(index, reason) for index, reason in self._state.ends.items()),
+            *self._take_held(),
+            event_pb2.InferenceEvent(usage=receipt.usage),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+        ]
+
+    def _take_held(self) -> Frame:
+        held, self._held = self._held, []
+        return held
+
+    def _check_model(self, payload: bytes) -> Frame:
+        """A warning where the first chunk names another model than was asked for."""
+        asked, self._asked_model = self._asked_model, ""
+        try:
+            named = msgspec.json.decode(payload, type=_Named).model
+        except JSON_FAULTS:
+            return []  # said when the chunk is read
+        if not isinstance(named, str) or not is_another_model(asked, named):
+            return []
+        message = f"the server answered as {plain_name(named)!r}; it was asked for {plain_name(asked)!r}"
+        code = warning_pb2.WARNING_CODE_MODEL_MISMATCH
+        return [event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, message=message))]
+
+    def _decode(self, payload: bytes) -> _Chunk:
+        if isinstance(payload, ErrorPayload):
+            raise self._stated(payload, "an error without words")
+        try:
+            chunk = self._decoder.decode(payload)
+        except JSON_FAULTS as error:
+            raise _malformed(error) from error
+        if chunk.error is not None:
+            raise stated_error(chunk.error, has_begun=self._content_started)
+        is_bare = chunk.usage is None and chunk.timings is None and chunk.prompt_progress is None
+        if is_bare and not chunk.choices and error_fields(payload)[0]:
+            # An error without an envelope: {"object": "error", "message": ...}, {"detail": ...}.
+            raise self._stated(payload)
+        return chunk
+
+    def _stated(self, payload: bytes, unsaid: str = "") -> WeftError:
+        words, kind = error_fields(payload)
+        return stated_error(ErrorBody(message=words or unsaid, type=kind), has_begun=self._content_started)
+
+    def _events_of(self, payload: bytes, frame: Frame) -> Frame:
+        """What is to follow `frame`; text that continues a whole answer's last piece has been added to that."""
+        chunk = self._decode(payload)
+        try:
+            if self._whole and (text := _continuation(chunk, frame)):
+                self._state.take(chunk.choices[0].index, None, has_content=True)
+                frame[-1].delta.text += text
+                self.took_token = True
+                return []
+            return self._events(chunk)
+        except (ValueError, OverflowError) as error:  # a number or a text that no field can hold
+            raise _malformed(error) from error
+
+    def _events(self, chunk: _Chunk) -> Frame:
+        if chunk.usage is not None or chunk.timings is not None:
+            self._bill.add(chunk)
+        events = [event for choice in chunk.choices if (event := self._delta_event(choice)) is not None]
+        if events or (chunk.choices and (self._content_started or self._state.ends)):
+            # Once the answer has begun, an empty piece is a token that cannot be shown.
+            self.took_token = True
+        if (progress := chunk.prompt_progress) is not None:
+            self.took_prefill = True
+            self._held.append(_progress_event(progress))
+            at_an_end = progress.processed <= progress.cache or progress.processed >= progress.total
+            if self._content_started or not at_an_end or len(self._held) > MAX_HELD_REPORTS:
+                events += self._take_held()
+        return events
+
+    def _delta_event(self, choice: _Choice) -> event_pb2.InferenceEvent | None:
+        """The event of one choice's piece; None for one that carries nothing but perhaps a finish reason."""
+        event = event_pb2.InferenceEvent()
+        delta = event.delta
+        text = choice.text if choice.delta is None else choice.delta.content
+        if text:
+            delta.text = text
+        if choice.delta is not None:
+            require_assistant(choice.delta.role)
+            _copy_rare_content(choice.delta, delta)
+        elif choice.text is None and bytes(choice.message) not in _NO_MESSAGE:
+            raise WeftError(
+                Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a message where a stream has pieces (delta)"
+            )
+        self._state.take(
+            choice.index, choice.finish_reason, has_content=is_content(delta), has_call=bool(delta.tool_calls)
+        )
+        if choice.logprobs is not None and choice.logprobs.content:
+            delta.logprobs.extend(map(_token_logprob, choice.logprobs.content))
+        if not text and not delta.ByteSize():
+            return None
+        delta.index = choice.index
+        return event
+
+
+def _continuation(chunk: _Chunk, frame: Frame) -> str:
+    """The text of a chunk that has nothing else, where a frame ends with text of its choice; empty: it is another."""
+    if not frame or len(chunk.choices) != 1 or chunk.usage or chunk.timings or chunk.prompt_progress:
+        return ""
+    last, choice = frame[-1].delta, chunk.choices[0]
+    if choice.index != last.index or choice.logprobs or choice.finish_reason or choice.delta is None:
+        return ""
+    if not last.text or last.finish_reason or last.logprobs or last.tool_calls:
+        return ""
+    delta = choice.delta
+    is_more = delta.role or delta.reasoning_content or delta.refusal or delta.tool_calls
+    return "" if is_more else delta.content or ""
+
+
+def _end_event(index: int, reason: Finish) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(delta=event_pb2.Delta(index=index, finish_reason=_FINISH_REASONS[reason]))
+
+
+def _malformed(error: Exception) -> WeftError:
+    return malformed("the backend sent an event that is not a chunk:", error)
+
+
+def _progress_event(progress: _PromptProgress) -> event_pb2.InferenceEvent:
+    return event_pb2.InferenceEvent(
+        progress=event_pb2.Progress(
+            prompt_tokens=progress.total, processed_tokens=progress.processed, cached_tokens=progress.cache
+        )
+    )
+
+
+def _copy_rare_content(source: _Delta, delta: event_pb2.Delta) -> None:
+    if source.reasoning_content:
+        delta.reasoning = source.reasoning_content
+    if source.refusal:
+        delta.refusal = source.refusal
+    for call in source.tool_calls or ():
+        function = call.function or _Function()
+        delta.tool_calls.add(
+            index=call.index, id=call.id or "", name=function.name or "", arguments_text=function.arguments or ""
+        )
+
+
+def _token_logprob(token: _Token) -> event_pb2.TokenLogprob:
+    return event_pb2.TokenLogprob(
+        token=token.token,
+        logprob=token.logprob,
+        raw_bytes=None if token.bytes is None else bytes(token.bytes),
+        top=[
+            event_pb2.TopLogprob(
+                token=top.token, logprob=top.logprob, raw_bytes=None if top.bytes is None else bytes(top.bytes)
+            )
+            for top in token.top_logprobs or ()
+        ],
+    )

@@ -1,0 +1,128 @@
+"""Tokens from an HTTP server: llama.cpp's `/tokenize` and `/apply-template`, and vLLM's `/tokenize`.
+
+llama.cpp takes `content` and answers with `tokens` alone; vLLM takes `prompt` or `messages` and adds `count` and
+`max_model_len`. Neither takes a slot for it.
+"""
+
+from typing import Any
+
+import msgspec
+
+from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream.client import APPLY_TEMPLATE, TOKENIZE, OpenAiHttp
+from runner_svc.openai_upstream.errors import read_json
+from runner_svc.openai_upstream.request import chat_body
+from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS
+from weft.api.common.v1 import chat_pb2, tokenize_pb2
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+MAX_TOKENS_BODY_BYTES = 256 * 1024 * 1024
+"""A request's body has some million tokens at most, and a token with its text takes 40 bytes."""
+_TEMPLATE_FIELDS = ("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
+_TOKENS = "the backend's tokens are"
+_MAX_INT32 = 2**31 - 1
+
+
+class _Piece(msgspec.Struct):
+    id: int
+    piece: str | list[int] = ""
+
+
+class _Reply(msgspec.Struct):
+    tokens: list[int | _Piece] | None = None
+    count: int | None = None
+    max_model_len: int | None = None
+    token_strs: list[str] | None = None
+
+
+class _Template(msgspec.Struct):
+    prompt: str
+
+
+async def tokenize(
+    http: OpenAiHttp, payload: tokenize_pb2.TokenizePayload, call: CallInfo
+) -> tokenize_pb2.TokenizeResult:
+    """See Tokenizes.tokenize. Raises INVALID_ARGUMENT naming a message that has more than text."""
+    if payload.WhichOneof("kind") == "text":
+        return await _text(http, payload.text, call, add_special=payload.add_special, with_pieces=payload.with_pieces)
+    require_text_only(payload.chat)
+    body = _template_body(http, payload.chat)
+    if not http.endpoint.is_llama_server:
+        asked = {**body, "add_generation_prompt": True, "return_token_strs": payload.with_pieces}
+        reply = await _ask(http, asked, call)
+        if reply.count is not None:
+            return _result(reply, with_pieces=payload.with_pieces)
+        # No count: it has not understood `messages`, and so it is llama.cpp's own.
+    rendered = read_json(await http.post(APPLY_TEMPLATE, body, call, MAX_TOKENS_BODY_BYTES), _Template, _TOKENS)
+    # As the server itself does with what its template has rendered.
+    return await _text(http, rendered.prompt, call, add_special=True, with_pieces=payload.with_pieces)
+
+
+def require_text_only(chat: chat_pb2.ChatPayload) -> None:
+    """Raises INVALID_ARGUMENT naming the first part that is no text: what it takes is known once it was worked on."""
+    for index, message in enumerate(chat.messages):
+        for place, part in enumerate(message.content):
+            if part.WhichOneof("kind") != "text":
+                message_field = f"messages[{index}].content[{place}]"
+                raise invalid_field(message_field, "only text can be counted by this runtime")
+
+
+async def _text(
+    http: OpenAiHttp, text: str, call: CallInfo, *, add_special: bool, with_pieces: bool
+) -> tokenize_pb2.TokenizeResult:
+    body: dict[str, Any] = {
+        "content": text,
+        "add_special": add_special,
+        # As in prompts: the words for special tokens stand for those.
+        "parse_special": True,
+        "with_pieces": with_pieces,
+    }
+    if not http.endpoint.is_llama_server:
+        body |= {"prompt": text, "add_special_tokens": add_special, "return_token_strs": with_pieces}
+        if http.endpoint.model:
+            body["model"] = http.endpoint.model
+    return _result(await _ask(http, body, call), with_pieces=with_pieces)
+
+
+def _template_body(http: OpenAiHttp, chat: chat_pb2.ChatPayload) -> dict[str, Any]:
+    """What decides how the chat template renders a conversation, and nothing else of it."""
+    body = chat_body(chat, http.endpoint.model, http.endpoint.parameters).body
+    return {name: body[name] for name in (*_TEMPLATE_FIELDS, TEMPLATE_ARGUMENTS) if name in body}
+
+
+async def _ask(http: OpenAiHttp, body: dict[str, Any], call: CallInfo) -> _Reply:
+    return read_json(await http.post(TOKENIZE, body, call, MAX_TOKENS_BODY_BYTES), _Reply, _TOKENS)
+
+
+def _result(reply: _Reply, *, with_pieces: bool) -> tokenize_pb2.TokenizeResult:
+    if reply.tokens is None:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend's answer has no tokens")
+    pieces: list[bytes] = []
+    ids: list[int] = []
+    for token in reply.tokens:
+        ids.append(token.id if isinstance(token, _Piece) else token)
+        if isinstance(token, _Piece) and with_pieces:
+            pieces.append(_bytes(token.piece))
+    if with_pieces and not pieces and reply.token_strs is not None and len(reply.token_strs) == len(ids):
+        pieces = [word.encode() for word in reply.token_strs]
+    if reply.count is not None and reply.count != len(ids):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the backend counts {reply.count} tokens and sends {len(ids)}")
+    if not all(0 <= token <= _MAX_INT32 for token in ids):
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a token that is none")
+    return tokenize_pb2.TokenizeResult(
+        count=len(ids),
+        ids=ids,
+        pieces=pieces,
+        max_context_tokens=max(0, min(reply.max_model_len or 0, 2**63 - 1)),
+    )
+
+
+def _bytes(piece: str | list[int]) -> bytes:
+    """llama.cpp writes a piece that is no text by itself as a list of its bytes."""
+    if isinstance(piece, str):
+        return piece.encode()
+    try:
+        return bytes(piece)
+    except ValueError:
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the backend sent a piece that is none") from None

@@ -1,0 +1,207 @@
+"""What every Backend over a server of somebody else's has in common: no process, no log, nothing to load.
+
+Where the server is and what key it wants stays in this process: no error of such a backend names them, not even in
+words that the server itself wrote.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+
+from yarl import URL
+
+from runner_svc.backend.port import (
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ImageResult,
+    LoadOrder,
+    ProcessSigns,
+    RerankResult,
+    SpeechPart,
+)
+from runner_svc.openai_upstream import media
+from runner_svc.openai_upstream.client import OpenAiHttp
+from runner_svc.openai_upstream.rerank import rerank
+from runner_svc.openai_upstream.tokens import tokenize
+from runner_svc.policy.load_parameters import LoadParameter, check_parameters
+from runner_svc.policy.server_pace import ServerPace
+from runner_svc.supervise.logs import LogRing
+from weft.api.common.v1 import audio_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.gpu.sighting import ProcessId
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+from weft.wake.redaction import redacted
+
+
+def read_key(variable: str | None, environment: Mapping[str, str]) -> str:
+    """The key in an environment variable; empty where no variable is named.
+
+    Raises INVALID_ARGUMENT naming the variable, never its value.
+    """
+    if variable is None:
+        return ""
+    key = environment.get(variable, "").strip()
+    if not key:
+        raise WeftError(Reason.INVALID_ARGUMENT, f"the environment variable {variable} is to hold the key and is empty")
+    if not (key.isascii() and key.isprintable()):
+        raise WeftError(Reason.INVALID_ARGUMENT, f"the key in the environment variable {variable} is no printable text")
+    return key
+
+
+class OthersServer:
+    """The part of a Backend that is the same for every server that weft did not start."""
+
+    def __init__(self, operations: frozenset[Operation]) -> None:
+        self._operations = operations
+        self._http: OpenAiHttp | None = None
+        self._pace = ServerPace()
+        """When it may be asked."""
+        self._secrets: tuple[str, ...] = ()
+        """Words that nobody else may hear."""
+        self._log = LogRing()
+
+    @property
+    def process_id(self) -> int | None:
+        """None: the process is not ours."""
+        return None
+
+    @property
+    def containment(self) -> str:
+        """Empty: the process is not ours."""
+        return ""
+
+    def load_progress(self) -> float | None:
+        """None: servers do not tell."""
+        return None
+
+    def signs(self) -> ProcessSigns | None:
+        """None: the process is not ours, and may be on another machine."""
+        return None
+
+    @property
+    def log(self) -> LogRing:
+        """Empty: the output is not ours."""
+        return self._log
+
+    def log_lines(self, count: int) -> list[str]:
+        """None: the output is not ours."""
+        return self._log.last(count)
+
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """None: the server loads as it likes."""
+        return ()
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """None: they are not ours."""
+        return ()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """Refused: OpenAI's interface has no word for it."""
+        del slots
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot be told to forget what it has cached")
+
+    async def stop(self) -> None:
+        """Close our connections; the server goes on. Idempotent."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """See Backend.generate."""
+        if Operation.COMPLETION not in self._operations and isinstance(payload, completion_pb2.CompletionPayload):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model takes chats, and no text completions")
+        with self._discretion():
+            async with aclosing(self._running().generate(payload, call)) as frames:
+                async for frame in frames:
+                    yield frame
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed."""
+        self._require(Operation.EMBEDDING, "embeddings")
+        with self._discretion():
+            return await self._running().embed(payload, call)
+
+    async def rerank(self, payload: rerank_pb2.RerankPayload, call: CallInfo) -> RerankResult:
+        """See Reranks.rerank."""
+        self._require(Operation.RERANK, "reranking")
+        with self._discretion():
+            return await rerank(self._running(), payload, call)
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """See Tokenizes.tokenize."""
+        self._require(Operation.TOKENIZE, "counting tokens")
+        with self._discretion():
+            return await tokenize(self._running(), payload, call)
+
+    async def generate_images(self, payload: image_pb2.ImagePayload, call: CallInfo) -> ImageResult:
+        """See MakesImages.generate_images."""
+        self._require(Operation.IMAGE, "images")
+        with self._discretion():
+            return await media.generate_images(self._running(), payload, call)
+
+    async def transcribe(self, payload: audio_pb2.TranscriptionPayload, call: CallInfo) -> audio_pb2.Transcription:
+        """See Transcribes.transcribe."""
+        self._require(Operation.TRANSCRIPTION, "transcriptions")
+        with self._discretion():
+            return await media.transcribe(self._running(), payload, call)
+
+    async def speak(self, payload: audio_pb2.SpeechPayload, call: CallInfo) -> AsyncGenerator[SpeechPart]:
+        """See Speaks.speak."""
+        self._require(Operation.SPEECH, "speech")
+        with self._discretion():
+            async with aclosing(media.speak(self._running(), payload, call)) as parts:
+                async for part in parts:
+                    yield part
+
+    def _require(self, operation: Operation, words: str) -> None:
+        if operation not in self._operations:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"this model is not configured for {words}")
+
+    @contextmanager
+    def _discretion(self) -> Iterator[None]:
+        """What fails in it says nothing of the server but what callers may hear."""
+        try:
+            yield
+        except WeftError as error:
+            raise self._discreet(error) from None
+
+    def _require_no_orders(self, order: LoadOrder | None) -> None:
+        """Raises INVALID_ARGUMENT for an order that sets something: it is not ours to load."""
+        order = order or LoadOrder()
+        check_parameters(order.parameters, self.load_parameters)
+        if order.model_path is not None:
+            raise invalid_field("quantization", "cannot be chosen: weft did not start this server")
+
+    def _require_willing(self) -> None:
+        """Raises NO_SLOT_AVAILABLE while the server wants to be left alone."""
+        wait = self._pace.seconds_to_wait(asyncio.get_running_loop().time())
+        if wait > 0.0:
+            # This reason says for certain that nothing has been sent; see weft.dispatch.journey.
+            message = "the server is busy and has not been asked"
+            raise WeftError(Reason.NO_SLOT_AVAILABLE, message, retry_after_seconds=wait)
+
+    def _running(self) -> OpenAiHttp:
+        if self._http is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+        return self._http
+
+    def _discreet(self, error: WeftError) -> WeftError:
+        if isinstance(error, FieldError):
+            return error  # our own words about the caller's request
+        return WeftError(
+            error.reason,
+            redacted(error.message, self._secrets),
+            metadata=error.metadata,
+            retry_after_seconds=error.retry_after_seconds,
+        )
+
+
+def secret_words(base_url: str, api_key: str) -> tuple[str, ...]:
+    """The words about a server that nobody else may hear."""
+    url = URL(base_url)
+    host, port = url.host or "", str(url.explicit_port or "")
+    return (base_url, f"{host}:{port}", host, port, api_key)

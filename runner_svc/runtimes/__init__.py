@@ -1,0 +1,1 @@
+"""The runtimes that a runner can have: one folder each."""

@@ -1,0 +1,119 @@
+"""The command line of the program that hosts llama-cpp-python: from a configuration and the order of one load."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from runner_svc.backend.llama_flags import (
+    check_cache_and_attention,
+    context_parameter,
+    tensor_split,
+    uses_no_device,
+    values_of_flags,
+    whole_parameter,
+    word_parameter,
+)
+from runner_svc.backend.port import LoadOrder
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.supervise.leftovers import Leftovers
+from runner_svc.supervise.process import StopGraces
+from weft.kernel.request import Operation
+
+HOST_PROGRAM = "runner_svc.runtimes.llama_cpp_python.host"
+HOST_COMMAND = (sys.executable, "-m", HOST_PROGRAM)
+MAX_GPU_LAYERS = 999
+MAX_BATCH_TOKENS = 65_536
+CACHE_TYPES = ("f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+"""Those that the library has names for."""
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "context_tokens": "--context-tokens",
+        "batch_tokens": "--batch-tokens",
+        "flash_attention": "--flash-attention",
+        "cache_type_k": "--cache-type-k",
+        "cache_type_v": "--cache-type-v",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppPythonConfig:
+    """One model in one process. It works on one request at a time: the library can do no more."""
+
+    command: tuple[str, ...] = HOST_COMMAND
+    """The host program; another interpreter needs weft installed, too."""
+    model_path: Path
+    chat_template_path: Path | None = None
+    """A template to use instead of the model file's own."""
+    context_tokens: int = 2048
+    trained_context_tokens: int = 0
+    """What the model was made for: a load may ask for no more. 0: unknown."""
+    threads: int = 1
+    embeddings: bool = True
+    extra_arguments: tuple[str, ...] = ()
+    """Further flags of the host program, such as --gpu-layers."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Set for the host program beside the runner's own environment."""
+    load_stall_seconds: float = 300.0
+    """Loading is given up when neither output, nor its progress, nor CPU time moved for this long."""
+    graces: StopGraces = field(default_factory=StopGraces)
+    leftovers: Leftovers | None = None
+    """Remembers its process for the runner's next life."""
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON))
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """What the model can be asked for, if its file has a chat template."""
+        always = {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
+        return frozenset(always | {Operation.EMBEDDING} if self.embeddings else always)
+
+    def arguments(self, socket: Path, order: LoadOrder | None = None) -> list[str]:
+        """The command line after `command`."""
+        order = order or LoadOrder()
+        arguments = [
+            *("--socket", str(socket), "--model", str(order.model_path or self.model_path)),
+            *("--context-tokens", str(self.context_tokens), "--threads", str(self.threads)),
+        ]
+        if self.embeddings:
+            arguments.append("--embeddings")
+        # What a load asks for stands last: the last of two equal flags is the one that counts.
+        return [*arguments, *self.extra_arguments, *_order_arguments(order)]
+
+
+def load_parameters(config: LlamaCppPythonConfig) -> tuple[LoadParameter, ...]:
+    """What a load of this model may set."""
+    return (
+        context_parameter(config.context_tokens, config.trained_context_tokens),
+        whole_parameter("gpu_layers", "Layers on accelerators; -1: all of them.", -1, MAX_GPU_LAYERS),
+        word_parameter("flash_attention", "Flash attention; off where nothing is said.", ("on", "off")),
+        word_parameter("cache_type_k", "Type of the keys in the prefix cache.", CACHE_TYPES),
+        word_parameter("cache_type_v", "Type of the values in the prefix cache.", CACHE_TYPES),
+        whole_parameter("batch_tokens", "Tokens that are computed at once.", 1, MAX_BATCH_TOKENS),
+    )
+
+
+def configured_parameters(extra_arguments: Sequence[str]) -> dict[str, LoadValue]:
+    """What a configuration's further flags set, by the names of load parameters; values that cannot be are left out."""
+    by_flag = {flag: name for name, flag in _FLAGS.items()} | {"--gpu-layers": "gpu_layers"}
+    return values_of_flags(extra_arguments, by_flag, load_parameters(LlamaCppPythonConfig(model_path=Path())))
+
+
+def check_together(parameters: Mapping[str, LoadValue], field: str) -> None:
+    """Raise INVALID_ARGUMENT for values of which each is fine and all together are not."""
+    check_cache_and_attention(parameters, "off", field)
+
+
+def _order_arguments(order: LoadOrder) -> list[str]:
+    arguments: list[str] = []
+    for name, flag in _FLAGS.items():
+        if name in order.parameters:
+            arguments += [flag, str(order.parameters[name])]
+    if uses_no_device(order):
+        arguments += ["--gpu-layers", "0"]
+    elif "gpu_layers" in order.parameters:
+        arguments += ["--gpu-layers", str(order.parameters["gpu_layers"])]
+    split = tensor_split(order)
+    return [*arguments, "--tensor-split", ",".join(map(str, split))] if split else arguments

@@ -1,0 +1,294 @@
+"""llama-cpp-python: the engine as a library, in a process of its own that the runner starts and talks to privately.
+
+Why a process, and what travels between the two: docs/decisions/0011-in-process-engines.md. The chat template is
+rendered here, in its sandbox; the engine only ever sees finished prompts.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+from runner_svc.backend.engine_process import LOADING, WORKING, EngineProcess
+from runner_svc.backend.llama_flags import hidden_devices
+from runner_svc.backend.port import (
+    BackendFacts,
+    CacheIsolation,
+    CallInfo,
+    EmbeddingResult,
+    ErasedCache,
+    ExitReport,
+    LoadOrder,
+    ProcessSigns,
+)
+from runner_svc.gpu_time import GpuTime
+from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
+from runner_svc.runtimes.llama_cpp_python.arguments import (
+    HOST_COMMAND,
+    HOST_PROGRAM,
+    LlamaCppPythonConfig,
+    check_together,
+    load_parameters,
+)
+from runner_svc.runtimes.llama_cpp_python.channel import EngineChannel, LineBrokenError
+from runner_svc.runtimes.llama_cpp_python.messages import (
+    TOKEN_VARIABLE,
+    Done,
+    Embed,
+    Forget,
+    PromptProgress,
+    Ready,
+    Token,
+    Tokenize,
+    Tokens,
+    Vector,
+)
+from runner_svc.runtimes.llama_cpp_python.request import AnswerReader, prepare
+from runner_svc.supervise.logs import LogRing
+from runner_svc.templates.model_templates import ModelTemplates, check_templates, read_templates
+from runner_svc.templates.sandbox import TemplateSandbox
+from weft.api.common.v1 import chat_pb2, embedding_pb2, tokenize_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload, has_content
+from weft.gpu.sighting import ProcessId
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+ERASE_SECONDS = 30.0
+"""How long a request that is under way may keep the engine from forgetting."""
+
+__all__ = ["HOST_COMMAND", "HOST_PROGRAM", "LlamaCppPythonBackend", "LlamaCppPythonConfig"]
+
+
+class LlamaCppPythonBackend:
+    """A Backend over one engine host."""
+
+    def __init__(self, config: LlamaCppPythonConfig, gpu: GpuTime | None = None) -> None:
+        self._config = config
+        self._process = EngineProcess(config.graces, gpu, config.leftovers)
+        self._sandbox = TemplateSandbox()
+        self._templates = ModelTemplates()
+        self._channel: EngineChannel | None = None
+        self._loading = False
+        self._turn = asyncio.Lock()
+        """One request at a time; admission lets no more in, but one that was given up may still be ending."""
+
+    @property
+    def process_id(self) -> int | None:
+        """See Backend.process_id."""
+        return self._process.pid
+
+    @property
+    def containment(self) -> str:
+        """See Backend.containment."""
+        return self._process.containment
+
+    @property
+    def log(self) -> LogRing:
+        """See Backend.log."""
+        return self._process.log
+
+    def log_lines(self, count: int) -> list[str]:
+        """See Backend.log_lines."""
+        return self._process.log.last(count)
+
+    def load_progress(self) -> float | None:
+        """See Backend.load_progress."""
+        return self._channel.load_share if self._loading and self._channel is not None else None
+
+    def signs(self) -> ProcessSigns | None:
+        """See Backend.signs."""
+        return self._process.signs()
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds. The answer comes from another thread than the one that works."""
+        channel = self._channel
+        return channel is not None and await channel.ping(timeout_seconds)
+
+    @property
+    def load_parameters(self) -> Sequence[LoadParameter]:
+        """See Backend.load_parameters."""
+        return load_parameters(self._config)
+
+    def check_load(self, parameters: Mapping[str, LoadValue], field: str = "parameters") -> None:
+        """See ChecksLoads.check_load."""
+        check_parameters(parameters, self.load_parameters, field)
+        check_together(parameters, field)
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """See Backend.cache_isolation."""
+        return CacheIsolation.WHOLE
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """See Backend.processes."""
+        return self._process.processes()
+
+    async def erase_cache(self, slots: Sequence[int] | None = None) -> ErasedCache:
+        """See Backend.erase_cache. It has one prompt at a time, which is slot 0; a request under way is waited for."""
+        channel = self._channel
+        if channel is None or (slots is not None and not slots):
+            return ErasedCache(entry_count=0, token_count=0)
+        count = 0
+        try:
+            async with (
+                asyncio.timeout(ERASE_SECONDS),
+                self._turn,
+                aclosing(channel.ask(Forget(channel.next_id()))) as arrivals,
+            ):
+                async for answers in arrivals:
+                    count += sum(answer.prompt_tokens for answer in answers if isinstance(answer, Done))
+        except TimeoutError:
+            message = f"the engine was still at work after {ERASE_SECONDS:g} s"
+            raise WeftError(Reason.BACKEND_ERROR, message) from None
+        except LineBrokenError:
+            raise await self._explain_break() from None
+        return ErasedCache(entry_count=int(count > 0), token_count=count)
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """See Backend.start. Raises TEMPLATE_FAILED when the model's chat template is not safe to use, too.
+
+        Raises INVALID_ARGUMENT for parameters that it does not take.
+        """
+        order, config = order or LoadOrder(), self._config
+        self.check_load(order.parameters)
+        self._loading = True
+        try:
+            self._templates = await read_templates(order.model_path or config.model_path, config.chat_template_path)
+            await check_templates(self._templates, self._sandbox)
+            self._channel = channel = EngineChannel()
+            await channel.open()
+            # The word travels in the environment: arguments are visible to every user of the machine.
+            environment = {**os.environ, **config.environment, **hidden_devices(order), TOKEN_VARIABLE: channel.token}
+            await self._process.start([*config.command, *config.arguments(channel.path, order)], environment)
+            ready = await self._until_ready(channel)
+        except BaseException:
+            await self.stop()
+            raise
+        finally:
+            self._loading = False
+        return BackendFacts(operations=self._operations(), context_tokens=ready.context_tokens, slots=1)
+
+    async def wait_exit(self) -> ExitReport:
+        """See Backend.wait_exit."""
+        return await self._process.wait_exit()
+
+    async def stop(self) -> None:
+        """See Backend.stop."""
+        channel, self._channel = self._channel, None
+        try:
+            await self._process.stop()
+        finally:
+            if channel is not None:
+                await channel.close()
+            await self._sandbox.stop()
+
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        """See Backend.generate."""
+        channel, call = self._running(), self._process.noting(call)
+        prepared = await prepare(payload, self._templates, self._config.parameters, self._sandbox.render)
+        if prepared.warnings:
+            yield prepared.warnings
+        reader, request = AnswerReader(), prepared.request
+        request.fresh = call.cache.fresh
+        async with self._turn:
+            request.id = channel.next_id()
+            try:
+                async with aclosing(channel.ask(request)) as arrivals:
+                    async for answers in arrivals:
+                        if any(isinstance(answer, Token) for answer in answers):
+                            call.on_token()
+                        elif any(isinstance(answer, PromptProgress) for answer in answers):
+                            call.on_prefill()
+                        for number, frame in enumerate(reader.read(answers)):
+                            if number and has_content(frame):
+                                # The first content goes alone, also where more came with it.
+                                call.on_token()
+                            yield frame
+            except LineBrokenError:
+                raise await self._explain_break() from None
+
+    async def embed(self, payload: embedding_pb2.EmbeddingPayload, call: CallInfo) -> EmbeddingResult:
+        """See Backend.embed. Token ids and shorter vectors are refused with INVALID_ARGUMENT."""
+        channel = self._running()
+        if not self._config.embeddings:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model is not configured for embeddings")
+        if payload.HasField("dimensions"):
+            raise invalid_field("dimensions", "this runtime gives vectors of full length only; leave it out")
+        for index, item in enumerate(payload.inputs):
+            if item.WhichOneof("kind") == "tokens":
+                raise invalid_field(f"inputs[{index}]", "this runtime embeds text, not token ids")
+        vectors: list[embedding_pb2.Embedding] = []
+        usage = usage_pb2.Usage()
+        async with self._turn:
+            request = Embed(id=channel.next_id(), texts=[item.text for item in payload.inputs])
+            try:
+                async with aclosing(channel.ask(request)) as arrivals:
+                    async for answers in arrivals:
+                        call.on_prefill()
+                        self._process.note_answer()
+                        for answer in answers:
+                            if isinstance(answer, Vector):
+                                vectors.append(embedding_pb2.Embedding(index=answer.index, values=answer.values))
+                            elif isinstance(answer, Done):
+                                usage.prompt_tokens = answer.prompt_tokens
+            except LineBrokenError:
+                raise await self._explain_break() from None
+        return EmbeddingResult(embeddings=vectors, usage=usage)
+
+    async def tokenize(self, payload: tokenize_pb2.TokenizePayload, call: CallInfo) -> tokenize_pb2.TokenizeResult:
+        """See Tokenizes.tokenize. The engine does it beside a request that it works on."""
+        del call
+        channel = self._running()
+        if payload.WhichOneof("kind") == "text":
+            request = Tokenize(id=channel.next_id(), text=payload.text, add_special=payload.add_special)
+        else:
+            chat = await prepare(_counted(payload.chat), self._templates, self._config.parameters, self._sandbox.render)
+            text = str(chat.request.prompts[0])
+            request = Tokenize(id=channel.next_id(), text=text, add_special=True, has_template=True)
+        request.with_pieces = payload.with_pieces
+        result = tokenize_pb2.TokenizeResult()
+        try:
+            async with aclosing(channel.ask(request)) as arrivals:
+                async for answers in arrivals:
+                    for answer in answers:
+                        if isinstance(answer, Tokens):
+                            result.ids.extend(answer.ids)
+                            result.pieces.extend(answer.pieces)
+        except LineBrokenError:
+            raise await self._explain_break() from None
+        result.count = len(result.ids)
+        return result
+
+    def _operations(self) -> frozenset[Operation]:
+        can_chat = self._templates.usual is not None
+        return self._config.operations - (frozenset() if can_chat else {Operation.CHAT})
+
+    def _running(self) -> EngineChannel:
+        if self._channel is None:
+            raise WeftError(Reason.BACKEND_NOT_READY, "the backend is not running")
+        return self._channel
+
+    async def _until_ready(self, channel: EngineChannel) -> Ready:
+        try:
+            return await self._process.while_loading(
+                channel.ready(), self._config.load_stall_seconds, lambda: channel.load_share
+            )
+        except LineBrokenError:
+            raise await self._explain_break(LOADING) from None
+
+    async def _explain_break(self, when: str = WORKING) -> WeftError:
+        """Why the line broke."""
+        return await self._process.explain_break(when) or WeftError(
+            Reason.BACKEND_PROTOCOL_ERROR, "the engine closed its line and lives on"
+        )
+
+
+def _counted(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
+    """What of a conversation decides how its template renders it."""
+    counted = chat_pb2.ChatPayload(messages=chat.messages, reasoning_effort=chat.reasoning_effort)
+    if chat.HasField("thinking"):
+        counted.thinking = chat.thinking
+    if chat.tool_choice.mode != chat_pb2.ToolChoice.MODE_NONE:
+        counted.tools.extend(chat.tools)
+    return counted

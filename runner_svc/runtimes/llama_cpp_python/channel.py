@@ -1,0 +1,269 @@
+"""The runner's end of the line to the program that hosts an engine.
+
+A Unix socket in a folder that only this user may enter, and that is gone as soon as the program has connected. The
+program has to say a random word first, so that nothing else is ever taken for it.
+"""
+
+import asyncio
+import hmac
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+import structlog
+
+from runner_svc.runtimes.llama_cpp_python.messages import (
+    LENGTH_BYTES,
+    LOAD_ID,
+    Answer,
+    Asking,
+    Cancel,
+    Done,
+    Failed,
+    Hello,
+    LoadProgress,
+    Ping,
+    Pong,
+    Ready,
+    ToEngine,
+    TooLongError,
+    ToRunner,
+    body_length,
+    encode,
+)
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.runner")
+
+MAX_UNREAD_ANSWERS = 4096
+"""Answers kept for a request whose reader is slow; then the engine waits."""
+HELLO_SECONDS = 5.0
+"""For the first message of whoever connects."""
+LIBRARY_MISSING = "LIBRARY_MISSING"
+_REASONS = MappingProxyType(
+    {
+        reason.name: reason
+        for reason in (
+            Reason.BACKEND_ERROR,
+            Reason.BACKEND_NOT_READY,
+            Reason.CONTEXT_LENGTH_EXCEEDED,
+            Reason.INVALID_ARGUMENT,
+            Reason.UNSUPPORTED_OPERATION,
+        )
+    }
+)
+
+
+class LineBrokenError(Exception):
+    """The line has ended; why is to be asked of whoever watches the process."""
+
+
+class EngineChannel:
+    """One program's line, from before it is started until it is gone."""
+
+    def __init__(self) -> None:
+        """Raises CONNECT_FAILED when there is no place for a socket."""
+        self.token = secrets.token_urlsafe(24)
+        """What the program has to say first."""
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="weft-engine-"))
+        except OSError as error:
+            raise _no_socket(error) from error
+        self._server: asyncio.Server | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._answers: dict[int, asyncio.Queue[Answer | None]] = {}
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._last_id = LOAD_ID
+        self._decoder = msgspec.json.Decoder(ToRunner)
+        self.load_share: float | None = None
+        """How much of the model is loaded, 0 to 1; None: it has not said."""
+
+    @property
+    def path(self) -> Path:
+        """The socket."""
+        return self._folder / "engine.sock"
+
+    async def open(self) -> None:
+        """Begin to listen. Raises CONNECT_FAILED."""
+        try:
+            self._server = await asyncio.start_unix_server(self._greet, self.path)
+        except OSError as error:
+            raise _no_socket(error) from error
+
+    async def ready(self) -> Ready:
+        """Return once the model is loaded. Raises what the program says, or LineBrokenError when it ends first."""
+        return await self._ready
+
+    async def close(self) -> None:
+        """End the line and whatever still waits for an answer. Idempotent."""
+        await self._stop_listening()
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        self._break()
+
+    async def ping(self, timeout_seconds: float) -> bool:
+        """Whether the program answers. Never raises."""
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_id += 1
+        number = self._last_id
+        self._pings[number] = answered
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._send(Ping(number))
+                await answered
+        except (TimeoutError, LineBrokenError):
+            return False
+        finally:
+            del self._pings[number]
+        return True
+
+    def next_id(self) -> int:
+        """An id for a request. Requests must be asked in the order of their ids."""
+        self._last_id += 1
+        return self._last_id
+
+    async def ask(self, request: Asking) -> AsyncGenerator[list[Answer]]:
+        """Whatever has arrived for a request, each time; ends with Done. Closing it early cancels the request.
+
+        Raises what the program says, or LineBrokenError.
+        """
+        queue: asyncio.Queue[Answer | None] = asyncio.Queue(MAX_UNREAD_ANSWERS)
+        self._answers[request.id] = queue
+        ended = False
+        try:
+            try:
+                await self._send(request)
+            except TooLongError:
+                ended = True
+                raise WeftError(Reason.INVALID_ARGUMENT, "the request is too long for this engine") from None
+            while not ended:
+                arrived = [await queue.get()]
+                while not queue.empty():
+                    arrived.append(queue.get_nowait())
+                answers = [answer for answer in arrived if answer is not None]
+                broken = len(answers) < len(arrived)
+                failed = next((answer for answer in answers if isinstance(answer, Failed)), None)
+                ended = broken or failed is not None or isinstance(answers[-1], Done)
+                if broken:
+                    raise LineBrokenError
+                if failed is not None:
+                    raise _failure(failed)
+                yield answers
+        finally:
+            del self._answers[request.id]
+            # The reader may be waiting for room in the queue of an answer that nobody wants any more.
+            while not queue.empty():
+                queue.get_nowait()
+            if not ended:
+                self._cancel(request.id)
+
+    def _cancel(self, number: int) -> None:
+        writer = self._writer
+        if writer is not None and not writer.is_closing():
+            writer.write(encode(Cancel(number)))
+
+    async def _send(self, message: ToEngine) -> None:
+        writer = self._writer
+        if writer is None or writer.is_closing():
+            raise LineBrokenError
+        writer.write(encode(message))
+        try:
+            await writer.drain()
+        except OSError:
+            raise LineBrokenError from None
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the connection if it is the program's, else close it and listen on."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                first = await self._receive(reader)
+        except (TimeoutError, OSError, EOFError, TooLongError, msgspec.DecodeError):
+            first = None
+        genuine = isinstance(first, Hello) and hmac.compare_digest(first.token.encode(), self.token.encode())
+        if not genuine or self._writer is not None or self._server is None:
+            writer.close()
+            return
+        self._writer = writer
+        self._reading = asyncio.create_task(self._read(reader), name="read-engine")
+        await self._stop_listening()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                await self._take(await self._receive(reader))
+        except (OSError, EOFError, TooLongError, msgspec.DecodeError):
+            self._break()
+        except Exception:
+            # Those who wait for answers would wait for a reader that is gone.
+            log.exception("the answers of an engine could not be read")
+            self._break()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> ToRunner:
+        length = body_length(await reader.readexactly(LENGTH_BYTES))
+        message: ToRunner = self._decoder.decode(await reader.readexactly(length))
+        return message
+
+    async def _take(self, message: ToRunner) -> None:
+        match message:
+            case Pong(id=number):
+                if (ping := self._pings.get(number)) is not None and not ping.done():
+                    ping.set_result(None)
+            case LoadProgress(share=share):
+                self.load_share = min(max(share, 0.0), 1.0)
+            case Ready():
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case Failed(id=number) if number == LOAD_ID:
+                if not self._ready.done():
+                    self._ready.set_exception(_failure(message))
+            case Hello():
+                pass
+            case answer:
+                if (queue := self._answers.get(answer.id)) is not None:
+                    await queue.put(answer)
+
+    def _break(self) -> None:
+        """Tell everybody who waits that nothing more will come."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        for queue in self._answers.values():
+            while queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+        for ping in self._pings.values():
+            if not ping.done():
+                ping.set_exception(LineBrokenError())
+        if not self._ready.done():
+            self._ready.set_exception(LineBrokenError())
+        if not self._ready.cancelled():
+            self._ready.exception()  # looked at: it is no news that nobody waited for it
+
+    async def _stop_listening(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _no_socket(error: OSError) -> WeftError:
+    return WeftError(Reason.CONNECT_FAILED, f"no socket for the engine could be made: {error.strerror or error}")
+
+
+def _failure(failed: Failed) -> WeftError:
+    if failed.reason == LIBRARY_MISSING:
+        return WeftError(
+            Reason.CONNECT_FAILED,
+            "llama-cpp-python cannot be loaded; run: pip install 'weft[llama-cpp-python]' (this compiles llama.cpp: it "
+            f"takes minutes and a C++ compiler). {failed.message}",
+        )
+    return WeftError(_REASONS.get(failed.reason, Reason.BACKEND_ERROR), failed.message)

@@ -1,0 +1,216 @@
+"""Payloads to requests for the engine host, and its answers to events. Pure, but for the sandbox that is handed in."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from runner_svc.openai_upstream.request import Json, chat_body, choices_per_prompt, completion_body, warning_frame
+from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, UNTAKEN, ParameterProfile, untaken_warning
+from runner_svc.runtimes.llama_cpp_python.messages import Answer, Done, Generate, PromptProgress, Token
+from runner_svc.templates.model_templates import ModelTemplates
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.reasons import Reason
+
+Render = Callable[[str, Mapping[str, Any]], Awaitable[str]]
+
+_LIBRARY_NAMES = MappingProxyType({"temperature": "temp"})
+"""Where the library's generate has another name for a parameter."""
+_NOT_SAMPLING = frozenset(
+    {
+        *("stream", "stream_options", "messages", "prompt", "n", "tools", "tool_choice", "parallel_tool_calls"),
+        *("response_format", "reasoning_effort", "max_tokens", "seed", "stop", "logit_bias", "grammar"),
+        *(TEMPLATE_ARGUMENTS, "logprobs", "top_logprobs"),
+    }
+)
+_FINISH_REASONS = MappingProxyType({"stop": event_pb2.FINISH_REASON_STOP, "length": event_pb2.FINISH_REASON_LENGTH})
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """What the engine is asked, and what the caller must hear of it."""
+
+    request: Generate
+    """Its id is to be set."""
+    warnings: Frame
+
+
+async def prepare(
+    payload: GenerationPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
+) -> PreparedRequest:
+    """The request for a payload.
+
+    Raises INVALID_ARGUMENT naming what this engine cannot do, UNSUPPORTED_OPERATION for a chat without a template,
+    TEMPLATE_FAILED.
+    """
+    if isinstance(payload, chat_pb2.ChatPayload):
+        return await _chat(payload, templates, profile, render)
+    return _completion(payload, profile)
+
+
+def _completion(payload: completion_pb2.CompletionPayload, profile: ParameterProfile) -> PreparedRequest:
+    if payload.HasField("logprobs"):
+        raise _no_logprobs()
+    prepared = completion_body(payload, profile=profile)
+    prompt = prepared.body["prompt"]
+    # One prompt is a text or a list of ids; several are a list of those.
+    several = isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt)
+    prompts = prompt if several else [prompt]
+    return PreparedRequest(_request(prepared.body, prompts, choices_per_prompt(payload)), prepared.warnings)
+
+
+async def _chat(
+    payload: chat_pb2.ChatPayload, templates: ModelTemplates, profile: ParameterProfile, render: Render
+) -> PreparedRequest:
+    if payload.logprobs:
+        raise _no_logprobs()
+    template = templates.pick(bool(payload.tools))
+    if template is None:
+        raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model has no chat template; name one in chat_template_path")
+    prepared = chat_body(payload, profile=profile)
+    body = prepared.body
+    prompt = await render(template, _variables(body, templates))
+    request = _request(body, [prompt], choices_per_prompt(payload))
+    request.has_template = True
+    if templates.eos_token:
+        request.stop = [*request.stop, templates.eos_token]
+    untaken = [untaken_warning(name, profile.kind) for name in sorted(UNTAKEN[profile.kind]) if name in body]
+    return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
+
+
+def _request(body: Json, prompts: list[str | list[int]], choice_count: int) -> Generate:
+    """The part of a request that does not depend on how its prompts came about."""
+    response_format = body.get("response_format", {})
+    kind = response_format.get("type", "text")
+    grammar = body.get("grammar", "")
+    if grammar and kind != "text":
+        raise invalid_field("grammar", "cannot go with a response format")
+    try:
+        return msgspec.convert(
+            {
+                "type": "generate",
+                "id": 0,
+                "prompts": prompts,
+                "choice_count": choice_count,
+                "max_tokens": body.get("max_tokens"),
+                "seed": body.get("seed"),
+                "stop": body.get("stop", []),
+                "sampling": {
+                    _LIBRARY_NAMES.get(name, name): value for name, value in body.items() if name not in _NOT_SAMPLING
+                },
+                "logit_bias": {int(token): bias for token, bias in body.get("logit_bias", {}).items()},
+                "grammar": grammar,
+                "json_object": kind == "json_object",
+                "json_schema": json.dumps(response_format["json_schema"]["schema"]) if kind == "json_schema" else "",
+            },
+            Generate,
+        )
+    except (msgspec.ValidationError, ValueError, AttributeError) as error:
+        # Only what `passthrough` lets through unchecked; the engine would end at a message of another shape.
+        raise invalid_field("extra_parameters", f"cannot be sent to this engine: {error}") from error
+
+
+def _variables(body: Json, templates: ModelTemplates) -> Json:
+    """What the template is given; the names are those that chat templates use everywhere."""
+    choice = body.get("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise invalid_field("tool_choice", "this runtime cannot make the model call a tool; use auto or none")
+    variables: Json = {
+        **body.get(TEMPLATE_ARGUMENTS, {}),
+        "messages": [_template_message(message, index) for index, message in enumerate(body["messages"])],
+        "add_generation_prompt": True,
+        "bos_token": templates.bos_token,
+        "eos_token": templates.eos_token,
+    }
+    if "tools" in body and choice != "none":
+        variables["tools"] = body["tools"]
+    return variables
+
+
+def _template_message(message: Json, index: int) -> Json:
+    content = message["content"]
+    if isinstance(content, list):
+        if any(part["type"] != "text" for part in content):
+            raise invalid_field(f"messages[{index}].content", "this runtime takes text only")
+        content = "\n".join(part["text"] for part in content)
+    result = {**message, "content": content or ""}
+    if "tool_calls" in message:
+        result["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return result
+
+
+def _arguments(text: str) -> Any:
+    """Templates write arguments as JSON, so they want the value; what is no JSON stays as the model wrote it."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _no_logprobs() -> WeftError:
+    return invalid_field("logprobs", "this runtime gives no log probabilities; leave it out")
+
+
+class AnswerReader:
+    """Turns the answers to one request into frames: the first content alone, afterwards whatever came together."""
+
+    def __init__(self) -> None:
+        self._content_started = False
+
+    def read(self, answers: list[Answer]) -> list[Frame]:
+        """The frames for what arrived together."""
+        frames: list[Frame] = [[]]
+        for answer in answers:
+            events = _events(answer)
+            if isinstance(answer, Token) and answer.text and not self._content_started:
+                self._content_started = True
+                frames += [events, []]
+            else:
+                frames[-1] += events
+        return [frame for frame in frames if frame]
+
+
+def _events(answer: Answer) -> Frame:
+    match answer:
+        case Token(text="", finish_reason=""):
+            return []
+        case Token():
+            reason = _FINISH_REASONS.get(answer.finish_reason, event_pb2.FINISH_REASON_UNSPECIFIED)
+            delta = event_pb2.Delta(index=answer.choice, text=answer.text, finish_reason=reason)
+            return [event_pb2.InferenceEvent(delta=delta)]
+        case PromptProgress():
+            progress = event_pb2.Progress(
+                prompt_tokens=answer.total, processed_tokens=answer.processed, cached_tokens=answer.cached
+            )
+            return [event_pb2.InferenceEvent(progress=progress)]
+        case Done():
+            receipt = _receipt(answer)
+            return [
+                event_pb2.InferenceEvent(usage=receipt.usage),
+                event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=receipt)),
+            ]
+        case _:
+            return []
+
+
+def _receipt(done: Done) -> receipt_pb2.Receipt:
+    receipt = receipt_pb2.Receipt(
+        usage=usage_pb2.Usage(
+            prompt_tokens=done.prompt_tokens,
+            completion_tokens=done.completion_tokens,
+            cached_prompt_tokens=done.cached_tokens,
+        )
+    )
+    receipt.gpu_time.FromMicroseconds(int((done.prompt_seconds + done.decode_seconds) * 1e6))
+    if done.decode_seconds > 0:
+        receipt.tokens_per_second = done.completion_tokens / done.decode_seconds
+    return receipt

@@ -1,0 +1,1 @@
+"""Runtime llama_server: llama.cpp's HTTP server as a child process."""

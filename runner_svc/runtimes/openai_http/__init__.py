@@ -1,0 +1,1 @@
+"""Runtime openai_http: an OpenAI-compatible server that runs already."""

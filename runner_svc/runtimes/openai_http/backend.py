@@ -1,0 +1,193 @@
+"""An OpenAI-compatible server that runs already: looked for, used, let go of, never started and never ended."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import aiohttp
+
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
+from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
+from runner_svc.openai_upstream.unmanaged_server import OthersServer, read_key, secret_words
+from runner_svc.policy.model_list import listed_models, not_listed_message
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.server_pace import ServerPace
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.wake.redaction import redacted
+
+PROBE_TIMEOUT_SECONDS = 5.0
+LOADING_PAUSE_SECONDS = 0.25
+_VERSION_PATH = "/v1"
+_LISTED = 200
+_UNKNOWN_PATH = frozenset({404, 405, 501})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedServerConfig:
+    """One model of one server."""
+
+    url: str = field(repr=False)
+    """http or https; with /v1 at its end or without."""
+    upstream_model: str
+    """The server's own name of the model."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key, read with every start; None: the server wants none."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    operations: frozenset[Operation] = TEXT_OPERATIONS
+    context_tokens: int = 0
+    cache_salt: bool = False
+    """Whether it knows `cache_salt`, as vLLM does: requests with different ones share no cached prefixes."""
+    probe_interval_seconds: float = 5.0
+    """How often the server is asked whether it is there."""
+    probe_failures: int = 3
+    """Probes in a row that must fail before it counts as gone."""
+    load_stall_seconds: float = 300.0
+    """How long a server may answer that it is loading."""
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.OPENAI_HTTP))
+    """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
+
+    @property
+    def base_url(self) -> str:
+        """The URL without a slash and without /v1 at its end."""
+        return self.url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
+
+
+class _Presence(Enum):
+    READY = auto()
+    LOADING = auto()
+    ABSENT = auto()
+
+
+class AttachedServer(OthersServer):
+    """A Backend over a server of somebody else's."""
+
+    def __init__(self, config: AttachedServerConfig) -> None:
+        super().__init__(config.operations)
+        self._config = config
+        self._why_gone = ""
+        """Why the last look at the server found it of no use; empty: it did not answer."""
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """See Backend.responds."""
+        http = self._http
+        return http is not None and await http.status_of(MODELS, timeout_seconds) is not None
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """See Backend.cache_isolation."""
+        return CacheIsolation.SALT if self._config.cache_salt else CacheIsolation.NONE
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """Attach to the server if it answers; it is waited for only while it says that it is loading.
+
+        Raises CONNECT_FAILED when it does not answer or refuses the key, MODEL_NOT_FOUND when it lists other models
+        only, LOAD_STALLED when it loads for too long,
+        INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order that
+        sets something: it is not ours to load.
+        """
+        self._require_no_orders(order)
+        await self.stop()
+        key = read_key(self._config.api_key_env, self._config.environment)
+        self._secrets = secret_words(self._config.base_url, key)
+        endpoint = Endpoint(
+            base_url=self._config.base_url,
+            api_key=key,
+            model=self._config.upstream_model,
+            parameters=self._config.parameters,
+        )
+        self._pace = ServerPace()
+        http = OpenAiHttp(endpoint, self._config.timeouts, self._explain_break, self._open_when_wanted)
+        try:
+            await self._until_ready(http)
+        except BaseException:
+            await http.close()
+            raise
+        self._http = http
+        return BackendFacts(operations=self._config.operations, context_tokens=self._config.context_tokens)
+
+    async def wait_exit(self) -> ExitReport:
+        """Return when the server has not answered several probes in a row while no answer of its arrived either."""
+        http, config = self._running(), self._config
+        failures, chunks = 0, 0
+        while failures < config.probe_failures:
+            await asyncio.sleep(config.probe_interval_seconds)
+            if http is not self._http:
+                await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
+            received, chunks = chunks != http.chunks_received, http.chunks_received
+            answers = received or await self._is_there(http)
+            failures = 0 if answers else failures + 1
+        return ExitReport(reason=Reason.CONNECT_FAILED, how=self._why_gone or "the server stopped answering")
+
+    async def _open_when_wanted(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+        """A response of the server, unless it has said that it does not want to be asked yet."""
+        del call
+        self._require_willing()
+        try:
+            return await open_response()
+        except WeftError as error:
+            if error.reason is Reason.BACKEND_NOT_READY and error.retry_after_seconds is not None:
+                self._pace.note_busy(error.retry_after_seconds, asyncio.get_running_loop().time())
+            raise
+
+    async def _until_ready(self, http: OpenAiHttp) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.load_stall_seconds
+        while (presence := await self._probe(http)) is not _Presence.READY:
+            if presence is _Presence.ABSENT:
+                raise WeftError(Reason.CONNECT_FAILED, "the server does not answer")
+            if loop.time() >= deadline:
+                limit = self._config.load_stall_seconds
+                raise WeftError(Reason.LOAD_STALLED, f"the server was still loading after {limit:g} s")
+            await asyncio.sleep(LOADING_PAUSE_SECONDS)
+
+    async def _is_there(self, http: OpenAiHttp) -> bool:
+        self._why_gone = ""
+        try:
+            return await self._probe(http) is _Presence.READY
+        except WeftError as error:
+            self._why_gone = error.message
+            return False
+
+    async def _probe(self, http: OpenAiHttp) -> _Presence:
+        """Whether the server takes requests for the model.
+
+        Raises CONNECT_FAILED when it answers and is of no use, MODEL_NOT_FOUND when it lists other models only.
+        """
+        answer = await http.answer_of(MODELS, PROBE_TIMEOUT_SECONDS)
+        status, body = (None, b"") if answer is None else answer
+        if status == _LISTED:
+            self._require_listed(body)
+        if status in _UNKNOWN_PATH:
+            # Some servers have no list of models; what they say about their health must do.
+            status = await http.status_of(HEALTH, PROBE_TIMEOUT_SECONDS)
+        match status:
+            case 200 | 429:  # a server that counts its callers' questions is there
+                return _Presence.READY
+            case None:
+                return _Presence.ABSENT
+            case 503:
+                return _Presence.LOADING
+            case 401 | 403:
+                raise WeftError(Reason.CONNECT_FAILED, f"the server refuses the key (status {status})")
+            case _:
+                raise WeftError(Reason.CONNECT_FAILED, f"the server answers a look at its models with status {status}")
+
+    def _require_listed(self, body: bytes) -> None:
+        """A server that lists nothing says nothing: many have no list."""
+        listed, name = listed_models(body), self._config.upstream_model
+        if not listed.has(name):
+            message = redacted(not_listed_message(name, listed), self._secrets)
+            raise WeftError(Reason.MODEL_NOT_FOUND, message)
+
+    async def _explain_break(self, reason: Reason) -> WeftError | None:
+        """A connection that broke in mid-answer: because the server went away?"""
+        http = self._http
+        if reason is not Reason.BACKEND_PROTOCOL_ERROR or http is None or await self._is_there(http):
+            return None
+        return WeftError(Reason.SERVER_DIED, "the server went away while it worked on the request")

@@ -1,0 +1,1 @@
+"""Runtime openai_remote: a provider off the premises."""

@@ -1,0 +1,186 @@
+"""A model of a provider off the premises, over OpenAI's Chat Completions: nothing to load, a key, and a bill.
+
+Whether a request may leave is decided before it gets here: see `runner_svc.servicer.WorkDesk.admit`.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import aiohttp
+
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ExitReport, LoadOrder
+from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
+from runner_svc.openai_upstream.errors import BUSY
+from runner_svc.openai_upstream.unmanaged_server import OthersServer, read_key, secret_words
+from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.server_pace import ServerPace
+from runner_svc.policy.timeouts import TimeoutProfile
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
+
+PROBE_TIMEOUT_SECONDS = 10.0
+DEFAULT_TIMEOUT_SECONDS = 120.0
+_HAS_NO_LIST = frozenset({404, 405, 501})
+
+
+class HealthCheck(StrEnum):
+    """How it is found out whether a provider is there."""
+
+    CONFIG_ONLY = "config_only"
+    """Not at all: it counts as there while its configuration is whole, and is called for requests alone."""
+    MODELS = "models"
+    """Its list of models is asked for, with the key and without a word of any request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAiRemoteConfig:
+    """One model of one provider."""
+
+    base_url: str = field(repr=False)
+    """With the version of the interface, such as "https://api.example.com/v1"; `/chat/completions` is put after it."""
+    upstream_model: str
+    """The provider's own name of the model."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key, read with every start; None: the provider wants none."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    operations: frozenset[Operation] = frozenset({Operation.CHAT})
+    context_tokens: int = 0
+    """0: unknown."""
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    """Longest wait until an answer begins, repetitions and the pauses before them included."""
+    max_retries: int = 0
+    """How often a request may be repeated that the provider was too busy for, or did not hear."""
+    health_check: HealthCheck = HealthCheck.CONFIG_ONLY
+    probe_interval_seconds: float = 60.0
+    """How often the list of models is asked for."""
+    probe_failures: int = 3
+    """Times in a row that this must fail before the provider counts as gone."""
+    timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.OPENAI_REMOTE))
+
+
+class OpenAiRemote(OthersServer):
+    """A Backend over a provider."""
+
+    def __init__(self, config: OpenAiRemoteConfig) -> None:
+        super().__init__(config.operations)
+        self._config = config
+        self._pace = ServerPace(max_retries=config.max_retries)
+
+    @property
+    def cache_isolation(self) -> CacheIsolation:
+        """Ours has no part in it: providers keep their customers apart, and our tenants are one customer."""
+        return CacheIsolation.NONE
+
+    async def responds(self, timeout_seconds: float) -> bool:
+        """Whether it is there, as far as it is looked for at all."""
+        http = self._http
+        if http is None or self._config.health_check is HealthCheck.CONFIG_ONLY:
+            return http is not None
+        return await http.status_of(MODELS, timeout_seconds) is not None
+
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        """Be ready to call it; it is called now only where its list of models is to be looked at.
+
+        Raises INVALID_ARGUMENT naming an environment variable that should hold the key and does not, or for an order
+        that sets something; CONNECT_FAILED when the list cannot be had.
+        """
+        self._require_no_orders(order)
+        await self.stop()
+        config = self._config
+        key = read_key(config.api_key_env, config.environment)
+        base_url = config.base_url.rstrip("/")
+        self._secrets = secret_words(base_url, key)
+        endpoint = Endpoint(
+            base_url=base_url,
+            api_key=key,
+            model=config.upstream_model,
+            parameters=config.parameters,
+            is_provider=True,
+        )
+        http = OpenAiHttp(endpoint, config.timeouts, _know_no_more, self._open_patiently)
+        try:
+            if config.health_check is HealthCheck.MODELS:
+                _require_presence(await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS))
+        except BaseException:
+            await http.close()
+            raise
+        self._http = http
+        return BackendFacts(operations=config.operations, context_tokens=config.context_tokens)
+
+    async def wait_exit(self) -> ExitReport:
+        """Return when the list of models could not be had several times in a row; never where it is not asked for."""
+        http, config = self._running(), self._config
+        failures = 0
+        while failures < config.probe_failures:
+            if config.health_check is HealthCheck.CONFIG_ONLY:
+                await asyncio.Event().wait()
+            await asyncio.sleep(config.probe_interval_seconds)
+            if http is not self._http:
+                await asyncio.Event().wait()  # a stop is not news; whoever waits here is cancelled
+            status = await http.status_of(MODELS, PROBE_TIMEOUT_SECONDS)
+            failures = 0 if _is_there(status) else failures + 1
+        return ExitReport(reason=Reason.CONNECT_FAILED, how="the provider stopped answering")
+
+    async def _open_patiently(self, open_response: Open, call: CallInfo) -> aiohttp.ClientResponse:
+        """A response whose answer begins in time, asked for again as the configuration allows."""
+        loop = asyncio.get_running_loop()
+        limit = self._config.timeout_seconds
+        give_up_at = loop.time() + limit
+        if call.answer_by is not None:
+            give_up_at = min(give_up_at, call.answer_by)
+        try:
+            async with asyncio.timeout(limit):
+                return await self._open_in_turns(open_response, give_up_at)
+        except TimeoutError as error:
+            message = f"the provider's answer did not begin in time (timeout_seconds, {limit:g} s)"
+            raise WeftError(Reason.HEADERS_TIMEOUT, message) from error
+
+    async def _open_in_turns(self, open_response: Open, give_up_at: float) -> aiohttp.ClientResponse:
+        loop = asyncio.get_running_loop()
+        self._require_willing()
+        for retries in itertools.count():
+            try:
+                return await open_response()
+            except WeftError as error:
+                if error.reason is Reason.BACKEND_NOT_READY:
+                    self._pace.note_busy(error.retry_after_seconds, loop.time())
+                await self._pause_or_raise(error, retries, give_up_at)
+        raise AssertionError("the count has no end")
+
+    async def _pause_or_raise(self, error: WeftError, retries: int, give_up_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        pause = self._pace.pause_before_retry(error.reason, retries, loop.time(), give_up_at)
+        while pause:
+            await asyncio.sleep(pause)
+            # Others may have been told meanwhile to leave it alone for longer.
+            pause = self._pace.seconds_to_wait(loop.time())
+            if loop.time() + pause >= give_up_at:
+                pause = None
+        if pause is None:
+            raise error
+
+
+async def _know_no_more(reason: Reason) -> WeftError | None:
+    """An ExplainBreak: a provider is not looked at, and not ours to know about."""
+    del reason
+    return None
+
+
+def _is_there(status: int | None) -> bool:
+    return status is not None and (status == 200 or status in _HAS_NO_LIST or status in BUSY)
+
+
+def _require_presence(status: int | None) -> None:
+    """Raises CONNECT_FAILED."""
+    if status is None:
+        raise WeftError(Reason.CONNECT_FAILED, "the provider does not answer")
+    if status in (401, 403):
+        raise WeftError(Reason.CONNECT_FAILED, f"the provider refuses the key (status {status})")
+    if not _is_there(status):
+        raise WeftError(Reason.CONNECT_FAILED, f"the provider answers a look at its models with status {status}")
