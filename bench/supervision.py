@@ -18,8 +18,8 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client import Mesh, WeftError, connect
 from weft.client.operations import connect_operations
 from weft.client.resources import connect_registry, describe_runner
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import RunnerDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.operation_documents import LoadSettings
 from weft.documents.operation_messages import load_action, unload_action
 

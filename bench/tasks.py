@@ -30,8 +30,8 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Ending, TaskRow
 from weft.client.tasks import Tasks, connect_tasks
-from weft.dispatch.tasks import TaskState
 from weft.documents.task_documents import TaskDocument
+from weft.durable.tasks import TaskState
 from weft.kernel.request import Priority
 from weft_testing.fake_backend.process import fake_backend_command
 

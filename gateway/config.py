@@ -7,8 +7,8 @@ from gateway.batches.config import BatchEdgeConfig
 from gateway.edge_tls import EdgeTls, Exposure
 from gateway.media.config import MediaConfig
 from gateway.responses.config import KeepResponses
-from weft.dispatch.schema_limits import SchemaLimits
-from weft.kernel.rates import Rate
+from weft.dispatch.schema_guard import SchemaLimits
+from weft.kernel.units import Rate
 
 MEBIBYTE = 1024 * 1024
 DEFAULT_RATE = Rate(50, 60)

@@ -4,8 +4,7 @@ import ssl
 from dataclasses import dataclass, field
 
 from weft.kernel.errors import invalid_field
-from weft.kernel.tls import TlsSource
-from weft.kernel.tls_check import TlsFiles
+from weft.kernel.tls import TlsFiles, TlsSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

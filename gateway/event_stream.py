@@ -18,7 +18,7 @@ from gateway.sse_writer import SlowReaderError, SseWriter
 from gateway.stream import abort_connection
 from gateway.translate.sse import encode_json
 from weft.documents.documents import EventDocument
-from weft.documents.rendering import plain
+from weft.documents.yaml_nodes import plain
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 

@@ -14,7 +14,7 @@ from gateway.errors import ClientGoneError
 from gateway.facts import facts_of
 from gateway.interrupt import interrupt_on_disconnect
 from gateway.stream import abort_connection
-from weft.dispatch.files import StoredFile
+from weft.durable.files import StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason

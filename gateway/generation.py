@@ -17,7 +17,7 @@ from gateway.translate.sse import StreamEncoder, receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 
 
 @dataclass(frozen=True, slots=True)

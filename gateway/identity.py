@@ -14,22 +14,22 @@ from gateway.facts import facts_of
 from gateway.schemas.base import HandledRequest
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.handling import cache_tag, require_session
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.tasks import MAX_IDEMPOTENCY_KEY_CHARS
-from weft.kernel.durations import keep_alive_seconds
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.ids import new_id
 from weft.kernel.names import (
     MAX_CLIENT_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
     is_token,
+    new_id,
     require_token,
 )
 from weft.kernel.principal import LOCAL, MAY_LEAVE
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, traceparent_of
+from weft.kernel.units import keep_alive_seconds
 
 _PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
 _CACHE_MODES = {b"auto": CacheMode.AUTO, b"prefix": CacheMode.PREFIX, b"none": CacheMode.NONE}

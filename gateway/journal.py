@@ -7,7 +7,7 @@ from starlette.types import Scope
 from gateway.facts import RequestFacts, facts_of
 from gateway.identity import headers_of, idempotency_key_of
 from gateway.schemas.base import HandledRequest
-from weft.dispatch.journey import Journal, WhenLeft
+from weft.dispatch.request_trace import Journal, WhenLeft
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 

@@ -4,8 +4,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from gateway.facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
+from weft.dispatch.agents import known_names
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.known_names import known_names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

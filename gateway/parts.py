@@ -19,11 +19,11 @@ from gateway.request_caps import require_within
 from gateway.schemas.base import HandledRequest
 from gateway.translate.pieces import AnswerIdentity
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.router_watch import RouterSource
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.request import Operation
 
 

@@ -12,18 +12,18 @@ from gateway.authentication import KeyRingSource
 from gateway.keys.ports import KeysPort
 from gateway.media.port import MediaSource
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
-from weft.dispatch.batches import BatchPort
-from weft.dispatch.files import FilePort
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.requests import RequestSource
+from weft.dispatch.request_records import RequestSource
+from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.router_watch import RouterSource
-from weft.dispatch.speech_call import SpeechPiece
-from weft.dispatch.stored_responses import ResponseStore
-from weft.dispatch.tasks import TaskPort
+from weft.dispatch.streamed_call import SpeechPiece
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
-from weft.documents.kinds import ResourceKind
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
+from weft.durable.responses import ResponseStore
+from weft.durable.tasks import TaskPort
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 

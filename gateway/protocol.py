@@ -23,7 +23,7 @@ from gateway.head_writer import HeadWriter
 from gateway.interrupt import HANG_UP_KEY, HangUp
 from gateway.stream import ABORT_KEY
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.gateway")

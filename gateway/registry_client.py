@@ -21,8 +21,8 @@ from weft.api.registry.v1 import (
 )
 from weft.dispatch.fleet import FleetSource
 from weft.documents.declared_fields import declared_field, document_field
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.messages import (
     agent_document,
     declared_document,

@@ -15,7 +15,7 @@ from gateway.interrupt import deadline_passed, interrupt_on_disconnect
 from gateway.parts import InferenceParts
 from gateway.ports import Speech
 from gateway.stream import abort_connection
-from weft.dispatch.speech_call import SpeechPiece
+from weft.dispatch.streamed_call import SpeechPiece
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.reasons import Reason

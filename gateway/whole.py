@@ -13,7 +13,7 @@ from gateway.ports import Whole
 from gateway.translate.sse import receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 
 ResultT = TypeVar("ResultT")
 Begin = Callable[[], Whole[ResultT]]

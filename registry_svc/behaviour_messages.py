@@ -2,7 +2,7 @@
 
 from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour, Repetition
 from weft.api.common.v1 import agent_behaviour_pb2
-from weft.dispatch.behaviour_limits import check_behaviour
+from weft.dispatch.parameter_checks import check_behaviour
 
 _POLICIES: dict[Repetition, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
     Repetition.OFF: agent_behaviour_pb2.REPETITION_POLICY_OFF,

@@ -16,9 +16,8 @@ from registry_svc.policy.liveness import resumed
 from registry_svc.store.port import Store, StoredSession
 from registry_svc.watch import Broadcaster, Watcher
 from registry_svc.writer import SingleWriter
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
-from weft.kernel.mesh_clock import MeshClock
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry")

@@ -10,7 +10,7 @@ from registry_svc.core import RegistryCore
 from registry_svc.members import Member
 from registry_svc.runner_calls import YieldAnswer, YieldRequest
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
-from weft.dispatch.permits import Action, PermitTarget, make_permit
+from weft.dispatch.tickets import Action, PermitTarget, make_permit
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -12,11 +12,11 @@ from registry_svc.domain import AgentManifest, Manifest, RouteManifest
 from registry_svc.wakes import to_wake
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
-from weft.dispatch.sampling_limits import check_sampling
-from weft.kernel.durations import keep_alive_seconds
+from weft.dispatch.parameter_checks import check_sampling
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 from weft.kernel.request import Operation, Skill
+from weft.kernel.units import keep_alive_seconds
 
 MAX_DESCRIPTION_CHARS = 1_024
 MAX_SYSTEM_PROMPT_CHARS = 65_536

@@ -39,7 +39,7 @@ from registry_svc.policy.sessions import (
 )
 from registry_svc.policy.targets import require_target
 from registry_svc.policy.unowned import unowned_in
-from weft.kernel.ids import new_id, new_key
+from weft.kernel.names import new_id, new_key
 
 log = structlog.get_logger("weft.registry")
 

@@ -12,8 +12,8 @@ import structlog
 from registry_svc.core import RegistryCore
 from registry_svc.domain import JoinToken
 from registry_svc.policy.limits import require_room
+from weft.kernel.clock import seconds_ahead
 from weft.kernel.errors import WeftError
-from weft.kernel.moments import seconds_ahead
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry")

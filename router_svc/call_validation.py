@@ -2,7 +2,7 @@
 
 from router_svc.validation import check_chat, check_count, check_number
 from weft.api.common.v1 import audio_pb2, image_pb2, rerank_pb2, tokenize_pb2
-from weft.dispatch.call_limits import (
+from weft.dispatch.parameter_checks import (
     IMAGE_FORMATS,
     MAX_DOCUMENTS,
     MAX_IMAGE_PROMPT_CHARS,
@@ -14,9 +14,9 @@ from weft.dispatch.call_limits import (
     MAX_WORD_CHARS,
     MIN_SPEED,
     SPEECH_FORMATS,
+    check_extra,
 )
-from weft.dispatch.extra_limits import check_extra
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.errors import invalid_field
 
 MAX_TOP_N = 2**31 - 1

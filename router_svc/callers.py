@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 
-from weft.kernel.caller import caller
 from weft.kernel.errors import WeftError
 from weft.kernel.names import MAX_TENANT_CHARS, require_token
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import caller
 
 TENANT = "x-tenant-id"
 

@@ -11,12 +11,12 @@ from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimitConfig, Ra
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.agents import AUTO_MODEL, ROUTE_PREFIX
-from weft.dispatch.port import PlacementRequest
+from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
+from weft.kernel.units import Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

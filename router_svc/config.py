@@ -8,7 +8,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.settings import Settings
 from router_svc.rate_limits import RateLimitConfig
 from router_svc.request_log import RequestLogLimits
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaLimits
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS
 from weft.kernel.tls_channel import ChannelSecurity
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from router_svc.policy.candidates import Candidate, Readiness
 from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.kernel.clock_offset import refused_words
+from weft.kernel.clock import refused_words
 from weft.wake.recipes import WakePlan
 
 _READINESS = {

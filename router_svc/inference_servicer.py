@@ -16,17 +16,17 @@ from weft.dispatch.agents import require_model_name
 from weft.dispatch.dispatcher import Dispatcher, UnaryCall
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.handling import client_of, handling_of, priority_of, session_of
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.schema_limits import SchemaLimits
-from weft.kernel.caller import caller
-from weft.kernel.ids import new_id
+from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.names import (
     MAX_REQUEST_ID_CHARS,
+    new_id,
     require_token,
 )
 from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.request import Operation
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import traceparent_of
 
 REQUEST_ID = "x-request-id"

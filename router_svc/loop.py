@@ -34,7 +34,7 @@ from router_svc.rate_limits import RateLimitConfig
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.ticket_office import TicketOffice
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch import port
+from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -141,10 +141,10 @@ class SchedulingLoop:
         """How many requests hold a slot."""
         return self._scheduler.running
 
-    def queues(self) -> list[port.PoolQueue]:
+    def queues(self) -> list[placement.PoolQueue]:
         """How much is asked of each pool, in order of their names."""
         return [
-            port.PoolQueue(
+            placement.PoolQueue(
                 pool=length.pool,
                 waiting=length.waiting,
                 max_waiting=length.max_waiting,
@@ -167,7 +167,7 @@ class SchedulingLoop:
         """The registry's book of memory says something new."""
         self._apply(MeshChange(hosts=hosts))
 
-    def submit(self, request: port.PlacementRequest) -> tuple[int, Mailbox]:
+    def submit(self, request: placement.PlacementRequest) -> tuple[int, Mailbox]:
         """A request arrived; its decisions come to the mailbox.
 
         Raises SERVICE_UNAVAILABLE before the first view, RATE_LIMIT_EXCEEDED for a tenant or a client that asks too
@@ -228,7 +228,7 @@ class SchedulingLoop:
         for mailbox in self._mailboxes.values():
             mailbox.put(WeftError(Reason.SERVICE_UNAVAILABLE, "the router is stopping"))
 
-    def _note_arrival(self, key: int, request: port.PlacementRequest, now: float) -> None:
+    def _note_arrival(self, key: int, request: placement.PlacementRequest, now: float) -> None:
         """Remember it, and count it for whoever sends it; one that is too much is remembered as refused."""
         books = self._parts.books
         books.requests.note_arrival(key, request, now, self._clock.utc_now())
@@ -296,16 +296,16 @@ class SchedulingLoop:
             log.exception("those who wait could not be looked at")
             self._set_timer()
 
-    def _word(self, decision: RequestDecision, mailbox: Mailbox) -> port.Decision | WeftError:
+    def _word(self, decision: RequestDecision, mailbox: Mailbox) -> placement.Decision | WeftError:
         match decision:
             case Placed():
                 return self._parts.tickets.grant(decision, mailbox, self._mesh.view)
             case Waits():
-                return port.WaitingInQueue(
+                return placement.WaitingInQueue(
                     position=decision.position, reason=decision.reason, eta_seconds=decision.eta_seconds
                 )
             case Loads():
-                return port.LoadingModel(
+                return placement.LoadingModel(
                     stage=decision.stage, progress=decision.progress, eta_seconds=decision.eta_seconds
                 )
             case Rejects():
@@ -313,7 +313,7 @@ class SchedulingLoop:
                 return _rejection(decision, mailbox.request)
 
 
-def arrival_of(key: int, request: port.PlacementRequest, now: float, *, allow_remote: bool) -> Arrival:
+def arrival_of(key: int, request: placement.PlacementRequest, now: float, *, allow_remote: bool) -> Arrival:
     """The request as the scheduler sees it; `allow_remote` is the permit of request and tenant."""
     return Arrival(
         key=key,
@@ -348,7 +348,7 @@ def _served(receipt: receipt_pb2.Receipt | None) -> Served | None:
     )
 
 
-def _rejection(decision: Rejects, request: port.PlacementRequest) -> WeftError:
+def _rejection(decision: Rejects, request: placement.PlacementRequest) -> WeftError:
     log.info(
         "rejected",
         request_id=request.request_id,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from router_svc.loop import SchedulingLoop
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.port import Decision, PlacementRequest, PoolQueue
+from weft.dispatch.placement import Decision, PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:

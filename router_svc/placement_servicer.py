@@ -8,9 +8,9 @@ import grpc
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.agents import require_target
-from weft.dispatch.description import MAX_PREFIX_CHUNKS
 from weft.dispatch.dispatcher import waiting_event
-from weft.dispatch.port import (
+from weft.dispatch.payload_description import MAX_PREFIX_CHUNKS
+from weft.dispatch.placement import (
     Decision,
     Grant,
     LoadingModel,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate, RateUnit
+from weft.kernel.units import Rate, RateUnit
 
 _TENANT, _CLIENT = "tenant/", "client/"
 _BETWEEN = "\0"

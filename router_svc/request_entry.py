@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
-from weft.dispatch.port import PlacementRequest
+from weft.dispatch.placement import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 

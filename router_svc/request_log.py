@@ -15,7 +15,7 @@ from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, StopsW
 from router_svc.request_entry import EndedRequest, LoadStart, Noted, RequestEntry, Retry
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.port import PlacementRequest
+from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
 

@@ -10,12 +10,12 @@ from router_svc.request_log import RequestLog
 from router_svc.request_records import request_record
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
-from weft.dispatch.requests import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
-from weft.kernel.caller import caller
+from weft.dispatch.request_records import DEFAULT_LISTED, MAX_LISTED, RequestSource, RequestsUnderWay, not_remembered
 from weft.kernel.clock import Clock
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -24,13 +24,11 @@ from weft.api.router.v1 import (
     request_service_pb2_grpc,
 )
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.expected import ExpectedMesh
-from weft.dispatch.fleet import FleetView
-from weft.dispatch.fleet_watcher import FleetListener, FleetWatcher
-from weft.dispatch.port import RouterPort
-from weft.dispatch.requests import RequestSource
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.mesh_clock import MeshClock
+from weft.dispatch.expected_fleet import ExpectedMesh
+from weft.dispatch.fleet import FleetListener, FleetView, FleetWatcher
+from weft.dispatch.placement import RouterPort
+from weft.dispatch.request_records import RequestSource
+from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.wake.run import run_recipe
 

@@ -3,11 +3,11 @@
 from router_svc.mailbox import Mailbox
 from router_svc.policy.decisions import Placed
 from weft.api.runner.v1 import ticket_pb2
-from weft.dispatch import port
+from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.tickets import sign
 from weft.kernel.clock import Clock
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 
 
 class TicketOffice:
@@ -17,7 +17,7 @@ class TicketOffice:
         self._clock = clock
         self._lifetime_seconds = lifetime_seconds
 
-    def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> port.Grant:
+    def grant(self, placed: Placed, mailbox: Mailbox, view: FleetView) -> placement.Grant:
         """The permit of one attempt. `view` is the one that the scheduler decided by: it has the candidate's runner."""
         candidate, request = placed.candidate, mailbox.request
         runner = view.runners[candidate.runner]
@@ -34,7 +34,7 @@ class TicketOffice:
         expires = self._clock.utc_now().timestamp() + self._lifetime_seconds
         claims.expire_time.FromNanoseconds(int(expires * 1e9))
         signed = claims.SerializeToString()
-        return port.Grant(
+        return placement.Grant(
             claims=signed,
             mac=sign(signed, runner.ticket_key),
             runner=candidate.runner,

@@ -3,10 +3,8 @@
 import math
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, json_value_pb2
-from weft.dispatch.extra_limits import check_extra
-from weft.dispatch.sampling_limits import check_sampling
-from weft.dispatch.schema_guard import SchemaGuard
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.parameter_checks import check_extra, check_sampling
+from weft.dispatch.schema_guard import SchemaGuard, SchemaLimits
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import plain_object, to_json_object
 

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from weft.kernel.clock import Clock
-from weft.kernel.clock_offset import NOTABLE_OFFSET_SECONDS, offset_words, refused_words
-from weft.kernel.mesh_clock import MeshClock
+from weft.kernel.clock import NOTABLE_OFFSET_SECONDS, Clock, MeshClock, offset_words, refused_words
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp

@@ -16,7 +16,7 @@ from runner_svc.report import RunnerReport
 from runner_svc.supervise.logs import LogBatch
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch.permits import Action, PermitGate
+from weft.dispatch.tickets import Action, PermitGate
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS

@@ -10,9 +10,9 @@ from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue, check_parameters
 from runner_svc.policy.load_plan import LoadPlan, LoadWish
 from weft.api.runner.v1 import load_pb2 as pb
-from weft.kernel.durations import FOR_EVER, MAX_DURATION_SECONDS
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS
 
 MAX_BUDGET_BYTES = 2**50
 NANOSECONDS = 1_000_000_000

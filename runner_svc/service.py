@@ -36,11 +36,9 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
-from weft.dispatch.permits import PermitGate
-from weft.dispatch.tickets import TicketGate
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.ids import new_id
-from weft.kernel.mesh_clock import MeshClock
+from weft.dispatch.tickets import PermitGate, TicketGate
+from weft.kernel.clock import Clock, MeshClock, SystemClock
+from weft.kernel.names import new_id
 from weft.kernel.rpc import open_channel
 from weft.kernel.service import start_task, stop_tasks
 from weft.wake.recipes import Recipe

@@ -30,8 +30,7 @@ from weft.api.runner.v1 import (
 from weft.dispatch.frames import Frame
 from weft.dispatch.handling import granted_priority_of, handling_of
 from weft.dispatch.tickets import Permit, TicketGate
-from weft.kernel.clock import Clock
-from weft.kernel.clock_offset import clock_off
+from weft.kernel.clock import Clock, clock_off
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering

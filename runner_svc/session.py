@@ -21,7 +21,7 @@ from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks

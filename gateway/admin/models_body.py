@@ -15,7 +15,7 @@ from gateway.admin.schemas import (
 )
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase
-from weft.dispatch.port import PoolQueue
+from weft.dispatch.placement import PoolQueue
 from weft.documents.messages import memory_status
 from weft.documents.operation_messages import parameter_document
 from weft.kernel.request import Operation

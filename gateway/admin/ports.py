@@ -6,7 +6,7 @@ from typing import Protocol
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.port import QueueSource
+from weft.dispatch.placement import QueueSource
 from weft.documents.operation_documents import AuditList, HostMemoryDocument, OperationDocument, OperationList
 
 

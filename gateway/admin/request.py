@@ -15,8 +15,7 @@ from gateway.query import Query
 from gateway.routes.resources import json_response
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.document_base import DocumentPart
-from weft.kernel.ids import new_id
-from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, require_request_id
+from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, new_id, require_request_id
 from weft.kernel.principal import LOCAL
 
 IDEMPOTENCY_KEY = b"idempotency-key"

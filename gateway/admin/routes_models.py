@@ -15,7 +15,7 @@ from gateway.parts import GatewayParts
 from gateway.query import Query
 from gateway.routes.resources import json_response, name_of
 from weft.dispatch.fleet import ModelView
-from weft.dispatch.port import PoolQueue
+from weft.dispatch.placement import PoolQueue
 from weft.documents.document_base import DocumentPart
 from weft.documents.operation_documents import LoadSettings, OperationDocument
 from weft.documents.operation_messages import flush_action, load_action, unload_action

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from weft.dispatch.batches import Batch, BatchState, LineError
-from weft.dispatch.files import StoredFile
+from weft.durable.batches import Batch, BatchState, LineError
+from weft.durable.files import StoredFile
 from weft.kernel.errors import WeftError
 
 JsonObject = dict[str, object]

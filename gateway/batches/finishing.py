@@ -14,8 +14,8 @@ from gateway.batches.config import BatchEdgeConfig
 from gateway.batches.pieces import in_pieces, in_time
 from gateway.batches.results import BatchResults
 from gateway.tasks.surface import Surfaces
-from weft.dispatch.batches import Batch, BatchPort, BatchState
-from weft.dispatch.files import BATCH_OUTPUT, FilePort, NewFile
+from weft.durable.batches import Batch, BatchPort, BatchState
+from weft.durable.files import BATCH_OUTPUT, FilePort, NewFile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -12,7 +12,7 @@ from gateway.batches.config import BatchEdgeConfig
 from gateway.batches.pieces import Breather
 from gateway.json_guard import require_strict_json
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchLine, LineError
+from weft.durable.batches import MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchLine, LineError
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -15,8 +15,8 @@ from gateway.facts import facts_of
 from gateway.schemas.batches import WINDOW_SECONDS, BatchRequest
 from gateway.tasks.surface import SpecContext, Surface, Surfaces
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import Batch, BatchLine, BatchPort, NewBatch
-from weft.dispatch.files import BATCH_INPUT, FilePort
+from weft.durable.batches import Batch, BatchLine, BatchPort, NewBatch
+from weft.durable.files import BATCH_INPUT, FilePort
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 

@@ -7,8 +7,8 @@ from gateway.batches.making import BatchMaker
 from gateway.batches.room import Room
 from gateway.parts import InferenceParts
 from gateway.tasks.surface import Surfaces
-from weft.dispatch.batches import BatchPort
-from weft.dispatch.files import FilePort
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import structlog
 from gateway.batches.pieces import Breather, each_in_time
 from gateway.errors import envelope, http_status, internal_error
 from gateway.tasks.surface import Surface
-from weft.dispatch.batches import Batch, BatchPort, LineResult
-from weft.dispatch.tasks import TaskState
+from weft.durable.batches import Batch, BatchPort, LineResult
+from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from gateway.media.config import MediaConfig
+from weft.kernel.address import MAX_PORT, fits_host_pattern, is_host_name
 from weft.kernel.errors import invalid_field
-from weft.kernel.host_names import MAX_PORT, fits_host_pattern, is_host_name
 
 MAX_URL_CHARS = 2048
 HTTPS_PORT = 443

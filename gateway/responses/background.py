@@ -18,9 +18,9 @@ from gateway.responses.replay import FROM_THE_START, Replay
 from gateway.translate.responses_background import require_resumable
 from gateway.translate.responses_ids import background_response_id, task_of
 from gateway.translate.responses_stream import error_event
-from weft.dispatch.journaled import of_request
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse, response_not_found
-from weft.dispatch.tasks import NewTask, Task, TaskPort, TaskState
+from weft.durable.durable_call import of_request
+from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
+from weft.durable.tasks import NewTask, Task, TaskPort, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.responses.background import BackgroundResponses
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse, response_not_found
+from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

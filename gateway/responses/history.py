@@ -12,7 +12,7 @@ from gateway.schemas.responses_items import MAX_ID_CHARS, InputItem, Items
 from gateway.translate.responses import Conversation
 from gateway.translate.responses_ids import input_item_id, response_of
 from gateway.translate.responses_input import MAX_CALL_NAME_CHARS
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import is_token
 from weft.kernel.reasons import Reason

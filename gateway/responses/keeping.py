@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 
 log = structlog.get_logger("weft.gateway")

@@ -8,7 +8,7 @@ from gateway.responses.background import BackgroundResponse, BackgroundResponses
 from gateway.responses.history import items_to_keep
 from gateway.responses.running import RunningResponses
 from gateway.translate.responses_document import CANCELLED
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse, response_not_found
+from weft.durable.responses import ResponseStore, StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

@@ -11,7 +11,7 @@ from gateway.translate.responses_background import (
     first_number,
     has_content_until,
 )
-from weft.dispatch.tasks import Task, TaskNews, TaskPiece, TaskState
+from weft.durable.tasks import Task, TaskChunk, TaskEvent, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -53,9 +53,9 @@ class Replay:
         """The first events of every response."""
         return self._given(0, self._stream.opening())
 
-    def take(self, news: TaskNews) -> bytes:
+    def take(self, news: TaskEvent) -> bytes:
         """What is new. Raises WORKER_LOST where an attempt was lost of which the caller has been told."""
-        if isinstance(news, TaskPiece):
+        if isinstance(news, TaskChunk):
             return self._reach(news.attempt) + self._take_piece(news)
         self.task = news
         told = b""
@@ -104,7 +104,7 @@ class Replay:
         if (self._is_begun and self._stream.has_told) or (is_of_another and has_content_until(self._after)):
             raise begun_anew()
 
-    def _take_piece(self, piece: TaskPiece) -> bytes:
+    def _take_piece(self, piece: TaskChunk) -> bytes:
         if piece.last_event <= self._seen:
             return b""
         told = []

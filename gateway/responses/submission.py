@@ -19,9 +19,9 @@ from gateway.responses.origin import ORIGIN_KIND
 from gateway.schemas.responses import ResponsesRequest
 from gateway.unary import JsonAnswer, UnaryAnswer
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.journaled import task_spec
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.tasks import NewTask
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.durable_call import task_spec
+from weft.durable.tasks import NewTask
 from weft.kernel.errors import invalid_field
 
 

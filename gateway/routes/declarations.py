@@ -18,9 +18,9 @@ from gateway.routes.resources import API, SURFACE, json_response, name_of
 from gateway.schemas.resources import ApplyAnswer, ApplyRequest
 from gateway.translate.declarations import documents_of_json, documents_of_yaml, the_only_document
 from gateway.translate.resources import applied_body
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import DOCUMENT_TYPES, Document
 from weft.documents.files import parse_document
-from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import invalid_field
 
 _OPTIONS = ("dryRun", "adopt")

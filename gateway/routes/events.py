@@ -11,7 +11,7 @@ from gateway.query import Query
 from gateway.routes.resources import API, SURFACE, json_response
 from gateway.schemas.resources import EventList
 from gateway.translate.resources import events_body
-from weft.documents.kinds import parse_kind
+from weft.documents.document_base import parse_kind
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import require_name
 

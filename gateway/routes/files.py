@@ -19,7 +19,7 @@ from gateway.query import Query
 from gateway.routes.resources import json_response
 from gateway.schemas.batches import DeletedFile, FileList, FileObject
 from gateway.schemas.responses_items import MAX_ID_CHARS
-from weft.dispatch.files import BATCH_INPUT, BATCH_OUTPUT, NewFile, StoredFile
+from weft.durable.files import BATCH_INPUT, BATCH_OUTPUT, NewFile, StoredFile
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_token
 

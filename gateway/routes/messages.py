@@ -16,7 +16,7 @@ from gateway.translate.messages_stream import MessagesStream
 from gateway.translate.sse import encode_json, receipt_facts
 from gateway.unary import JsonAnswer, UnaryAnswer
 from weft.api.common.v1 import tokenize_pb2
-from weft.dispatch.description import estimated_prompt_tokens
+from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.kernel.request import Operation
 
 SURFACE = "messages"

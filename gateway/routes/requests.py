@@ -8,9 +8,8 @@ from gateway.identity import require_local_caller, tenant_of
 from gateway.openapi import answers
 from gateway.query import Query
 from gateway.routes.resources import json_response
-from weft.dispatch.requests import DEFAULT_LISTED, MAX_LISTED, RequestSource
-from weft.documents.request_documents import ClientList, RequestDocument, RequestList
-from weft.documents.request_messages import client_document, request_document
+from weft.dispatch.request_records import DEFAULT_LISTED, MAX_LISTED, RequestSource
+from weft.documents.request_documents import ClientList, RequestDocument, RequestList, client_document, request_document
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 
 SURFACE = "requests"

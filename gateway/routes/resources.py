@@ -15,9 +15,9 @@ from gateway.query import Query
 from gateway.schemas.resources import AgentList, ModelList, PoolList, PoolMembersAnswer, RouteList, RunnerList
 from gateway.translate.resources import members_body, page_body
 from gateway.translate.sse import encode_json
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import DOCUMENT_TYPES
-from weft.documents.kinds import ResourceKind
-from weft.documents.rendering import plain
+from weft.documents.yaml_nodes import plain
 from weft.kernel.names import require_name
 
 API = "/api/v1"

@@ -29,9 +29,9 @@ from gateway.translate.responses_document import ResponseDocument, ResponseState
 from gateway.translate.responses_ids import new_response_id
 from gateway.translate.responses_stream import ResponsesStream
 from gateway.translate.sampling import wants_events
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.stored_responses import ResponseStore
-from weft.dispatch.tasks import TaskPort
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.responses import ResponseStore
+from weft.durable.tasks import TaskPort
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -23,7 +23,7 @@ from gateway.tasks.plain import answer_of
 from gateway.tasks.submission import model_of, new_task, submitted
 from gateway.tasks.surface import Surfaces
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import DEFAULT_LISTED, MAX_LISTED, Task, TaskPiece, TaskPort, TaskQuery, TaskState
+from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, Task, TaskChunk, TaskPort, TaskQuery, TaskState
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason
@@ -149,7 +149,7 @@ async def _outputs(tasks: TaskPort, task: Task, timeout_seconds: float) -> list[
     """
     try:
         async with asyncio.timeout(timeout_seconds), aclosing(tasks.watch(task.tenant, task.id)) as news:
-            pieces = [item async for item in news if isinstance(item, TaskPiece)]
+            pieces = [item async for item in news if isinstance(item, TaskChunk)]
     except TimeoutError:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task's answer could not be read in time") from None
     if task.last_event and (not pieces or pieces[-1].last_event != task.last_event):

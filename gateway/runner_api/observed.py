@@ -11,8 +11,8 @@ from gateway.runner_api.ports import QueueView
 from gateway.runner_api.waits import WaitWindow
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, receipt_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.speech_call import SpeechPiece
+from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.streamed_call import SpeechPiece
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -29,9 +29,8 @@ from gateway.runner_api.schemas import (
 from gateway.translate.sse import encode_json
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.ids import new_id
 from weft.kernel.interrupt import Interruptible
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, require_request_id
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id, require_request_id
 from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 

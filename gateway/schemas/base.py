@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 
-from weft.kernel.durations import MAX_DURATION_CHARS
 from weft.kernel.names import MAX_CLIENT_CHARS
+from weft.kernel.units import MAX_DURATION_CHARS
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -79,7 +79,7 @@ KeepAlive = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "maxLength": MAX_DURATION_CHARS}]}),
 ]
-"""Seconds, or a length such as "5m"; `weft.kernel.durations` reads it, and its error says what may be written."""
+"""Seconds, or a length such as "5m"; `weft.kernel.units` reads it, and its error says what may be written."""
 
 
 class HandledRequest(StrictModel):

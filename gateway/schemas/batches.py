@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StringConstraints
 
 from gateway.schemas.base import StrictModel
-from weft.dispatch.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
+from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 
 WINDOW_SECONDS = 24 * 3600
 MIN_WINDOW_SECONDS = 60

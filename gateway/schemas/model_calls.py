@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from gateway.schemas.base import MAX_INT32, HandledRequest, StopAtFirstError, StrictModel
 from gateway.schemas.chat import Message, TemplateArguments
 from gateway.schemas.chat_tools import ToolDefinition
-from weft.dispatch.call_limits import (
+from weft.dispatch.parameter_checks import (
     MAX_DOCUMENTS,
     MAX_IMAGE_PROMPT_CHARS,
     MAX_IMAGES,

@@ -6,9 +6,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from gateway.schemas.base import StopAtFirstError
-from weft.documents.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
+from weft.documents.documents import (
+    AgentDocument,
+    Document,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RouteDocument,
+    RunnerDocument,
+)
 from weft.documents.files import MAX_DOCUMENTS
-from weft.documents.route_document import RouteDocument
 
 
 class _Part(BaseModel):

@@ -16,8 +16,8 @@ from gateway.translate.answer import AnswerBuilder
 from gateway.translate.pieces import AnswerIdentity
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.journaled import task_spec
-from weft.dispatch.tasks import TASK_PREFIX, Task, TaskPayload
+from weft.durable.durable_call import task_spec
+from weft.durable.tasks import TASK_PREFIX, Task, TaskPayload
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.request import Operation
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
-from weft.dispatch.tasks import NewTask, Submitted, Task, TaskDetails, TaskNews, TaskPage, TaskPort, TaskQuery
+from weft.durable.tasks import NewTask, Submitted, Task, TaskDetails, TaskEvent, TaskPage, TaskPort, TaskQuery
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -42,7 +42,7 @@ class BoundedTasks:
         """See TaskPort.delete."""
         await self._in_time(self._tasks.delete(tenant, task_id))
 
-    def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+    def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         """See TaskPort.watch. A task may take hours: who watches has its own end."""
         return self._tasks.watch(tenant, task_id, after_event)
 

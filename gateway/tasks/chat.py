@@ -10,7 +10,7 @@ from gateway.translate.chat_answer import ChatAnswer
 from gateway.translate.chat_tools import speaks_of_functions
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.request import Operation
 
 ID_PREFIX = "chatcmpl"

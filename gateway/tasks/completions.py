@@ -11,7 +11,7 @@ from gateway.translate.extra import unknown_extensions
 from gateway.translate.prompts import prompt_count
 from weft.api.common.v1 import completion_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.request import Operation
 
 ID_PREFIX = "cmpl"

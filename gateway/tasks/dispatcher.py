@@ -3,9 +3,9 @@
 from gateway.ports import Embedding, Generation, RequestDispatcher, Speech, Whole
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.journaled import JournalConfig, JournaledEmbedding, JournaledGeneration, JournalTools
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.tasks import TaskPort
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.durable_call import DurableCallConfig, DurableCallDeps, DurableEmbedding, DurableGeneration
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock
 
 
@@ -13,21 +13,21 @@ class JournalingDispatcher:
     """A RequestDispatcher over another, and over whoever runs tasks."""
 
     def __init__(
-        self, dispatcher: RequestDispatcher, tasks: TaskPort, clock: Clock, config: JournalConfig | None = None
+        self, dispatcher: RequestDispatcher, tasks: TaskPort, clock: Clock, config: DurableCallConfig | None = None
     ) -> None:
         self._dispatcher = dispatcher
-        self._tools = JournalTools(tasks, clock, config or JournalConfig())
+        self._tools = DurableCallDeps(tasks, clock, config or DurableCallConfig())
 
     def generate(self, context: RequestContext, payload: GenerationPayload) -> Generation:
         """See RequestDispatcher.generate."""
         if context.journal is not None:
-            return JournaledGeneration(self._tools, context, context.journal, payload)
+            return DurableGeneration(self._tools, context, context.journal, payload)
         return self._dispatcher.generate(context, payload)
 
     def embed(self, context: RequestContext, payload: embedding_pb2.EmbeddingPayload) -> Embedding:
         """See RequestDispatcher.embed."""
         if context.journal is not None:
-            return JournaledEmbedding(self._tools, context, context.journal, payload)
+            return DurableEmbedding(self._tools, context, context.journal, payload)
         return self._dispatcher.embed(context, payload)
 
     def rerank(self, context: RequestContext, payload: rerank_pb2.RerankPayload) -> Whole[list[rerank_pb2.RerankScore]]:

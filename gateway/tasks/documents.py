@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from gateway.errors import words_of
 from gateway.tasks.surface import Surfaces
 from gateway.translate.sse import encode_json
-from weft.dispatch.tasks import Task, TaskAttempt, TaskFailure, TaskNews, TaskPage, TaskPiece
+from weft.durable.tasks import Task, TaskAttempt, TaskChunk, TaskEvent, TaskFailure, TaskPage
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -66,7 +66,7 @@ def page_json(page: TaskPage, surfaces: Surfaces) -> JsonObject:
     }
 
 
-def piece_json(piece: TaskPiece) -> JsonObject:
+def piece_json(piece: TaskChunk) -> JsonObject:
     """A piece of an answer: events and vectors in the JSON of their messages, names as in the protos."""
     return {
         "attempt": piece.attempt,
@@ -75,12 +75,12 @@ def piece_json(piece: TaskPiece) -> JsonObject:
     }
 
 
-async def encoded_news(news: AsyncGenerator[TaskNews], surfaces: Surfaces, after: int) -> AsyncGenerator[bytes]:
+async def encoded_news(news: AsyncGenerator[TaskEvent], surfaces: Surfaces, after: int) -> AsyncGenerator[bytes]:
     """Server-sent events `task` and `output`; whoever resumes at the id of the last one misses nothing."""
     number = after
     async with aclosing(news):
         async for item in news:
-            if isinstance(item, TaskPiece):
+            if isinstance(item, TaskChunk):
                 number = item.last_event
                 yield _event("output", number, piece_json(item))
             else:

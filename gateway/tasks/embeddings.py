@@ -10,7 +10,7 @@ from gateway.translate.pieces import unfinished_answer
 from gateway.translate.prompts import prompt_count
 from weft.api.common.v1 import embedding_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.request import Operation
 
 

@@ -12,7 +12,7 @@ from gateway.translate.chat_answer import ChatAnswer
 from gateway.translate.completion_answer import CompletionAnswer
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task, TaskDetails, payload_of
+from weft.durable.tasks import Task, TaskDetails, payload_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

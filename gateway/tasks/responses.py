@@ -14,7 +14,7 @@ from gateway.translate.responses_background import BackgroundDocument
 from gateway.translate.responses_document import ResponseState
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 

@@ -10,7 +10,7 @@ from gateway.facts import facts_of
 from gateway.identity import headers_of, idempotency_key_of, tenant_of
 from gateway.schemas.tasks import NewTaskBody
 from gateway.tasks.surface import SpecContext, Surfaces
-from weft.dispatch.tasks import NewTask, Submitted, TaskPort
+from weft.durable.tasks import NewTask, Submitted, TaskPort
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 
 _NANOSECONDS = 1e9

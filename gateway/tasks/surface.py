@@ -12,7 +12,7 @@ from typing import Protocol
 from starlette.types import Scope
 
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.errors import invalid_field
 
 

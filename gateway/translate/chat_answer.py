@@ -14,7 +14,7 @@ from gateway.translate.pieces import (
     usage_json,
 )
 from weft.api.common.v1 import event_pb2, warning_pb2
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 
 
 @dataclass(slots=True)

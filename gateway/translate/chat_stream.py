@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from gateway.translate.pieces import FUNCTION_CALL, ONE_CALL_ONLY, AnswerIdentity, chat_logprobs, finish_reason
 from gateway.translate.sse import StreamEncoder, encode_json
 from weft.api.common.v1 import event_pb2
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 
 _END = b"}]}\n\n"
 _GOES_ON = b',"logprobs":null,"finish_reason":null' + _END

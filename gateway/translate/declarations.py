@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document
 from weft.documents.files import SourcedDocument, parse_document, read_documents, refuse_repeats
-from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

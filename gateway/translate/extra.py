@@ -5,7 +5,7 @@ from itertools import islice
 
 from gateway.translate.notices import MAX_NOTICES_TOLD
 from weft.api.common.v1 import json_value_pb2, warning_pb2
-from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
+from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import add_member
 

@@ -9,7 +9,7 @@ from gateway.forms import Form
 from gateway.schemas.model_calls import ImageRequest
 from gateway.translate.extra import fill_extra
 from weft.api.common.v1 import chat_pb2, image_pb2, usage_pb2
-from weft.dispatch.call_limits import MAX_SOURCE_IMAGES
+from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

@@ -8,7 +8,7 @@ from gateway.translate.answer import DocumentAnswer
 from gateway.translate.messages_pieces import CUTTING, bad_arguments, is_whole_object, message_usage, stop_reason
 from gateway.translate.pieces import AnswerIdentity
 from weft.api.common.v1 import event_pb2
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 
 CALL_CUT = "tool_call_cut"
 """The code of a warning about a call of a tool that its answer's end has cut."""

@@ -2,7 +2,7 @@
 
 from gateway.translate.messages_pieces import bad_arguments, is_object_so_far, is_whole_object
 from weft.api.common.v1 import event_pb2
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 
 # New text is checked together with all before it. Waiting until it is this share of the whole keeps the work of a long
 # call in proportion to its length; a short one goes out piece by piece.

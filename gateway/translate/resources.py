@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from gateway.ports import AppliedResource, PoolMembers, ResourcePage
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument
-from weft.documents.kinds import ResourceKind
-from weft.documents.rendering import plain
+from weft.documents.yaml_nodes import plain
 
 JsonObject = dict[str, object]
 

@@ -16,7 +16,7 @@ from gateway.translate.responses_ids import background_response_id
 from gateway.translate.responses_stream import ResponsesStream
 from gateway.translate.sampling import wants_events
 from weft.api.common.v1 import event_pb2, warning_pb2
-from weft.dispatch.tasks import Task, TaskState
+from weft.durable.tasks import Task, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason

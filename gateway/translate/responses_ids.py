@@ -10,7 +10,7 @@ finds it, with nothing but its id.
 import re
 import secrets
 
-from weft.dispatch.tasks import TASK_PREFIX
+from weft.durable.tasks import TASK_PREFIX
 
 _HEX_CHARS = 24
 _RESPONSE = "resp_"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from weft.kernel.moments import seconds_ahead
+from weft.kernel.clock import seconds_ahead
 from weft.kernel.principal import KeyVerifier, kept_access
 
 

@@ -8,7 +8,7 @@ from registry_svc.policy.ledger import Holder, HolderKind, HostBook, Lease, Leas
 from registry_svc.policy.ledger_wish import Wish
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 
 MAX_HOLDERS = 16
 MAX_LEASES_PER_HOLDER = 1_024

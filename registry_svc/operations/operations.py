@@ -34,7 +34,7 @@ from registry_svc.store.operation_port import (
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.registry.operations")

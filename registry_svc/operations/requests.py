@@ -9,9 +9,9 @@ from registry_svc.operations.actions import checked_action
 from registry_svc.operations.operations import Asked
 from registry_svc.policy.operations import OPERATION_PREFIX
 from weft.api.operations.v1 import operation_service_pb2
-from weft.kernel.caller import caller
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
+from weft.kernel.rpc_auth import caller
 
 MAX_ACTOR_CHARS = 256
 MAX_AUTHORIZATION_CHARS = 16 * 1024

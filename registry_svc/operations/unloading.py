@@ -9,7 +9,7 @@ from registry_svc.operations.operations import Asked, Operations
 from registry_svc.policy.operations import GovernedOperation, OperationState
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 MAX_UNLOAD_WAIT_SECONDS = 110.0

@@ -13,9 +13,9 @@ from registry_svc.keys.requests import to_grace, to_wish
 from registry_svc.messages import timestamp
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.caller import caller
 from weft.kernel.names import require_name
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -19,10 +19,10 @@ from registry_svc.ledger.requests import (
 from registry_svc.messages import timestamp
 from registry_svc.policy.ledger import Holder, HolderKind
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
-from weft.kernel.caller import caller
 from weft.kernel.clock import Clock
 from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -22,11 +22,11 @@ from registry_svc.messages import (
 )
 from registry_svc.requests import event_limit, events_of, page_of, page_token
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
-from weft.kernel.caller import caller
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import MESH_ACCESS, Access, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 
 MAX_CONVERTED_CHANGES = 1_024
 _ALSO_WATCHED = (Access(Resource.RUNNERS, Role.VIEW), Access(Resource.SETTINGS, Role.VIEW))

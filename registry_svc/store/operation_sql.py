@@ -15,7 +15,7 @@ from registry_svc.store.operation_port import NewOperation, NonceUsed, RequestKn
 from registry_svc.store.operation_tables import audit_entries, governance_marks, operations, used_nonces
 from registry_svc.store.transactions import Transactions
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 

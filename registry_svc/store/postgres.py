@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from registry_svc.store.tables import ownership
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 # Advisory locks are per database and known by a 64-bit number. Other programs may use some of their own in the same

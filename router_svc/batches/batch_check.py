@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from router_svc.store.tables import MAX_ID_CHARS
-from weft.dispatch.batches import (
+from weft.durable.batches import (
     MAX_LINE_ERRORS,
     MAX_METADATA,
     MAX_METADATA_NAME_CHARS,

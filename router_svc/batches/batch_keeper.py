@@ -14,7 +14,8 @@ from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.rows import utc
 from router_svc.tasks.signals import ManyChanged, TaskSignals
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import (
+from weft.dispatch.agents import KnownNames
+from weft.durable.batches import (
     BATCH_PREFIX,
     Batch,
     BatchLine,
@@ -25,11 +26,9 @@ from weft.dispatch.batches import (
     NewBatch,
     batch_not_found,
 )
-from weft.dispatch.known_names import KnownNames
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.ids import new_id
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.kernel.reasons import Reason
 
 MAX_LISTED = 100
@@ -53,7 +52,7 @@ class BatchTables:
 
 
 class BatchKeeper:
-    """See `weft.dispatch.batches.BatchPort`."""
+    """See `weft.durable.batches.BatchPort`."""
 
     def __init__(
         self,

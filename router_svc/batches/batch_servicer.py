@@ -11,14 +11,14 @@ from router_svc.batches.incoming import IDLE_SECONDS, broken_off, patiently
 from router_svc.callers import metadata_of, tenant_of
 from weft.api.router.v1 import batch_service_pb2 as pb
 from weft.api.router.v1 import batch_service_pb2_grpc
-from weft.dispatch.batches import BatchLine, BatchPort, LineResult, NewBatch
-from weft.dispatch.remote_batches import MAX_LINES_PER_MESSAGE, batch_message, errors_of
-from weft.dispatch.task_messages import task_message
-from weft.kernel.caller import caller
+from weft.durable.batches import BatchLine, BatchPort, LineResult, NewBatch
+from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, batch_message, errors_of
+from weft.durable.task_messages import task_message
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 
 DEFAULT_LISTED = 20
 

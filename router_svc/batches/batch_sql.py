@@ -14,8 +14,8 @@ from router_svc.batches.file_sql import is_kept
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches
 from router_svc.tasks.rows import utc
-from weft.dispatch.batches import Batch, BatchState, LineCounts, LineError, NewBatch
-from weft.dispatch.files import BATCH_OUTPUT
+from weft.durable.batches import Batch, BatchState, LineCounts, LineError, NewBatch
+from weft.durable.files import BATCH_OUTPUT
 from weft.sql.moments import BoundedMoment, bring_back
 
 TAKING_IN = 0

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from router_svc.batches.config import BatchLimits
 from router_svc.batches.file_sql import FileTable, Kept, Piece
 from router_svc.batches.intake import INTAKE_LIMIT_SECONDS, Intakes, came_too_slowly
-from weft.dispatch.files import (
+from weft.durable.files import (
     BATCH_INPUT,
     BATCH_OUTPUT,
     FILE_PREFIX,
@@ -19,8 +19,7 @@ from weft.dispatch.files import (
 )
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.ids import new_id
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token
+from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.kernel.reasons import Reason
 
 MAX_LISTED = 1_000
@@ -31,7 +30,7 @@ _PURPOSES = (BATCH_INPUT, BATCH_OUTPUT)
 
 
 class FileKeeper:
-    """See `weft.dispatch.files.FilePort`."""
+    """See `weft.durable.files.FilePort`."""
 
     def __init__(self, table: FileTable, limits: BatchLimits, clock: Clock) -> None:
         self._table = table

@@ -10,13 +10,13 @@ from router_svc.batches.incoming import IDLE_SECONDS, broken_off, patiently
 from router_svc.callers import metadata_of, tenant_of
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import file_service_pb2_grpc
-from weft.dispatch.files import BATCH_OUTPUT, MAX_PIECE_BYTES, FilePort, NewFile
-from weft.dispatch.remote_files import file_message
-from weft.kernel.caller import caller
+from weft.durable.files import BATCH_OUTPUT, MAX_PIECE_BYTES, FilePort, NewFile
+from weft.durable.remote_files import file_message
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MESH_ACCESS
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 
 DEFAULT_LISTED = 100
 

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import file_pieces, files
 from router_svc.tasks.rows import utc
-from weft.dispatch.files import NewFile, StoredFile
+from weft.durable.files import NewFile, StoredFile
 from weft.sql.moments import BoundedMoment, bring_back
 
 REMOVED_AT_ONCE = 16

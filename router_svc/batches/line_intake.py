@@ -9,11 +9,11 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.signals import LaneFilled, ManyChanged, News
 from router_svc.tasks.spec_check import CheckedSpec, check_spec
 from router_svc.tasks.store_port import TaskRow
-from weft.dispatch.batches import MAX_CUSTOM_ID_CHARS, BatchLine, NewBatch
-from weft.dispatch.known_names import KnownNames
-from weft.dispatch.tasks import TASK_PREFIX
+from weft.dispatch.agents import KnownNames
+from weft.durable.batches import MAX_CUSTOM_ID_CHARS, BatchLine, NewBatch
+from weft.durable.tasks import TASK_PREFIX
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 CHUNK_LINES = 256

@@ -16,8 +16,8 @@ from router_svc.tasks.postgres_news import tell
 from router_svc.tasks.rows import AT_ONCE, UNBORN, insert_rows, task_of
 from router_svc.tasks.signals import ManyChanged, News
 from router_svc.tasks.store_port import TaskRow
-from weft.dispatch.batches import BatchState, LineCounts
-from weft.dispatch.tasks import Task, TaskState
+from weft.durable.batches import BatchState, LineCounts
+from weft.durable.tasks import Task, TaskState
 from weft.kernel.reasons import Reason
 
 CHANGED_AT_ONCE = 1_000

@@ -22,9 +22,9 @@ from weft.api.router.v1 import (
     file_service_pb2,
     file_service_pb2_grpc,
 )
-from weft.dispatch.batches import BatchPort
-from weft.dispatch.files import FilePort
-from weft.dispatch.known_names import KnownNames
+from weft.dispatch.agents import KnownNames
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
 from weft.kernel.clock import Clock, SystemClock
 
 

@@ -6,7 +6,7 @@ from router_svc.policy.candidates import Candidate
 from router_svc.policy.host_memory import MemoryHolder
 from router_svc.policy.load_plan import Resident
 from router_svc.policy.memory_gate import HostSpace
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 
 MAX_HOLDERS_NAMED = 4
 MAX_HOLDER_CHARS = 64

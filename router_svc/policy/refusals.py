@@ -10,7 +10,7 @@ from router_svc.policy.decisions import Rejects
 from router_svc.policy.host_memory import HostMemory
 from router_svc.policy.limits import SchedulerLimits
 from weft.kernel.reasons import Reason
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 60.0

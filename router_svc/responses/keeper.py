@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from router_svc.responses.config import ResponseLimits
 from router_svc.responses.sql import Kept, ResponseTable
-from weft.dispatch.stored_responses import MAX_CHAIN, StoredResponse, response_not_found
+from weft.durable.responses import MAX_CHAIN, StoredResponse, response_not_found
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
@@ -15,7 +15,7 @@ SWEPT_AT_ONCE = 100
 
 
 class ResponseKeeper:
-    """See `weft.dispatch.stored_responses.ResponseStore`."""
+    """See `weft.durable.responses.ResponseStore`."""
 
     def __init__(self, table: ResponseTable, limits: ResponseLimits, clock: Clock) -> None:
         self._table = table

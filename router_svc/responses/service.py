@@ -12,7 +12,7 @@ from router_svc.responses.servicer import StoredResponseServicer
 from router_svc.responses.sql import ResponseTable
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
-from weft.dispatch.stored_responses import ResponseStore
+from weft.durable.responses import ResponseStore
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.service import start_restarting, stop_tasks

@@ -7,8 +7,8 @@ import grpc
 
 from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.api.router.v1 import stored_response_service_pb2_grpc
-from weft.dispatch.remote_responses import response_message
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse
+from weft.durable.remote_responses import response_message
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.kernel.rpc import answering

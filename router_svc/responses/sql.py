@@ -8,7 +8,7 @@ from sqlalchemy import Row, delete, func, insert, select, true, update
 
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import responses
-from weft.dispatch.stored_responses import MAX_CHAIN, StoredResponse
+from weft.durable.responses import MAX_CHAIN, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.sql.moments import BoundedMoment, bring_back
@@ -24,7 +24,7 @@ class Kept:
 
 
 class ResponseTable:
-    """See `weft.dispatch.stored_responses.ResponseStore`; every method raises SERVICE_UNAVAILABLE."""
+    """See `weft.durable.responses.ResponseStore`; every method raises SERVICE_UNAVAILABLE."""
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database

@@ -20,7 +20,7 @@ from router_svc.policy.promises import Loss, Promise, loss_in
 from router_svc.store.promise_file import PromiseFile
 from router_svc.store.tables import promises
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.router.store")

@@ -103,7 +103,7 @@ tasks = Table(
     Index("ix_tasks_ended", "ended_at", sqlite_where=text("state > 2"), postgresql_where=text("state > 2")),
     sqlite_autoincrement=True,
 )
-"""Requests that outlive their callers. Times are UTC seconds since the epoch; `state` as in weft.dispatch.tasks;
+"""Requests that outlive their callers. Times are UTC seconds since the epoch; `state` as in weft.durable.tasks;
 `attempt` is half of the fence, `failures` are those of the attempts that count; `batch_id` is empty for none;
 `lease_seconds` is the length of the lease that ends at `lease_until`."""
 

@@ -8,15 +8,7 @@ from dataclasses import replace
 
 from router_svc.tasks.shown import ShownTasks
 from router_svc.tasks.store_port import TaskRow, TaskStore
-from weft.dispatch.tasks import (
-    Submitted,
-    Task,
-    TaskDetails,
-    TaskPage,
-    TaskQuery,
-    task_being_deleted,
-    task_not_found,
-)
+from weft.durable.tasks import Submitted, Task, TaskDetails, TaskPage, TaskQuery, task_being_deleted, task_not_found
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

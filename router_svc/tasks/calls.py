@@ -14,9 +14,9 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.handling import client_of, handling_of, session_of
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.port import PlacementPort
-from weft.dispatch.tasks import TaskPayload, payload_of
+from weft.dispatch.placement import PlacementPort
+from weft.dispatch.request_trace import RequestContext
+from weft.durable.tasks import TaskPayload, payload_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaLimits
 
 MEBIBYTE = 1024 * 1024
 

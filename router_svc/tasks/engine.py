@@ -18,7 +18,7 @@ from router_svc.tasks.store_port import Claim, PendingTask, TaskStore
 from router_svc.tasks.waiting import wait_for_news
 from router_svc.tasks.wall import Wall
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.errors import WeftError
 from weft.kernel.service import start_critical, start_restarting, start_task, stop_tasks
 

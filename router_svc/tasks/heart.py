@@ -10,7 +10,7 @@ from router_svc.tasks.signals import LaneFilled, News, TaskChanged
 from router_svc.tasks.store_port import LOST_LEASE, Claim, LostLease, TaskStore
 from router_svc.tasks.waiting import wait_for_news
 from router_svc.tasks.wall import Wall
-from weft.dispatch.tasks import TaskFailure, TaskState
+from weft.durable.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

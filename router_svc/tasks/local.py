@@ -17,8 +17,8 @@ from router_svc.tasks.spec_check import CheckedSpec, check_spec
 from router_svc.tasks.store_port import TaskRow
 from router_svc.tasks.wall import Wall
 from router_svc.tasks.watching import TaskWatcher
-from weft.dispatch.known_names import KnownNames
-from weft.dispatch.tasks import (
+from weft.dispatch.agents import KnownNames
+from weft.durable.tasks import (
     MAX_IDEMPOTENCY_KEY_CHARS,
     MAX_LISTED,
     TASK_PREFIX,
@@ -26,13 +26,13 @@ from weft.dispatch.tasks import (
     Submitted,
     Task,
     TaskDetails,
-    TaskNews,
+    TaskEvent,
     TaskPage,
     TaskQuery,
     TaskState,
 )
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 log = structlog.get_logger("weft.tasks")
@@ -121,7 +121,7 @@ class LocalTasks:
         await self._parts.answers.delete(tenant, task_id)
         self._parts.signals.announce(TaskChanged(task_id))
 
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         """See TaskPort.watch."""
         async with aclosing(self._parts.watcher.watch(tenant, task_id, after_event)) as watched:
             async for news in watched:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.port import Decision, Grant, Placement, PlacementPort, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

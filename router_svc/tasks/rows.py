@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router_svc.store.tables import MAX_CALLER_CHARS, task_specs, tasks
 from router_svc.tasks.store_port import TaskRow
-from weft.dispatch.tasks import Task, TaskFailure, TaskState, event_number
+from weft.durable.tasks import Task, TaskFailure, TaskState, event_number
 from weft.kernel.reasons import Reason
 
 UNBORN = 0

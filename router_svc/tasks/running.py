@@ -24,7 +24,7 @@ from router_svc.tasks.signals import LaneFilled, News, TaskChanged, TaskSignals
 from router_svc.tasks.store_port import Claim, Ending, NewPiece, PendingTask, TaskStore
 from router_svc.tasks.wall import Wall
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import TaskFailure, TaskState
+from weft.durable.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task

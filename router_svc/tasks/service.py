@@ -22,12 +22,12 @@ from router_svc.tasks.sweeper import TaskSweeper
 from router_svc.tasks.wall import Wall
 from router_svc.tasks.watching import TaskWatcher
 from weft.api.router.v1 import task_service_pb2, task_service_pb2_grpc
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetSource, FleetView
-from weft.dispatch.known_names import KnownNames
-from weft.dispatch.port import PlacementPort
-from weft.dispatch.tasks import TaskPort
+from weft.dispatch.placement import PlacementPort
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.rpc import ChannelPool
 from weft.kernel.service import start_restarting, stop_tasks
 

@@ -9,13 +9,13 @@ import grpc
 from router_svc.callers import metadata_of, tenant_of
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.api.router.v1 import task_service_pb2_grpc
-from weft.dispatch.task_messages import attempt_message, news_message, task_message
-from weft.dispatch.tasks import DEFAULT_LISTED, NewTask, TaskPort, TaskQuery, TaskState
-from weft.kernel.caller import caller
+from weft.durable.task_messages import attempt_message, event_message, task_message
+from weft.durable.tasks import DEFAULT_LISTED, NewTask, TaskPort, TaskQuery, TaskState
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.principal import MAY_LEAVE
 from weft.kernel.rpc import answering
+from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -92,7 +92,7 @@ class TaskServicer(task_service_pb2_grpc.TaskServiceServicer):
             watched = self._tasks.watch(_tenant(context), _id(request.id), request.after_event)
             async with aclosing(watched) as news:
                 async for each in news:
-                    yield news_message(each)
+                    yield event_message(each)
 
     async def DeleteTask(self, request: pb.DeleteTaskRequest, context: Context) -> pb.DeleteTaskResponse:  # noqa: N802
         """See TaskService.DeleteTask."""

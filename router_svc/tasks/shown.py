@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from weft.dispatch.tasks import Task, TaskState
+from weft.durable.tasks import Task, TaskState
 
 MAX_REMEMBERED = 10_000
 """Tasks that are remembered while readings are under way; beyond that the oldest is forgotten."""

@@ -16,10 +16,10 @@ from router_svc.tasks.postgres_news import PostgresNews, tell
 from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged
 from router_svc.tasks.sql_moments import moments_of
 from router_svc.tasks.store_port import Claim, Ending, LostLease, NewPiece, PendingTask, TaskRow
-from weft.dispatch.tasks import Submitted, Task, TaskDetails, TaskFailure, TaskPage, TaskPiece, TaskQuery
+from weft.durable.tasks import Submitted, Task, TaskChunk, TaskDetails, TaskFailure, TaskPage, TaskQuery
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.sql.moments import bring_back, is_any_ahead
 
 Done = TypeVar("Done")
@@ -90,7 +90,7 @@ class SqlTaskStore:
         page = await self._read(lambda connection: sql_reads.list_page(connection, tenant, query))
         return replace(page, notice=self._database.notice)
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
+    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         """See TaskStore.pieces."""
         return await self._read(
             lambda connection: sql_reads.pieces(connection, task_id, attempt, after_index, max_bytes)

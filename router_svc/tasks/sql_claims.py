@@ -11,7 +11,7 @@ from router_svc.store.tables import task_attempts, task_pieces, tasks
 from router_svc.tasks.lanes import Lane
 from router_svc.tasks.rows import AT_ONCE
 from router_svc.tasks.store_port import Claim, Ending, NewPiece
-from weft.dispatch.tasks import TaskFailure, TaskState
+from weft.durable.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

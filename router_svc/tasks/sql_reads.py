@@ -16,16 +16,7 @@ from router_svc.tasks.sql_claims import IS_PENDING, IS_RUNNING, lane_of
 from router_svc.tasks.store_port import PendingTask
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import (
-    MAX_LISTED,
-    Task,
-    TaskAttempt,
-    TaskDetails,
-    TaskPage,
-    TaskPiece,
-    TaskQuery,
-    event_number,
-)
+from weft.durable.tasks import MAX_LISTED, Task, TaskAttempt, TaskChunk, TaskDetails, TaskPage, TaskQuery, event_number
 from weft.kernel.errors import invalid_field
 from weft.kernel.reasons import reason_of
 
@@ -75,7 +66,7 @@ async def list_page(connection: AsyncConnection, tenant: str, query: TaskQuery) 
 
 async def pieces(
     connection: AsyncConnection, task_id: str, attempt: int, after_index: int, max_bytes: int
-) -> Sequence[TaskPiece]:
+) -> Sequence[TaskChunk]:
     """See TaskStore.pieces. Of a piece that the event is in the middle of, the rest."""
     c = task_pieces.c
     of_attempt = and_(c.task_id == task_id, c.attempt == attempt)
@@ -224,13 +215,13 @@ def _attempt_of(row: Any) -> TaskAttempt:
     )
 
 
-def _piece_of(row: Any, attempt: int, after_index: int) -> TaskPiece | None:
+def _piece_of(row: Any, attempt: int, after_index: int) -> TaskChunk | None:
     last = row.first_index + row.event_count - 1
     if last <= after_index:
         return None
     output = task_pb2.TaskOutput.FromString(row.output)
     del output.events[: max(0, after_index + 1 - row.first_index)]
-    return TaskPiece(attempt=attempt, last_event=event_number(attempt, last), output=output)
+    return TaskChunk(attempt=attempt, last_event=event_number(attempt, last), output=output)
 
 
 def _pending_of(row: Any, lane: Lane, spec: bytes) -> PendingTask:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router_svc.store.tables import task_specs, tasks
 from router_svc.tasks.rows import task_of, utc, values_of
 from router_svc.tasks.store_port import TaskRow
-from weft.dispatch.tasks import Submitted, Task, TaskState, task_being_deleted
+from weft.durable.tasks import Submitted, Task, TaskState, task_being_deleted
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -21,8 +21,8 @@ from router_svc.tasks.sql_claims import (
     lane_of,
 )
 from router_svc.tasks.store_port import LOST_LEASE, Claim, LostLease
-from weft.dispatch.batches import BatchState
-from weft.dispatch.tasks import Task, TaskFailure, TaskState
+from weft.durable.batches import BatchState
+from weft.durable.tasks import Task, TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -11,16 +11,7 @@ from typing import NamedTuple, Protocol
 
 from router_svc.tasks.lanes import Lane
 from router_svc.tasks.signals import News
-from weft.dispatch.tasks import (
-    Submitted,
-    Task,
-    TaskDetails,
-    TaskFailure,
-    TaskPage,
-    TaskPiece,
-    TaskQuery,
-    TaskState,
-)
+from weft.durable.tasks import Submitted, Task, TaskChunk, TaskDetails, TaskFailure, TaskPage, TaskQuery, TaskState
 from weft.kernel.reasons import Reason
 
 
@@ -137,7 +128,7 @@ class TaskStore(Protocol):
         """The newest first. Raises INVALID_ARGUMENT for a page token that is not one."""
         ...
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
+    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         """What is kept of an attempt's answer after an event, in order; as many as fit, but one at least."""
         ...
 

@@ -12,7 +12,7 @@ from router_svc.tasks.open_counts import OpenCounts
 from router_svc.tasks.signals import ManyChanged, TaskChanged, TaskSignals
 from router_svc.tasks.store_port import TaskStore
 from router_svc.tasks.wall import Wall
-from weft.dispatch.tasks import TaskState
+from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 
 log = structlog.get_logger("weft.tasks")

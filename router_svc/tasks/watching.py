@@ -8,7 +8,7 @@ from router_svc.tasks.config import MEBIBYTE, TaskLimits
 from router_svc.tasks.signals import TaskSignals
 from router_svc.tasks.store_port import TaskStore
 from router_svc.tasks.waiting import wait_for_news
-from weft.dispatch.tasks import Task, TaskNews, TaskPiece, attempt_of, index_of, task_not_found
+from weft.durable.tasks import Task, TaskChunk, TaskEvent, attempt_of, index_of, task_not_found
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -30,7 +30,7 @@ class TaskWatcher:
         self._limits = limits
         self._watches = 0
 
-    async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[TaskNews]:
+    async def watch(self, tenant: str, task_id: str, after_event: int) -> AsyncGenerator[TaskEvent]:
         """See TaskPort.watch."""
         with self._counted(), self._signals.watching(task_id) as news:
             told: Task | None = None
@@ -53,7 +53,7 @@ class TaskWatcher:
                     return
                 await wait_for_news(news, self._clock, self._limits.watch_poll_seconds)
 
-    async def _pieces(self, task: Task, after_event: int) -> AsyncGenerator[TaskPiece]:
+    async def _pieces(self, task: Task, after_event: int) -> AsyncGenerator[TaskChunk]:
         """What is kept behind an event; one of an attempt that was lost counts as none."""
         index = index_of(after_event) if attempt_of(after_event) == task.attempt else 0
         while task.attempt:

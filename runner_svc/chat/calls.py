@@ -7,7 +7,7 @@ from runner_svc.policy.json_extent import JsonExtent
 from runner_svc.policy.text_calls import TextCall
 from weft.api.common.v1 import event_pb2
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 MAX_ARGUMENT_CHARS = 1_048_576

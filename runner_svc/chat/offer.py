@@ -11,7 +11,7 @@ from runner_svc.policy.signals import SignalDescription, pick_signals
 from runner_svc.tools.box import ToolBox
 from runner_svc.tools.port import ToolDescription
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2
-from weft.dispatch.behaviour_limits import check_behaviour
+from weft.dispatch.parameter_checks import check_behaviour
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

@@ -1,8 +1,8 @@
 """What a turn has cost by as much as was seen of it, for turns that are ended before the engine tells its figures."""
 
 from weft.api.common.v1 import event_pb2, usage_pb2
-from weft.dispatch.description import CHARS_PER_TOKEN, estimated_prompt_tokens
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.payload_description import CHARS_PER_TOKEN, estimated_prompt_tokens
 
 
 class SeenTokens:

@@ -21,7 +21,7 @@ from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, signal_pb2, warning_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:

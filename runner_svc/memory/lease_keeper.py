@@ -18,7 +18,7 @@ from weft.gpu.messages import sighting_message
 from weft.gpu.sighting import HostSight, ProcessId, Source
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, stop_tasks
 

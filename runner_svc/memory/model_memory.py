@@ -19,7 +19,7 @@ from runner_svc.records import RequestRecords
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable

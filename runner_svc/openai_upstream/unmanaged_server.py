@@ -180,7 +180,7 @@ class OthersServer:
         """Raises NO_SLOT_AVAILABLE while the server wants to be left alone."""
         wait = self._pace.seconds_to_wait(asyncio.get_running_loop().time())
         if wait > 0.0:
-            # This reason says for certain that nothing has been sent; see weft.dispatch.journey.
+            # This reason says for certain that nothing has been sent; see weft.dispatch.request_trace.
             message = "the server is busy and has not been asked"
             raise WeftError(Reason.NO_SLOT_AVAILABLE, message, retry_after_seconds=wait)
 

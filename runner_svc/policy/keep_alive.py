@@ -1,4 +1,4 @@
-"""How long a model stays loaded when nobody asks anything of it. The text forms are read in `weft.kernel.durations`.
+"""How long a model stays loaded when nobody asks anything of it. The text forms are read in `weft.kernel.units`.
 
 Lengths are seconds; a negative one is for ever.
 """

@@ -16,9 +16,9 @@ from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.signals import News, TaskSignals
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import BatchLine, LineResult, NewBatch
-from weft.dispatch.files import BATCH_INPUT, NewFile
-from weft.dispatch.tasks import TaskState
+from weft.durable.batches import BatchLine, LineResult, NewBatch
+from weft.durable.files import BATCH_INPUT, NewFile
+from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -13,7 +13,7 @@ from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Claim, Ending, NewPiece, PendingTask, TaskRow, TaskStore
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task, TaskFailure, TaskState
+from weft.durable.tasks import Task, TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -3,9 +3,9 @@
 from stored_batches import content, many, refused, running
 
 from router_svc.tasks import sql_sweeps
-from weft.dispatch.batches import BatchState
-from weft.dispatch.files import BATCH_OUTPUT, NewFile
-from weft.dispatch.tasks import TaskState
+from weft.durable.batches import BatchState
+from weft.durable.files import BATCH_OUTPUT, NewFile
+from weft.durable.tasks import TaskState
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)

@@ -7,7 +7,7 @@ from sqlalchemy import func
 from stored_batches import line, many, refused, running
 
 from router_svc.store.tables import batches, tasks
-from weft.dispatch.batches import BatchLine
+from weft.durable.batches import BatchLine
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)

@@ -16,9 +16,9 @@ from router_svc.tasks.postgres_news import PostgresNews
 from router_svc.tasks.rows import UNBORN
 from router_svc.tasks.signals import LaneFilled, ManyChanged, News
 from weft.api.common.v1 import priority_pb2
-from weft.dispatch.batches import BatchLine, BatchState, LineCounts, LineError
-from weft.dispatch.files import NewFile
-from weft.dispatch.tasks import TaskState
+from weft.durable.batches import BatchLine, BatchState, LineCounts, LineError
+from weft.durable.files import NewFile
+from weft.durable.tasks import TaskState
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock

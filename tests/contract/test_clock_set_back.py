@@ -10,10 +10,10 @@ from router_svc.responses.config import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.tables import batches, files, tasks
 from router_svc.tasks.sql import SqlTaskStore
-from weft.dispatch.stored_responses import StoredResponse
-from weft.dispatch.tasks import TaskState
+from weft.durable.responses import StoredResponse
+from weft.durable.tasks import TaskState
+from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 from weft.kernel.errors import WeftError
-from weft.kernel.moments import CLOCK_MARGIN_SECONDS
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")

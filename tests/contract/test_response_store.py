@@ -12,7 +12,7 @@ import router_svc.responses.service
 from router_svc.responses.config import ResponseLimits
 from router_svc.responses.service import ResponseService
 from router_svc.store.database import RouterDatabase
-from weft.dispatch.stored_responses import ResponseStore, StoredResponse
+from weft.durable.responses import ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -16,8 +16,8 @@ from router_svc.responses.config import ResponseLimits
 from router_svc.store.database import RouterDatabase
 from router_svc.store.schema import SCHEMA
 from router_svc.store.tables import metadata, responses
-from weft.dispatch.stored_responses import StoredResponse
-from weft.dispatch.tasks import TaskState
+from weft.durable.responses import StoredResponse
+from weft.durable.tasks import TaskState
 from weft.sql.migrations import migrate
 
 pytest_plugins = ("database_fixtures",)

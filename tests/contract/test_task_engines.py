@@ -18,7 +18,7 @@ from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import PendingTask
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import NewTask, Task, TaskState
+from weft.durable.tasks import NewTask, Task, TaskState
 from weft.kernel.clock import SystemClock
 
 pytest_plugins = ("database_fixtures",)

@@ -30,7 +30,7 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.rows import UNBORN, insert_rows
 from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Ending, TaskStore
-from weft.dispatch.tasks import TaskFailure, TaskQuery, TaskState
+from weft.durable.tasks import TaskFailure, TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

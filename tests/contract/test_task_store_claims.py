@@ -26,7 +26,7 @@ from router_svc.store.tables import task_attempts, task_pieces, task_specs, task
 from router_svc.tasks.sql_claims import MAX_ERROR_CHARS
 from router_svc.tasks.store_port import Claim, Ending, TaskStore
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.tasks import TaskState, event_number
+from weft.durable.tasks import TaskState, event_number
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")

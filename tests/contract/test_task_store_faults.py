@@ -18,7 +18,7 @@ from router_svc.store.database import RouterDatabase
 from router_svc.tasks.signals import ManyChanged, News
 from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Ending
-from weft.dispatch.tasks import TaskQuery, TaskState
+from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres

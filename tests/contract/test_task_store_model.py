@@ -17,7 +17,7 @@ from router_svc.store.tables import tasks
 from router_svc.tasks.lanes import Lane
 from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Claim, Ending, TaskRow
-from weft.dispatch.tasks import TaskQuery, TaskState, event_number
+from weft.durable.tasks import TaskQuery, TaskState, event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

@@ -18,7 +18,7 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.rows import values_of
 from router_svc.tasks.sql_claims import FencedWrites
 from router_svc.tasks.store_port import Claim
-from weft.dispatch.tasks import TaskQuery, TaskState
+from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)

@@ -13,7 +13,7 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.postgres_news import CHANNEL, MAX_PAYLOAD_BYTES, MAX_TOLD
 from router_svc.tasks.signals import LaneFilled, ManyChanged, News, TaskChanged, TaskSignals
 from router_svc.tasks.sql import SqlTaskStore
-from weft.dispatch.tasks import TaskQuery, TaskState
+from weft.durable.tasks import TaskQuery, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PostgresServer

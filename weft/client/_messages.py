@@ -13,10 +13,10 @@ from weft.api.common.v1 import (
     sampling_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
+from weft.kernel.units import keep_alive_seconds
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 

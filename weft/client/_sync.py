@@ -9,8 +9,7 @@ import grpc
 
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.client._address import mesh_address
-from weft.client._channel import open_mesh_channel, security_with
+from weft.client._channel import mesh_address, open_mesh_channel, security_with
 from weft.client._messages import ChatOptions, Message, chat_request, embed_request
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call

@@ -16,8 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from weft.client._address import URL_VARIABLE, mesh_url
-from weft.client._channel import KEY_VARIABLE
+from weft.client._channel import KEY_VARIABLE, URL_VARIABLE, mesh_url
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

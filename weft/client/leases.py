@@ -25,20 +25,18 @@ from typing import TypedDict, Unpack
 
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._address import mesh_address
-from weft.client._lease_calls import LeaseCalls
-from weft.client._lease_keeper import LeaseKeeper
+from weft.client._channel import mesh_address
+from weft.client._lease_renewal import LeaseCalls, LeaseKeeper
 from weft.client._process_tree import ProcessTree
 from weft.gpu.messages import MAX_DEVICES, device_from, sighting_message
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import process_id_of
 from weft.gpu.sighting import ProcessId, Source
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.ids import new_id
-from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.names import MAX_NAME_CHARS, new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CALLER_BANDS
-from weft.kernel.sizes import parse_size
+from weft.kernel.units import parse_size
 
 MAX_PURPOSE_CHARS = 256
 MAX_CALL_WAIT_SECONDS = 300.0

@@ -21,11 +21,10 @@ import grpc
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc
-from weft.client._address import mesh_address
-from weft.client._channel import open_mesh_channel
+from weft.client._channel import mesh_address, open_mesh_channel
 from weft.documents.operation_documents import AuditEntryDocument, HostMemoryDocument, OperationDocument
 from weft.documents.operation_messages import audit_document, host_memory_document, operation_document
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 

@@ -15,10 +15,15 @@ from typing import Any, Self
 import grpc
 
 from weft.api.router.v1 import request_service_pb2, request_service_pb2_grpc
-from weft.client._address import mesh_address
-from weft.client._channel import open_mesh_channel
-from weft.documents.request_documents import ClientDocument, ClientList, RequestDocument, RequestList
-from weft.documents.request_messages import client_document, request_document
+from weft.client._channel import mesh_address, open_mesh_channel
+from weft.documents.request_documents import (
+    ClientDocument,
+    ClientList,
+    RequestDocument,
+    RequestList,
+    client_document,
+    request_document,
+)
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 

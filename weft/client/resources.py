@@ -29,10 +29,9 @@ from weft.api.registry.v1 import (
     settings_service_pb2_grpc,
 )
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.client._address import mesh_address
-from weft.client._channel import open_mesh_channel
+from weft.client._channel import mesh_address, open_mesh_channel
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, PoolDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.messages import (
     agent_document,
     declared_document,

@@ -10,8 +10,8 @@ import grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.client._channel import open_mesh_channel
 from weft.client.resources import Registry
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import ModelDocument, RunnerDocument
-from weft.documents.kinds import ResourceKind
 from weft.kernel.address import metadata_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -19,11 +19,9 @@ import grpc
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.client._address import mesh_address
-from weft.client._channel import open_mesh_channel
+from weft.client._channel import mesh_address, open_mesh_channel
 from weft.client._messages import ChatOptions, Message, chat_request
-from weft.documents.task_documents import TaskDocument, TaskList
-from weft.documents.task_messages import task_details, task_document
+from weft.documents.task_documents import TaskDocument, TaskList, task_details, task_document
 from weft.kernel.errors import invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call

@@ -7,8 +7,7 @@ router signs and a runner checks.
 """
 
 from weft.dispatch.dispatcher import Dispatcher, EmbeddingCall, GenerationCall, SpeechCall, UnaryCall
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.port import (
+from weft.dispatch.placement import (
     Decision,
     Grant,
     LoadingModel,
@@ -17,6 +16,7 @@ from weft.dispatch.port import (
     PlacementRequest,
     WaitingInQueue,
 )
+from weft.dispatch.request_trace import RequestContext
 
 __all__ = [
     "Decision",

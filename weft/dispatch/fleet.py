@@ -1,26 +1,36 @@
 """The read model of the mesh: every runner, model, agent and route, as the registry's Watch tells of them."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import grpc
+import structlog
 
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
     model_pb2,
     registry_service_pb2,
+    registry_service_pb2_grpc,
     route_pb2,
     runner_pb2,
     settings_pb2,
 )
+from weft.kernel.clock import Clock
 from weft.kernel.request import Operation, Skill
+from weft.kernel.service import start_critical, stop_tasks
 from weft.wake.messages import plan_of
 from weft.wake.recipes import WakePlan
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
+
+    from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
+
 
 T = TypeVar("T")
 
@@ -335,3 +345,77 @@ def _agent(agent: agent_pb2.Agent) -> AgentView:
         runner_gone=agent.HasField("inactive_time"),
         behaviour=manifest.behaviour if manifest.HasField("behaviour") else None,
     )
+
+
+log = structlog.get_logger("weft.fleet")
+
+FIRST_RETRY_SECONDS = 0.1
+MAX_RETRY_SECONDS = 5.0
+
+FleetListener = Callable[[FleetView], None]
+
+
+class FleetWatcher:
+    """Follows the registry's Watch and tells listeners each new FleetView; reconnects for as long as it runs."""
+
+    def __init__(self, registry: grpc.aio.Channel, clock: Clock, *, include_ticket_keys: bool = False) -> None:
+        self._stub = cast("RegistryServiceAsyncStub", registry_service_pb2_grpc.RegistryServiceStub(registry))
+        self._clock = clock
+        self._include_ticket_keys = include_ticket_keys
+        self._view = FleetView()
+        self._listeners: list[FleetListener] = []
+        self._task: asyncio.Task[None] | None = None
+        self._first_snapshot = asyncio.Event()
+        self._is_following = False
+        """Whether the present watch has brought its snapshot."""
+
+    @property
+    def view(self) -> FleetView:
+        """The newest view; empty before the first snapshot."""
+        return self._view
+
+    def subscribe(self, listener: FleetListener) -> None:
+        """Call `listener` with every new view, from the event loop."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Begin to follow. Returns at once; `wait_ready` waits for the first snapshot."""
+        self._task = start_critical(self._follow(), name="fleet-watcher")
+
+    async def wait_ready(self) -> None:
+        """Return once the first snapshot has arrived."""
+        await self._first_snapshot.wait()
+
+    async def stop(self) -> None:
+        """Stop following; the last view stays readable."""
+        if self._task is not None:
+            await stop_tasks([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        pause = FIRST_RETRY_SECONDS
+        while True:
+            self._is_following = False
+            try:
+                await self._follow_once()
+            except grpc.aio.AioRpcError as error:
+                log.warning(
+                    "registry watch lost, serving from the last known state",
+                    code=error.code().name,
+                    why=error.details(),
+                )
+            except Exception:
+                # A watcher that ended would leave its service with an ever older view, and nobody would know.
+                log.exception("registry watch failed unexpectedly, watching again")
+            # A snapshot is a success, also of a mesh in which nothing has changed.
+            pause = FIRST_RETRY_SECONDS if self._is_following else min(pause * 2, MAX_RETRY_SECONDS)
+            await self._clock.sleep(pause)
+
+    async def _follow_once(self) -> None:
+        request = registry_service_pb2.WatchRequest(include_ticket_keys=self._include_ticket_keys)
+        async for response in self._stub.Watch(request):
+            self._view = apply_watch(self._view, response)
+            self._first_snapshot.set()
+            self._is_following = True
+            for listener in self._listeners:
+                listener(self._view)

@@ -6,10 +6,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
-from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
 from weft.kernel.request import CALLER_BANDS, CacheMode, Handling, Priority
+from weft.kernel.units import keep_alive_seconds
 
 _NANOSECONDS = 1e9
 _CACHE_MODES = {0: CacheMode.AUTO, **{mode.value: mode for mode in CacheMode}}

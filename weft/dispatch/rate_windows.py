@@ -16,8 +16,8 @@ from limits.strategies import MovingWindowRateLimiter
 
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate
 
 BUCKETS_PER_WINDOW = 256
 """What is counted within a 256th of a window leaves it together, at the time of the newest: never too early."""

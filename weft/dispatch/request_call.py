@@ -7,12 +7,12 @@ import grpc
 
 from weft.api.common.v1 import agent_behaviour_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
-from weft.dispatch.description import Payload, affinity_key, describe
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.handling import serve_options
-from weft.dispatch.journey import Journey, RequestContext, log_receipt
-from weft.dispatch.port import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
-from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.dispatch.payload_description import Payload, affinity_key, describe
+from weft.dispatch.placement import Grant, LoadingModel, PlacementPort, PlacementRequest, WaitingInQueue
+from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
+from weft.dispatch.request_trace import RequestContext, RequestTrace, log_receipt
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -22,13 +22,13 @@ from weft.kernel.telemetry import TRACEPARENT
 
 
 @dataclass(frozen=True, slots=True)
-class CallTools:
+class CallDeps:
     """What every call of one dispatcher works with."""
 
     placement: PlacementPort
     channels: ChannelPool
     clock: Clock
-    steady: SteadyConfig
+    steady: ReconnectConfig
     fleet: FleetSource | None
 
     def view(self) -> FleetView:
@@ -49,10 +49,10 @@ class CallTools:
 class RequestCall:
     """What every kind of request shares: the journey, the placement, the receipt."""
 
-    def __init__(self, tools: CallTools, context: RequestContext) -> None:
+    def __init__(self, tools: CallDeps, context: RequestContext) -> None:
         self._tools = tools
         self._context = context
-        self._journey = Journey(context, tools.clock.monotonic())
+        self._journey = RequestTrace(context, tools.clock.monotonic())
         self._receipt: receipt_pb2.Receipt | None = None
 
     @property
@@ -64,7 +64,9 @@ class RequestCall:
         """From the next attempt on: whether nobody reads the answer before it is complete."""
         self._context = self._journey.context = replace(self._context, whole=whole)
 
-    def _place(self, payload: Payload, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None) -> SteadyPlacement:
+    def _place(
+        self, payload: Payload, behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
+    ) -> ReconnectingPlacement:
         context = self._context
         salt = f"{context.tenant}\0{context.handling.cache_tag}"
         description = describe(payload, salt=salt, behaviour=behaviour)
@@ -86,7 +88,7 @@ class RequestCall:
             prefix_digests=description.prefix_digests,
             client_id=context.client_id,
         )
-        return SteadyPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
+        return ReconnectingPlacement(self._tools.placement, request, self._tools.clock, self._tools.steady)
 
     def _seconds_left(self, grant: Grant) -> float | None:
         """For an attempt that begins now: what the caller or the request's route leaves it, whichever is less."""
@@ -113,11 +115,11 @@ class RequestCall:
         about = (("x-request-id", self._context.request_id), (TRACEPARENT, self._context.traceparent))
         return about + metadata_of(grant.address)
 
-    async def _fail_attempt(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
+    async def _fail_attempt(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
         self._journey.note_attempt_failed(error.reason)
         await placement.report_attempt_failed(grant.attempt, error.reason)
 
-    async def _fail_attempt_or_raise(self, placement: SteadyPlacement, grant: Grant, error: WeftError) -> None:
+    async def _fail_attempt_or_raise(self, placement: ReconnectingPlacement, grant: Grant, error: WeftError) -> None:
         """An attempt failed: another may follow, unless its content has begun to go out."""
         if self._journey.first_content is None:
             await self._fail_attempt(placement, grant, error)
@@ -138,7 +140,7 @@ class RequestCall:
             return self._close(_reason_of(error), None)
         return self._receipt
 
-    async def _report_failed(self, placement: SteadyPlacement, error: Exception) -> None:
+    async def _report_failed(self, placement: ReconnectingPlacement, error: Exception) -> None:
         """Tell the router what became of it, for those who ask it later."""
         await placement.report_finished(_reason_of(error), self._close_failed(error))
 
@@ -186,7 +188,7 @@ def require_cancelled() -> None:
         raise WeftError(Reason.WORKER_LOST, "the connection to the runner was closed")
 
 
-def told_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
+def reported_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
     """What the caller is told: a scheduler that gives up after a failed attempt repeats only the attempt's reason."""
     return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
 

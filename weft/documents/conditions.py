@@ -9,7 +9,7 @@ from weft.documents.statuses import (
     RouteStatus,
     RunnerStatus,
 )
-from weft.kernel.clock_offset import offset_words, refused_words
+from weft.kernel.clock import offset_words, refused_words
 from weft.kernel.detail_words import MODEL_NOT_LISTED
 
 READY = "Ready"

@@ -1,17 +1,142 @@
 """Resources as documents. What stands outside `status` is declared, and `apply` takes it; `status` is told only."""
 
+import re
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from ipaddress import IPv4Address
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
-from weft.documents.behaviour_words import Repetition, SignalNames, ToolIterations, ToolNames
-from weft.documents.document_base import Count, DocumentPart, Name
-from weft.documents.kinds import ResourceKind
-from weft.documents.route_document import RouteDocument
+from weft.dispatch.parameter_checks import (
+    MAX_AGENT_SIGNALS,
+    MAX_AGENT_TOOLS,
+    MAX_SIGNAL_NAME_CHARS,
+    MAX_TOOL_ITERATIONS,
+    SIGNAL_NAME_PATTERN,
+    SIGNAL_NAME_RULE,
+    is_signal_name,
+)
+from weft.documents.document_base import Count, DocumentPart, Name, ResourceKind
 from weft.documents.sampling_document import SamplingDocument
-from weft.documents.statuses import AgentStatus, ModelStatus, PoolStatus, RunnerStatus
-from weft.documents.wake_document import WakeDocument
+from weft.documents.statuses import AgentStatus, ModelStatus, PoolStatus, RouteStatus, RunnerStatus
+from weft.kernel.errors import FieldError
+from weft.kernel.units import MAX_DURATION_CHARS, keep_alive_seconds
+from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_MAX_WAIT_SECONDS, DEFAULT_WAKE_PORT, MAX_WAIT_SECONDS
+
+
+def _signal_name(text: str) -> str:
+    if not is_signal_name(text):
+        raise ValueError(SIGNAL_NAME_RULE)
+    return text
+
+
+def _once_each(names: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise ValueError(f"must not have {twice} twice")
+    return names
+
+
+def _off_is_a_word(value: Any) -> Any:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+SignalName = Annotated[
+    str,
+    AfterValidator(_signal_name),
+    Field(json_schema_extra={"pattern": SIGNAL_NAME_PATTERN, "minLength": 1, "maxLength": MAX_SIGNAL_NAME_CHARS}),
+]
+SignalNames = Annotated[
+    tuple[SignalName, ...], Field(max_length=MAX_AGENT_SIGNALS, strict=False), AfterValidator(_once_each)
+]
+ToolNames = Annotated[tuple[Name, ...], Field(max_length=MAX_AGENT_TOOLS, strict=False), AfterValidator(_once_each)]
+ToolIterations = Annotated[int, Field(ge=0, le=MAX_TOOL_ITERATIONS)]
+Repetition = Annotated[Literal["off", "warn", "kill"], BeforeValidator(_off_is_a_word)]
+
+
+MAX_URL_CHARS = 2048
+MAX_HEADERS = 32
+MAX_HEADER_NAME_CHARS = 128
+MAX_HEADER_VALUE_CHARS = 4096
+MAX_ARGUMENTS = 64
+MAX_ARGUMENT_CHARS = 4096
+MAX_PORT = 65_535
+
+_MAC_ADDRESS = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")
+
+
+def _mac_address(text: str) -> str:
+    if _MAC_ADDRESS.fullmatch(text) is None:
+        raise ValueError("must be six pairs of hex digits joined by ':' or '-'")
+    return text
+
+
+def _ipv4_address(text: str) -> str:
+    IPv4Address(text)
+    return text
+
+
+class HttpRecipeDocument(DocumentPart):
+    """An HTTP request to a controller that starts the backend; every 2xx is success."""
+
+    type: Literal["http"]
+    """An HTTP request."""
+    url: Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=MAX_URL_CHARS, repr=False)]
+    """Where to; http or https."""
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    """The request's method."""
+    headers: dict[
+        Annotated[str, Field(min_length=1, max_length=MAX_HEADER_NAME_CHARS)],
+        Annotated[str, Field(max_length=MAX_HEADER_VALUE_CHARS)],
+    ] = Field(default={}, max_length=MAX_HEADERS, repr=False)
+    """Headers. In a value, `${WEFT_WAKE_...}` stands for that environment variable of the router."""
+
+
+class CommandRecipeDocument(DocumentPart):
+    """A program, started directly and never through a shell; exit code 0 is success."""
+
+    type: Literal["command"]
+    """A program."""
+    argv: tuple[Annotated[str, Field(max_length=MAX_ARGUMENT_CHARS)], ...] = Field(
+        min_length=1, max_length=MAX_ARGUMENTS, strict=False, repr=False
+    )
+    """The program and its arguments."""
+
+
+class WakeOnLanRecipeDocument(DocumentPart):
+    """A magic packet to a sleeping network card."""
+
+    type: Literal["wake_on_lan"]
+    """A magic packet."""
+    mac_address: Annotated[str, AfterValidator(_mac_address)]
+    """Hardware address, six pairs of hex digits joined by ':' or '-'."""
+    broadcast_address: Annotated[str, AfterValidator(_ipv4_address)] = DEFAULT_BROADCAST_ADDRESS
+    """IPv4 address to send to."""
+    port: Annotated[int, Field(ge=1, le=MAX_PORT)] = DEFAULT_WAKE_PORT
+    """UDP port."""
+
+
+RecipeDocument = HttpRecipeDocument | CommandRecipeDocument | WakeOnLanRecipeDocument
+
+
+class WakeDocument(DocumentPart):
+    """Who can wake a sleeping model. At least one of `byRunner` and `byMesh` is given."""
+
+    by_runner: bool = False
+    """Its runner wakes it when asked."""
+    by_mesh: Annotated[RecipeDocument, Field(discriminator="type")] | None = None
+    """What a router does to wake the host the runner lives on: a sleeping host cannot wake itself."""
+    max_wait_seconds: Annotated[float, Field(ge=1, le=MAX_WAIT_SECONDS)] = DEFAULT_MAX_WAIT_SECONDS
+    """Longest wait from the first step until the model takes requests."""
+
+    @model_validator(mode="after")
+    def _somebody_wakes_it(self) -> "WakeDocument":
+        if not self.by_runner and self.by_mesh is None:
+            raise ValueError("needs byRunner: true, or a recipe in byMesh")
+        return self
+
 
 MAX_DESCRIPTION_CHARS = 1024
 MAX_SYSTEM_PROMPT_CHARS = 65_536
@@ -119,6 +244,60 @@ class PoolDocument(DocumentPart):
     members: tuple[Name, ...] = Field(default=(), max_length=MAX_POOL_MEMBERS, strict=False)
     """Its members, by name, in order. Empty: whoever they are."""
     status: PoolStatus | None = None
+    """What is true of it now; ignored by `apply`."""
+
+
+MAX_CANDIDATES = 16
+MAX_BUDGET_SECONDS = 86_400.0
+
+
+def _length(value: object) -> float:
+    try:
+        return keep_alive_seconds(value, "")
+    except FieldError as error:
+        raise ValueError(error.message.removeprefix(": ")) from None
+
+
+def _whole(seconds: float) -> int | float:
+    """A number as people write it: 300, not 300.0."""
+    return int(seconds) if seconds.is_integer() else seconds
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("must not name one twice")
+    return tuple(names)
+
+
+_KeepAliveText = Annotated[str, Field(max_length=MAX_DURATION_CHARS)]
+_Seconds = PlainSerializer(_whole, return_type=int | float, when_used="json")
+
+
+class RouteDocument(DocumentPart):
+    """A ladder of models for one kind of task. Callers ask for it as model "route/<name>"."""
+
+    kind: Literal["route"]
+    """What it is."""
+    name: Name
+    """Unique in the mesh."""
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
+    """For people."""
+    candidates: Annotated[
+        tuple[Name, ...], Field(min_length=1, max_length=MAX_CANDIDATES, strict=False), AfterValidator(_distinct)
+    ]
+    """Models or pools, by name, best first. The first is the primary, the others are fallbacks."""
+    budget_seconds: Annotated[float, Field(gt=0, le=MAX_BUDGET_SECONDS), _Seconds] | None = None
+    """How long an answer may take from its arrival to its end, waiting and loads included; a request that would take
+    longer is refused at once. Absent: as long as the request's own deadline."""
+    keep_alive: (
+        Annotated[float, BeforeValidator(_length, json_schema_input_type=float | _KeepAliveText), _Seconds] | None
+    ) = None
+    """How long the model stays loaded after a request by this route: seconds, a text such as "5m", -1 for ever, 0 for
+    one request. Absent: as the model is configured."""
+    pin_primary: bool = False
+    """Whether the primary is waited and loaded for as long as it is there at all, even where a fallback could answer
+    sooner."""
+    status: RouteStatus | None = None
     """What is true of it now; ignored by `apply`."""
 
 

@@ -10,8 +10,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from weft.documents.document_base import ResourceKind, parse_kind
 from weft.documents.documents import DOCUMENT_TYPES, Document, PoolDocument
-from weft.documents.kinds import ResourceKind, parse_kind
 from weft.documents.yaml_nodes import YamlDocument, yaml_documents
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason

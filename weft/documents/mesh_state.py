@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, registry_service_pb2, route_pb2, runner_pb2
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document
-from weft.documents.kinds import ResourceKind
 from weft.documents.messages import agent_document, model_document, pool_document, route_document, runner_document
 
 Key = tuple[ResourceKind, str]

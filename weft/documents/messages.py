@@ -4,11 +4,14 @@ The registry has checked what it tells, so parts that only it checks are taken o
 make a whole list unreadable.
 """
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
-from weft.api.common.v1 import sampling_pb2
+from google.protobuf import duration_pb2
+
+from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
     agent_pb2,
     declaration_service_pb2,
@@ -18,8 +21,8 @@ from weft.api.registry.v1 import (
     resource_kind_pb2,
     route_pb2,
     runner_pb2,
+    wake_pb2,
 )
-from weft.documents.behaviour_messages import behaviour_fields, behaviour_message
 from weft.documents.conditions import (
     agent_conditions,
     model_conditions,
@@ -27,18 +30,22 @@ from weft.documents.conditions import (
     route_conditions,
     runner_conditions,
 )
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import (
     MESH,
     AgentDocument,
+    CommandRecipeDocument,
     Document,
     EventDocument,
+    HttpRecipeDocument,
     ModelDocument,
     PoolDocument,
+    RecipeDocument,
+    RouteDocument,
     RunnerDocument,
+    WakeDocument,
+    WakeOnLanRecipeDocument,
 )
-from weft.documents.kinds import ResourceKind
-from weft.documents.route_document import RouteDocument
-from weft.documents.route_messages import route_fields, route_manifest
 from weft.documents.sampling_document import SamplingDocument
 from weft.documents.statuses import (
     AgentStatus,
@@ -50,10 +57,141 @@ from weft.documents.statuses import (
     RouteStatus,
     RunnerStatus,
 )
-from weft.documents.wake_messages import wake_document, wake_message
+from weft.wake.messages import plan_message, plan_of
+from weft.wake.recipes import CommandRecipe, HttpRecipe, Recipe, WakeOnLanRecipe, WakePlan
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
+
+
+def wake_message(document: WakeDocument) -> wake_pb2.Wake:
+    """What `document` says, on the wire."""
+    plan = WakePlan(
+        by_runner=document.by_runner,
+        by_mesh=_recipe(document.by_mesh) if document.by_mesh is not None else None,
+        max_wait_seconds=document.max_wait_seconds,
+    )
+    return plan_message(plan)
+
+
+def wake_document(message: wake_pb2.Wake) -> WakeDocument:
+    """What `message` says, as a document."""
+    plan = plan_of(message)
+    return WakeDocument.model_construct(
+        by_runner=plan.by_runner,
+        by_mesh=_recipe_document(plan.by_mesh) if plan.by_mesh is not None else None,
+        max_wait_seconds=plan.max_wait_seconds,
+    )
+
+
+def _recipe(document: RecipeDocument) -> Recipe:
+    match document:
+        case HttpRecipeDocument():
+            return HttpRecipe(url=document.url, method=document.method, headers=document.headers)
+        case CommandRecipeDocument():
+            return CommandRecipe(argv=document.argv)
+        case WakeOnLanRecipeDocument():
+            return WakeOnLanRecipe(
+                mac_address=document.mac_address, broadcast_address=document.broadcast_address, port=document.port
+            )
+    assert_never(document)
+
+
+def _recipe_document(recipe: Recipe) -> RecipeDocument:
+    match recipe:
+        case HttpRecipe(url=url, method=method, headers=headers):
+            http: dict[str, Any] = {"type": "http", "url": url, "method": method, "headers": dict(headers)}
+            return HttpRecipeDocument.model_construct(**http)
+        case CommandRecipe(argv=argv):
+            return CommandRecipeDocument.model_construct(type="command", argv=argv)
+        case WakeOnLanRecipe():
+            return WakeOnLanRecipeDocument.model_construct(
+                type="wake_on_lan",
+                mac_address=recipe.mac_address,
+                broadcast_address=recipe.broadcast_address,
+                port=recipe.port,
+            )
+    assert_never(recipe)
+
+
+_NANOSECONDS = 1e9
+
+
+def route_manifest(document: RouteDocument) -> route_pb2.RouteManifest:
+    """What a document declares."""
+    return route_pb2.RouteManifest(
+        name=document.name,
+        description=document.description,
+        candidates=document.candidates,
+        budget=None if document.budget_seconds is None else _duration(document.budget_seconds),
+        keep_alive=None if document.keep_alive is None else _duration(document.keep_alive),
+        pin_primary=document.pin_primary,
+    )
+
+
+def route_fields(manifest: route_pb2.RouteManifest) -> dict[str, Any]:
+    """The declared fields of a document."""
+    return {
+        "kind": "route",
+        "name": manifest.name,
+        "description": manifest.description,
+        "candidates": tuple(manifest.candidates),
+        "budget_seconds": _seconds(manifest.budget) if manifest.HasField("budget") else None,
+        "keep_alive": _seconds(manifest.keep_alive) if manifest.HasField("keep_alive") else None,
+        "pin_primary": manifest.pin_primary,
+    }
+
+
+def _seconds(length: duration_pb2.Duration) -> float:
+    return length.ToNanoseconds() / _NANOSECONDS
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    nanoseconds = seconds * _NANOSECONDS
+    # To the nearest, so that 8.3 is read back as 8.3; but less than a nanosecond must not become nothing.
+    duration.FromNanoseconds(round(nanoseconds) or math.ceil(nanoseconds))
+    return duration
+
+
+_POLICIES: dict[str, agent_behaviour_pb2.RepetitionPolicy.ValueType] = {
+    "off": agent_behaviour_pb2.REPETITION_POLICY_OFF,
+    "warn": agent_behaviour_pb2.REPETITION_POLICY_WARN,
+    "kill": agent_behaviour_pb2.REPETITION_POLICY_KILL,
+}
+_WORDS: dict[int, str] = {number: word for word, number in _POLICIES.items()}
+
+
+def behaviour_message(document: AgentDocument) -> agent_behaviour_pb2.AgentBehaviour | None:
+    """What `document` asks for, on the wire; None when that is nothing."""
+    message = agent_behaviour_pb2.AgentBehaviour(
+        platform_prompt=document.platform_prompt,
+        tools=document.tools,
+        max_tool_iterations=document.max_tool_iterations,
+        signals=document.signals,
+    )
+    if document.repetition is not None:
+        message.repetition_policy = _POLICIES[document.repetition]
+    if not document.stop_on_decision_request:
+        message.stop_on_decision_request = False
+    if not document.parse_text_tool_calls:
+        message.parse_text_tool_calls = False
+    return message if message.ListFields() else None
+
+
+def behaviour_fields(message: agent_behaviour_pb2.AgentBehaviour) -> dict[str, Any]:
+    """What `message` asks for, as fields of an agent's document."""
+    return {
+        "platform_prompt": message.platform_prompt,
+        "tools": tuple(message.tools),
+        "max_tool_iterations": message.max_tool_iterations if message.HasField("max_tool_iterations") else None,
+        "signals": tuple(message.signals),
+        "stop_on_decision_request": message.stop_on_decision_request
+        or not message.HasField("stop_on_decision_request"),
+        "repetition": _WORDS.get(message.repetition_policy),
+        "parse_text_tool_calls": message.parse_text_tool_calls or not message.HasField("parse_text_tool_calls"),
+    }
+
 
 _OPERATION_PREFIX = "MODEL_OPERATION_"
 _SKILL_PREFIX = "MODEL_SKILL_"

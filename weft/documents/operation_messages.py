@@ -20,9 +20,9 @@ from weft.documents.operation_documents import (
     OperationDocument,
     OperationResultDocument,
 )
-from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
 from weft.kernel.reasons import Reason
+from weft.kernel.units import keep_alive_seconds
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp

@@ -1,9 +1,15 @@
-"""The clock port. Policies take `now` as a value; only loops hold a Clock."""
+"""The clock port, the machine's clock, the mesh's clock, and how clocks that differ are judged.
+
+Policies take `now` as a value; only loops hold a Clock.
+"""
 
 import asyncio
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 
 class Clock(Protocol):
@@ -36,3 +42,69 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """See Clock.sleep."""
         await asyncio.sleep(seconds)
+
+
+class MeshClock:
+    """See weft.kernel.clock.Clock. Shows the time of day of `clock` until it is told the mesh's.
+
+    It goes on from there by the monotonic clock, so that a correction of the machine's own does not move it.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told: tuple[datetime, float] | None = None
+
+    def set(self, now: datetime) -> None:
+        """It is `now` in the mesh, an aware time in UTC."""
+        self._told = now, self._clock.monotonic()
+
+    def monotonic(self) -> float:
+        """See Clock.monotonic."""
+        return self._clock.monotonic()
+
+    def utc_now(self) -> datetime:
+        """See Clock.utc_now."""
+        if self._told is None:
+            return self._clock.utc_now()
+        told, at = self._told
+        return told + timedelta(seconds=self._clock.monotonic() - at)
+
+    async def sleep(self, seconds: float) -> None:
+        """See Clock.sleep."""
+        await self._clock.sleep(seconds)
+
+
+NOTABLE_OFFSET_SECONDS = 5.0
+"""A clock that is off by less is not mentioned: clocks that are synchronised are off by milliseconds."""
+
+
+def offset_words(seconds: float) -> str:
+    """Such as "its clock is 600 s ahead of the mesh's"; `seconds` are negative where it is behind."""
+    return f"its clock is {abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the mesh's"
+
+
+def refused_words(seconds: float) -> str:
+    """The same for a clock that is off by more than is allowed, with the remedy."""
+    return f"{offset_words(seconds)}, more than is allowed; set it right there (NTP)"
+
+
+def clock_off(runner: str, seconds: float) -> WeftError:
+    """The refusal of a request by a runner whose clock is off by more than is allowed."""
+    return WeftError(
+        Reason.CLOCK_OFF,
+        f"the runner {runner} takes no requests: {refused_words(seconds)}",
+        metadata={"runner": runner, "clock_offset_seconds": f"{seconds:.0f}"},
+    )
+
+
+CLOCK_MARGIN_SECONDS = 5.0
+"""A written moment may lie further off than it can by this much: clocks of two machines differ, and are corrected."""
+
+
+def seconds_ahead(made_at: datetime, now: datetime) -> timedelta:
+    """How far in the future something was made that is there already; zero within the margin.
+
+    Its maker's clock was ahead: every moment that was counted from then lies too far off by as much.
+    """
+    ahead = made_at - now
+    return ahead if ahead > timedelta(seconds=CLOCK_MARGIN_SECONDS) else timedelta()

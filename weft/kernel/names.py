@@ -1,6 +1,9 @@
-"""Names of resources and the limits of every string a caller may choose."""
+"""Names and ids: which texts are valid names, new ids, and suggestions for a misspelt name."""
 
 import re
+import secrets
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from weft.kernel.errors import invalid_field
 
@@ -55,3 +58,24 @@ def require_request_id(text: str, field: str) -> str:
     if len(text) > MAX_REQUEST_ID_CHARS or _REQUEST_ID.fullmatch(text) is None:
         raise invalid_field(field, f"must be 1 to {MAX_REQUEST_ID_CHARS} letters, digits, '.', '_' or '-'")
     return text
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as `req-9f2c...`: the prefix says what it names, 96 random bits make it unique."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def new_key() -> bytes:
+    """A fresh symmetric key: 32 random bytes."""
+    return secrets.token_bytes(32)
+
+
+MAX_CLOSE_NAMES = 3
+_COMPARED_NAMES = 10_000
+"""Names that one is compared with at most: comparing takes some microseconds each."""
+
+
+def close_names(name: str, names: Iterable[str]) -> str:
+    """Returns the question whether one of the names that are close was meant; empty where none is."""
+    close = get_close_matches(name, sorted(names)[:_COMPARED_NAMES], n=MAX_CLOSE_NAMES)
+    return f"did you mean {' or '.join(close)}?" if close else ""

@@ -15,8 +15,8 @@ from grpc_status import rpc_status
 from weft.kernel.address import needs_tls, target_of
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelOpener, ChannelSecurity, open_sync_channel
-from weft.kernel.tls_check import TlsFiles
 
 ERROR_DOMAIN = "weft"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

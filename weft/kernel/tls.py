@@ -1,17 +1,150 @@
 """TLS of a server: credentials that follow their files, without a restart."""
 
+import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import structlog
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.tls_check import TlsFiles, TlsMaterial, read_material
+from weft.kernel.errors import FieldError, WeftError, invalid_field
+
+_NOT_YET_VALID = 9
+_EXPIRED = 10
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL."""
+_HANDSHAKE_STEPS = 4
+MAX_FILE_BYTES = 1024 * 1024
+"""Of one PEM file: the roots that browsers trust take a fifth of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files. A certificate and its key come together; roots may be there without them."""
+
+    certificate_file: Path | None = None
+    """The chain, its own certificate first."""
+    key_file: Path | None = None
+    """The key of the certificate, without a passphrase, readable by its owner and at most by its group."""
+    ca_file: Path | None = None
+    """Roots that vouch for others; None: the usual ones."""
+    section: str = "tls"
+    """What the names in error messages begin with."""
+
+    def field(self, name: str) -> str:
+        """The name of a setting in error messages."""
+        return f"{self.section}.{name}"
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those that are set."""
+        return tuple(path for path in (self.certificate_file, self.key_file, self.ca_file) if path is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsMaterial:
+    """What the files hold, as PEM; empty where there is no such file."""
+
+    certificate: bytes = b""
+    key: bytes = field(default=b"", repr=False)
+    roots: bytes = b""
+
+
+def read_material(files: TlsFiles) -> TlsMaterial:
+    """Read and check all files. Raises INVALID_ARGUMENT naming the setting that is wrong.
+
+    Refused are a certificate without its key and the other way round, a key that others than its owner and group may
+    read or its group may write, what is not PEM, a key of another certificate, and a certificate that is not valid now.
+    """
+    if (files.certificate_file is None) != (files.key_file is None):
+        missing = "key_file" if files.key_file is None else "certificate_file"
+        raise invalid_field(files.field(missing), "is missing: a certificate and its key come together")
+    roots = b"" if files.ca_file is None else _read_roots(files, files.ca_file)
+    if files.certificate_file is None or files.key_file is None:
+        return TlsMaterial(roots=roots)
+    _require_private(files, files.key_file)
+    certificate = _read(files, "certificate_file", files.certificate_file)
+    key = _read(files, "key_file", files.key_file)
+    _require_pair(files, files.certificate_file, files.key_file)
+    return TlsMaterial(certificate=certificate, key=key, roots=roots)
+
+
+def _read(files: TlsFiles, name: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(files, name, error) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise invalid_field(files.field(name), f"has more than {MAX_FILE_BYTES} bytes")
+    return content
+
+
+def _read_roots(files: TlsFiles, path: Path) -> bytes:
+    roots = _read(files, "ca_file", path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise invalid_field(files.field("ca_file"), "holds no PEM certificates") from error
+    return roots
+
+
+def _require_private(files: TlsFiles, path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _unreadable(files, "key_file", error) from error
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        # Reading is left to the group: that is how a cluster hands a secret to a user who is not root.
+        raise invalid_field(
+            files.field("key_file"),
+            f"has mode {stat.S_IMODE(mode):04o}, so others may read or change it; use chmod 600",
+        )
+
+
+def _require_pair(files: TlsFiles, certificate_file: Path, key_file: Path) -> None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A passphrase would be asked for on the terminal; none is ever given.
+        server.load_cert_chain(certificate_file, key_file, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise invalid_field(
+            files.field("certificate_file"), "and key_file are not a PEM chain and its key without a passphrase"
+        ) from error
+    except OSError as error:
+        raise _unreadable(files, "certificate_file", error) from error
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(cafile=certificate_file)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        _shake_hands(server, client)
+    except ssl.SSLCertVerificationError as error:
+        # What else a verifier might dislike, such as a certificate for clients alone, is no matter of time.
+        if error.verify_code == _EXPIRED:
+            raise invalid_field(files.field("certificate_file"), "certificate has expired") from error
+        if error.verify_code == _NOT_YET_VALID:
+            raise invalid_field(files.field("certificate_file"), "certificate is not valid yet") from error
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """A handshake in memory: the standard library tells whether a certificate is valid now in no other way."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    for _ in range(_HANDSHAKE_STEPS):
+        for end in ends:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+
+
+def _unreadable(files: TlsFiles, name: str, error: OSError) -> FieldError:
+    return invalid_field(files.field(name), f"cannot be read: {error.strerror}")
+
 
 log = structlog.get_logger("weft.tls")
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from weft.kernel.moments import CLOCK_MARGIN_SECONDS
+from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,15 +10,13 @@ import typer
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.client import ChatOptions, Mesh, Message, WeftError, connect
-from weft.client._address import mesh_address
+from weft.client._channel import mesh_address
 from weft.client.resources import Registry, connect_registry
 from weft.client.tasks import connect_tasks
-from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument
-from weft.documents.kinds import ResourceKind
-from weft.documents.route_document import RouteDocument
-from weft.kernel.close_names import close_names
+from weft.documents.document_base import ResourceKind
+from weft.documents.documents import AgentDocument, Document, ModelDocument, PoolDocument, RouteDocument
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
 from weft_app.cli.chat_history import prompt_history
 from weft_app.cli.completion import complete_chat_target

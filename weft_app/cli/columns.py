@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.statuses import InstanceStatus, ModelStatus
 from weft_app.cli.output import Column, seconds_ago
 

@@ -12,7 +12,7 @@ from weft.client.resources import Applied, Outcome, connect_registry
 from weft.documents.declared_fields import declared_field
 from weft.documents.documents import Document
 from weft.documents.files import MAX_DOCUMENTS, MAX_FILE_BYTES, SourcedDocument, read_documents, refuse_repeats
-from weft.documents.rendering import declared, plain, yaml_text
+from weft.documents.yaml_nodes import declared, plain, yaml_text
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, note, reporting

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from weft.client.resources import Registry, connect_registry
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import kind_of
-from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import WeftError, invalid_field
 from weft_app.cli.completion import complete_with_tasks
 from weft_app.cli.declare import read_files

@@ -5,9 +5,16 @@ from typing import Annotated
 import typer
 
 from weft.client.resources import Registry, connect_registry, describe_runner
-from weft.documents.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
-from weft.documents.kinds import ResourceKind
-from weft.documents.route_document import RouteDocument
+from weft.documents.document_base import ResourceKind
+from weft.documents.documents import (
+    AgentDocument,
+    Document,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RouteDocument,
+    RunnerDocument,
+)
 from weft.kernel.errors import WeftError
 from weft_app.cli.description import Facts, Rung, description, facts_document
 from weft_app.cli.get import ResourcesArgument

@@ -9,10 +9,17 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from weft.api.runner.v1 import runner_service_pb2
-from weft.documents.documents import AgentDocument, Document, EventDocument, ModelDocument, PoolDocument, RunnerDocument
-from weft.documents.rendering import plain
-from weft.documents.route_document import RouteDocument
+from weft.documents.documents import (
+    AgentDocument,
+    Document,
+    EventDocument,
+    ModelDocument,
+    PoolDocument,
+    RouteDocument,
+    RunnerDocument,
+)
 from weft.documents.statuses import Condition, InstanceStatus
+from weft.documents.yaml_nodes import plain
 from weft_app.cli.columns import ago, context_tokens, keep_alive_words, who_wakes
 from weft_app.cli.instance_description import instance_lines
 from weft_app.cli.output import Column, TextTable, safe_text

@@ -19,12 +19,12 @@ from router_svc.store.promise_file import PromiseFile
 from runner_svc.openai_upstream.unmanaged_server import read_key
 from weft import __version__
 from weft.client.resources import connect_registry
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import ModelDocument, RunnerDocument
-from weft.documents.kinds import ResourceKind
 from weft.gpu.nvml import Health, NvmlReader
-from weft.kernel.clock_offset import offset_words
+from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 from weft_app.cli.attached_check import fault_of_server
 from weft_app.cli.doctor_memory import unowned_leases
 from weft_app.cli.options import (

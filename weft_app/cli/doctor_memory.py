@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._address import mesh_address
-from weft.client._lease_calls import LeaseCalls
+from weft.client._channel import mesh_address
+from weft.client._lease_renewal import LeaseCalls
 from weft.kernel.errors import WeftError
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 from weft_app.compose.home import WeftHome
 
 MAX_NAMED_LEASES = 4

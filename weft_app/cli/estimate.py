@@ -14,7 +14,7 @@ from runner_svc.policy.memory_estimate import MEBIBYTE, MemoryEstimate, MemorySe
 from runner_svc.runtimes.llama_server.arguments import CACHE_TYPES, configured_parameters
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import DEMO_MODEL, demo_runner

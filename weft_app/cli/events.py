@@ -5,9 +5,9 @@ from typing import Annotated
 import typer
 
 from weft.client.resources import connect_registry
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import EventDocument
-from weft.documents.kinds import ResourceKind
-from weft.documents.rendering import plain, yaml_text
+from weft.documents.yaml_nodes import plain, yaml_text
 from weft.kernel.errors import invalid_field
 from weft_app.cli.columns import EVENT_COLUMNS, resource
 from weft_app.cli.completion import complete_resource

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weft.client.resources import connect_registry
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import EventDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.mesh_state import Key, MeshState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from weft.client.resources import connect_registry
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document
-from weft.documents.kinds import ResourceKind
 from weft.documents.mesh_state import Key, MeshState
-from weft.documents.rendering import declared, plain, to_yaml, yaml_text
+from weft.documents.yaml_nodes import declared, plain, to_yaml, yaml_text
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.columns import columns_of, label

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.client._address import mesh_address
+from weft.client._channel import mesh_address
 from weft.kernel.errors import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, print_document, print_resources, safe_text, say

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.client._address import mesh_address
+from weft.client._channel import mesh_address
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.join_tokens import lifetime_seconds

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 from typing_extensions import override
 
-from weft.kernel.garbage import collect_rarely
+from weft.kernel.gc_tuning import collect_rarely
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._address import mesh_address
-from weft.client._lease_calls import LeaseCalls
+from weft.client._channel import mesh_address
+from weft.client._lease_renewal import LeaseCalls
 from weft.client._process_tree import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import invalid_field
-from weft.kernel.sizes import parse_size, size_words
+from weft.kernel.units import parse_size, size_words
 from weft_app.cli.held_command import ending_on_signals, require_command, run_under
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note, reporting
 from weft_app.cli.output import Column, print_document, print_table, safe_text, say, seconds_ago

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from weft.documents.operation_documents import MAX_LOAD_PARAMETERS, FlushScope, LoadSettings, LoadValue
 from weft.documents.operation_fields import operation_field
 from weft.documents.operation_messages import MEBIBYTE
-from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
-from weft.kernel.sizes import parse_size
+from weft.kernel.units import keep_alive_seconds, parse_size
 from weft_app.cli.options import naming_fields
 
 ContextOption = Annotated[

@@ -7,7 +7,7 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.load_pb2 import LoadParameter
 from weft.documents.operation_messages import load_value, parameter_document
 from weft.documents.statuses import MemoryStatus
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 from weft_app.cli.output import Column, seconds_ago
 
 _ISOLATION_WORDS = {

@@ -11,7 +11,7 @@ from weft.client.operations import Operations
 from weft.documents.operation_documents import OperationDocument
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 from weft_app.cli.options import note
 from weft_app.cli.output import safe_text
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from weft.client import WeftError
-from weft.client._address import DEFAULT_HOME, HOME_VARIABLE
+from weft.client._channel import DEFAULT_HOME, HOME_VARIABLE
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 

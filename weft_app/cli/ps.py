@@ -6,10 +6,10 @@ from typing import Any
 
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.client.resources import connect_registry, describe_runner
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import RunnerDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.statuses import InstanceStatus, RunnerStatus
-from weft.kernel.sizes import size_words
+from weft.kernel.units import size_words
 from weft_app.cli.memory_description import until_words
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, reporting
 from weft_app.cli.output import Column, print_resources

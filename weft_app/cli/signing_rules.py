@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.client._address import mesh_address
+from weft.client._channel import mesh_address
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.signing.claims import MAX_TEXT_CHARS, Terms

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.documents.kinds import ResourceKind, parse_kind
-from weft.kernel.close_names import close_names
+from weft.documents.document_base import ResourceKind, parse_kind
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.names import close_names, require_name
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:

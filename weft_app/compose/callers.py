@@ -6,8 +6,8 @@ from router_svc.client_registry import ClientProfile, ClientsConfig
 from router_svc.policy.cooldowns import CooldownRule
 from router_svc.policy.settings import RemotePermission, TenantSettings
 from router_svc.rate_limits import RateLimitConfig
-from weft.kernel.rates import Rate, parse_rates
 from weft.kernel.request import Priority
+from weft.kernel.units import Rate, parse_rates
 from weft_app.compose.runner_environment import RunnerEnvironment
 from weft_app.config.caller_sections import ClientSection, TenantSection
 from weft_app.config.config import RouterSection

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from weft.dispatch.expected import ExpectedMesh, expected_model
+from weft.dispatch.expected_fleet import ExpectedMesh, expected_model
 from weft.dispatch.fleet import AgentView, ModelView
 from weft_app.compose.published_agents import published_agents
 from weft_app.config.replicas import with_replicas

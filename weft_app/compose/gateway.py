@@ -19,24 +19,24 @@ from gateway.registry_client import RegistryClient
 from gateway.responses.config import KeepResponses
 from gateway.service import GatewayService
 from weft.dispatch import Dispatcher
-from weft.dispatch.batches import BatchPort
-from weft.dispatch.files import FilePort
-from weft.dispatch.fleet_watcher import FleetWatcher
-from weft.dispatch.port import QueueSource
-from weft.dispatch.remote import RemotePlacement
-from weft.dispatch.remote_batches import RemoteBatches
-from weft.dispatch.remote_files import RemoteFiles
-from weft.dispatch.remote_responses import RemoteResponses
-from weft.dispatch.remote_tasks import RemoteTasks
-from weft.dispatch.requests import RemoteRequests, RequestSource
+from weft.dispatch.fleet import FleetWatcher
+from weft.dispatch.placement import QueueSource
+from weft.dispatch.reconnecting_placement import ReconnectConfig
+from weft.dispatch.remote_placement import RemotePlacement
+from weft.dispatch.request_records import RemoteRequests, RequestSource
 from weft.dispatch.router_watch import RouterSource, RouterWatch
-from weft.dispatch.steady import SteadyConfig
-from weft.dispatch.stored_responses import ResponseStore
-from weft.dispatch.tasks import TaskPort
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
+from weft.durable.remote_batches import RemoteBatches
+from weft.durable.remote_files import RemoteFiles
+from weft.durable.remote_responses import RemoteResponses
+from weft.durable.remote_tasks import RemoteTasks
+from weft.durable.responses import ResponseStore
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.garbage import settle_garbage_collector
-from weft.kernel.rates import parse_rate
+from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.units import parse_rate
 from weft_app.compose.auth import KeyCheck, key_check, keys_required
 from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.home import WeftHome
@@ -150,7 +150,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     router = open_channel(router_address(config, home), security)
     channels = ChannelPool(security=security)
     fleet = FleetWatcher(registry, clock)
-    steady = SteadyConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
+    steady = ReconnectConfig(router_outage_limit_seconds=config.gateway.router_outage_limit_seconds)
     router_watch, placement = RouterWatch(router, clock), RemotePlacement(router)
     dispatcher = Dispatcher(placement, channels, clock=clock, steady=steady, fleet=fleet)
     mesh = MeshClients(

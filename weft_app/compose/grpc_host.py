@@ -10,10 +10,9 @@ from weft.kernel.address import TLS_PREFIX, is_local, is_loopback, needs_tls, wi
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
-from weft.kernel.rpc_guard import RpcGuard
+from weft.kernel.rpc_guard import RpcGuard, allowing_clients
 from weft.kernel.service import Health, Service
 from weft.kernel.tls import ServerTls
-from weft.kernel.tls_peers import allowing_clients
 
 __all__ = ["GrpcHost", "is_local", "is_loopback"]
 

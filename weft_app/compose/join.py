@@ -14,7 +14,7 @@ from typing import Any
 import runner_svc.service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkNews
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.garbage import settle_garbage_collector
+from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason
 from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.demo import configured_runners

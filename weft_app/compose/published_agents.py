@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from runner_svc.config import PublishedAgent
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
-from weft.dispatch.behaviour_limits import check_behaviour
+from weft.dispatch.parameter_checks import check_behaviour
 from weft.kernel.errors import invalid_field
 from weft_app.config.runner_sections import AgentSection, RunnerSection
 

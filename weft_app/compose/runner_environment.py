@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
-from weft.kernel.rates import Rate, RateUnit, parse_rates
+from weft.kernel.units import Rate, RateUnit, parse_rates
 from weft_app.compose.demo import demo_runner
 from weft_app.config.config import WeftConfig
 from weft_app.config.config_section import Section

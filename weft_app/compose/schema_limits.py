@@ -1,6 +1,6 @@
 """Bounds of callers' JSON schemas: one section of the file, for the HTTP edge and the router's gRPC alike."""
 
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaLimits
 from weft_app.config.gateway_sections import SchemasSection
 
 

@@ -28,8 +28,8 @@ from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaSe
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
-from weft.kernel.durations import keep_alive_seconds
 from weft.kernel.errors import invalid_field
+from weft.kernel.units import keep_alive_seconds
 from weft.wake.magic_packet import is_mac_address
 from weft.wake.recipes import (
     DEFAULT_MAX_WAIT_SECONDS,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from weft.kernel.garbage import settle_garbage_collector
+from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.service import Service
 from weft_app.compose.critical import CriticalTasks
 from weft_app.compose.grpc_host import GrpcHost

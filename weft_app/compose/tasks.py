@@ -10,8 +10,8 @@ from router_svc.service import RouterService
 from router_svc.store.database import RouterDatabase
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.service import TaskParts, TaskService
-from weft.dispatch.known_names import KnownNames
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.agents import KnownNames
+from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.service import Service
 from weft_app.compose.schema_limits import schema_limits
 from weft_app.config.config import WeftConfig

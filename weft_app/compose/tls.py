@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from weft.kernel.errors import invalid_field
-from weft.kernel.tls import ServerTls
+from weft.kernel.tls import ServerTls, TlsFiles, read_material
 from weft.kernel.tls_channel import ChannelSecurity
-from weft.kernel.tls_check import TlsFiles, read_material
 from weft_app.compose.auth import KeyCheck
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.config.config import WeftConfig

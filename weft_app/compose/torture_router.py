@@ -24,7 +24,7 @@ from router_svc.tasks.failpoints import Failpoint, Failpoints, NoFailpoints
 from router_svc.tasks.service import TaskParts, TaskService
 from router_svc.tasks.sql import SqlTaskStore
 from router_svc.tasks.store_port import Claim, Ending
-from weft.dispatch.tasks import Task, TaskFailure
+from weft.durable.tasks import Task, TaskFailure
 from weft.kernel.telemetry import BoundedLogFile, configure_logging
 from weft_app.compose.home import WeftHome
 from weft_app.compose.responses import router_database

@@ -15,17 +15,16 @@ import registry_svc.service
 import router_svc.service
 from router_svc.service import RouterService
 from weft.dispatch import Dispatcher
-from weft.dispatch.batches import BatchPort
-from weft.dispatch.expected import ExpectingFleet
-from weft.dispatch.files import FilePort
-from weft.dispatch.fleet import FleetView, Phase
-from weft.dispatch.fleet_watcher import FleetWatcher
-from weft.dispatch.stored_responses import ResponseStore
-from weft.dispatch.tasks import TaskPort
+from weft.dispatch.expected_fleet import ExpectingFleet
+from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
+from weft.durable.responses import ResponseStore
+from weft.durable.tasks import TaskPort
 from weft.kernel.clock import SystemClock
 from weft.kernel.detail_words import MODEL_NOT_LISTED
 from weft.kernel.errors import WeftError
-from weft.kernel.garbage import settle_garbage_collector
+from weft.kernel.gc_tuning import settle_garbage_collector
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service

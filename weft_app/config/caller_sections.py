@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from weft.kernel.errors import FieldError
 from weft.kernel.names import MAX_CLIENT_CHARS, MAX_TENANT_CHARS, is_token
-from weft.kernel.rates import MAX_RATES, parse_any_rate, parse_rates
+from weft.kernel.units import MAX_RATES, parse_any_rate, parse_rates
 from weft_app.config.config_section import Name, Seconds, Section
 
 

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
-from weft.kernel.rates import parse_rate
+from weft.kernel.units import parse_rate
 
 
 def _name(text: str) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from weft.kernel.host_names import is_host_pattern
+from weft.kernel.address import is_host_pattern
 from weft_app.config.config_section import Seconds, Section
 
 MAX_FETCHED_BYTES = 48 * 1024 * 1024

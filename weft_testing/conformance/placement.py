@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from weft.dispatch.port import (
+from weft.dispatch.placement import (
     Grant,
     LoadingModel,
     Placement,

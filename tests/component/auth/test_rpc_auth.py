@@ -17,7 +17,6 @@ from weft.api.registry.v1 import registry_service_pb2 as registry_pb
 from weft.api.registry.v1 import registry_service_pb2_grpc as registry_grpc
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.kernel.caller import caller
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import (
     DEFAULT_SCOPES,
@@ -30,8 +29,7 @@ from weft.kernel.principal import (
 )
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, new_server, open_channel
-from weft.kernel.rpc_access import access_of
-from weft.kernel.rpc_auth import AuthInterceptor
+from weft.kernel.rpc_auth import AuthInterceptor, access_of, caller
 from weft.kernel.service import Health
 from weft_testing.fake_clock import FakeClock
 

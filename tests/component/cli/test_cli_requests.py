@@ -20,7 +20,7 @@ from router_svc.request_log import RequestLog
 from router_svc.request_servicer import LocalRequests, RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
-from weft.dispatch.port import PlacementRequest
+from weft.dispatch.placement import PlacementRequest
 from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority

@@ -8,7 +8,7 @@ from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.dispatch.port import PoolQueue
+from weft.dispatch.placement import PoolQueue
 from weft.documents.operation_documents import (
     AuditList,
     DeviceDocument,

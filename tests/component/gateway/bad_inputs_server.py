@@ -51,11 +51,11 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
-from weft.dispatch.files import BATCH_INPUT, StoredFile
 from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.speech_call import SpeechPiece
-from weft.dispatch.tasks import NewTask, Submitted, payload_of
+from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.streamed_call import SpeechPiece
+from weft.durable.files import BATCH_INPUT, StoredFile
+from weft.durable.tasks import NewTask, Submitted, payload_of
 from weft.kernel.telemetry import configure_logging
 
 _LINE = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{}}'

@@ -12,7 +12,7 @@ from gateway_script import RunningGateway, serving
 
 from gateway import GatewayConfig
 from gateway.batches.config import BatchEdgeConfig
-from weft.dispatch.files import BATCH_INPUT, NewFile
+from weft.durable.files import BATCH_INPUT, NewFile
 
 PATH = "/v1/batches"
 CHAT: Final = "/v1/chat/completions"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from gateway_script import delta, finished, started, usage
 
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import (
+from weft.durable.batches import (
     Batch,
     BatchLine,
     BatchPage,
@@ -17,8 +17,8 @@ from weft.dispatch.batches import (
     NewBatch,
     batch_not_found,
 )
-from weft.dispatch.files import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile, file_not_found
-from weft.dispatch.tasks import Task, TaskFailure, TaskState
+from weft.durable.files import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile, file_not_found
+from weft.durable.tasks import Task, TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

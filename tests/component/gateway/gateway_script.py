@@ -30,17 +30,17 @@ from weft.api.common.v1 import (
     tokenize_pb2,
     usage_pb2,
 )
-from weft.dispatch.batches import BatchPort
-from weft.dispatch.description import Payload
-from weft.dispatch.files import FilePort
 from weft.dispatch.fleet import AgentView, FleetSource, FleetView, ModelView
 from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.journey import RequestContext
-from weft.dispatch.requests import RequestSource
+from weft.dispatch.payload_description import Payload
+from weft.dispatch.request_records import RequestSource
+from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.router_watch import RouterSource
-from weft.dispatch.speech_call import SpeechPiece
-from weft.dispatch.stored_responses import ResponseStore
-from weft.dispatch.tasks import TaskPort
+from weft.dispatch.streamed_call import SpeechPiece
+from weft.durable.batches import BatchPort
+from weft.durable.files import FilePort
+from weft.durable.responses import ResponseStore
+from weft.durable.tasks import TaskPort
 from weft.kernel.request import Operation
 
 Frame = list[event_pb2.InferenceEvent]

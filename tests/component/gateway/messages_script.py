@@ -12,7 +12,7 @@ from anthropic.types import MessageParam, ToolParam
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, Step, delta, finished, started, usage
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, tokenize_pb2
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "Say hello"}]
 WEATHER: ToolParam = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gateway.ports import AppliedResource, EventFilter, MeshSettings, PoolMembers, ResourcePage
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import Document, EventDocument, ModelDocument
 from weft.documents.files import parse_document
-from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.dispatch.stored_responses import MAX_CHAIN, StoredResponse, response_not_found
+from weft.durable.responses import MAX_CHAIN, StoredResponse, response_not_found
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 

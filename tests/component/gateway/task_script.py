@@ -9,17 +9,17 @@ from gateway_script import Frame
 
 from weft.api.common.v1 import embedding_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import (
+from weft.durable.tasks import (
     TASK_PREFIX,
     NewTask,
     Submitted,
     Task,
     TaskAttempt,
+    TaskChunk,
     TaskDetails,
+    TaskEvent,
     TaskFailure,
-    TaskNews,
     TaskPage,
-    TaskPiece,
     TaskQuery,
     TaskState,
     event_number,
@@ -44,7 +44,7 @@ class Kept:
     new: NewTask
     task: Task
     attempts: list[TaskAttempt] = field(default_factory=list)
-    pieces: list[TaskPiece] = field(default_factory=list)
+    pieces: list[TaskChunk] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced by another, whenever something is."""
 
@@ -95,7 +95,7 @@ class ScriptedTasks:
         kept = self._of(task_id)
         last = kept.pieces[-1].last_event if kept.pieces else event_number(kept.task.attempt, 0)
         number = last + len(piece.events)
-        kept.pieces.append(TaskPiece(attempt=kept.task.attempt, last_event=number, output=piece))
+        kept.pieces.append(TaskChunk(attempt=kept.task.attempt, last_event=number, output=piece))
         kept.task = replace(kept.task, last_event=number)
         kept.change()
 
@@ -189,7 +189,7 @@ class ScriptedTasks:
             raise WeftError(Reason.RESOURCE_IN_USE, f"task {task_id} is not at its end; cancel it first")
         del self.kept[task_id]
 
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         kept = self._kept(tenant, task_id)
         self.watched_from.append(after_event)
         task, told = kept.task, after_event

@@ -16,7 +16,7 @@ from admin_script import (
 from gateway_script import FixedFleet, RawResponse, serving
 
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.port import PoolQueue
+from weft.dispatch.placement import PoolQueue
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -26,7 +26,7 @@ from task_script import ScriptedTasks, output
 from gateway import GatewayConfig
 from gateway.responses.config import KeepResponses
 from weft.api.common.v1 import priority_pb2
-from weft.dispatch.tasks import NewTask
+from weft.durable.tasks import NewTask
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -17,7 +17,7 @@ from sdk_cases import Case, cases
 from task_script import ScriptedTasks, output
 
 from gateway.translate import responses_output
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 Check = Callable[[RunningGateway, ScriptedTasks, Case], Coroutine[Any, Any, None]]

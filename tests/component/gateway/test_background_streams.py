@@ -25,7 +25,7 @@ from task_script import ScriptedTasks, output
 from gateway import GatewayConfig
 from gateway.translate import responses_output
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 QUEUED = "response.queued"

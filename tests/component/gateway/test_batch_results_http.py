@@ -12,9 +12,9 @@ from batch_stage import LATE, PATH, Stage, line, stage
 from file_script import EXPIRED, HELLO, NOW, MemoryBatches, MemoryFiles
 
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import Batch, BatchState, LineResult
-from weft.dispatch.files import BATCH_INPUT, NewFile, StoredFile
-from weft.dispatch.tasks import TaskFailure, TaskState
+from weft.durable.batches import Batch, BatchState, LineResult
+from weft.durable.files import BATCH_INPUT, NewFile, StoredFile
+from weft.durable.tasks import TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

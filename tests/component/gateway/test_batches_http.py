@@ -14,10 +14,10 @@ from gateway import GatewayConfig
 from gateway.config import RateLimitConfig
 from weft.api.common.v1 import embedding_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.batches import Batch, BatchLine, NewBatch
+from weft.durable.batches import Batch, BatchLine, NewBatch
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate
 
 
 async def test_the_openai_client_has_a_file_of_requests_done() -> None:

@@ -19,7 +19,7 @@ from gateway.edge_tls import EdgeTls
 from gateway.ports import GatewayPorts
 from gateway.service import GatewayService
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.tls_check import TlsFiles
+from weft.kernel.tls import TlsFiles
 from weft_testing.certificates import Authority
 
 ELSEWHERE = "0.0.0.0"

@@ -13,7 +13,7 @@ from gateway_script import RawResponse, RunningGateway, head, serving
 from gateway import GatewayConfig
 from gateway.batches.config import BatchEdgeConfig
 from gateway.config import ConnectionLimits
-from weft.dispatch.files import MAX_PIECE_BYTES, NewFile, StoredFile
+from weft.durable.files import MAX_PIECE_BYTES, NewFile, StoredFile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

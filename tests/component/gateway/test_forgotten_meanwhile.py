@@ -9,8 +9,8 @@ from response_script import MemoryResponses
 from task_script import ScriptedTasks
 from test_inference_tasks import PATH, error_of, submit
 
-from weft.dispatch.stored_responses import StoredResponse
-from weft.dispatch.tasks import TaskNews, TaskPiece, task_not_found
+from weft.durable.responses import StoredResponse
+from weft.durable.tasks import TaskChunk, TaskEvent, task_not_found
 
 
 class Forgotten(ScriptedTasks):
@@ -18,11 +18,11 @@ class Forgotten(ScriptedTasks):
 
     is_on = True
 
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         found = self.kept[task_id].task
         async for item in super().watch(tenant, task_id, after_event):
             yield item
-            if self.is_on and isinstance(item, TaskPiece):
+            if self.is_on and isinstance(item, TaskChunk):
                 await self.delete(tenant, task_id)
                 yield found
                 return
@@ -51,7 +51,7 @@ async def test_a_response_that_is_forgotten_while_it_is_read_has_not_failed_and_
 
 async def test_a_response_that_is_known_to_be_forgotten_while_it_is_read_is_not_found() -> None:
     class Told(Forgotten):
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
             async for item in super().watch(tenant, task_id, after_event):
                 if task_id not in self.kept:
                     raise task_not_found(task_id)

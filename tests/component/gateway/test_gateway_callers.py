@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving, started
 
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason

@@ -17,7 +17,7 @@ from gateway.responses.generation import RespondingGeneration
 from gateway.responses.keeping import Keeping
 from gateway.responses.running import RunningResponse, RunningResponses
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -15,10 +15,10 @@ from gateway.config import RateLimitConfig
 from weft.api.common.v1 import completion_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_HIGH, PRIORITY_UNSPECIFIED
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import NewTask, TaskState, event_number
+from weft.durable.tasks import NewTask, TaskState, event_number
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate
 
 PATH = "/api/v1/inference-tasks"
 HI = [{"role": "user", "content": "hi"}]

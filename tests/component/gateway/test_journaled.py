@@ -10,16 +10,16 @@ from task_script import ScriptedTasks, output
 
 from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
-from weft.dispatch.journaled import (
-    JournalConfig,
-    JournaledEmbedding,
-    JournaledGeneration,
-    JournalTools,
-    journaled_spec,
+from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.durable.durable_call import (
+    DurableCallConfig,
+    DurableCallDeps,
+    DurableEmbedding,
+    DurableGeneration,
+    durable_spec,
     task_spec,
 )
-from weft.dispatch.journey import Journal, RequestContext, WhenLeft
-from weft.dispatch.tasks import Task, TaskDetails, TaskNews
+from weft.durable.tasks import Task, TaskDetails, TaskEvent
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
@@ -39,13 +39,13 @@ CONTEXT = RequestContext(
     timeout_seconds=60.0,
 )
 KEEP = Journal(when_left=WhenLeft.KEEP)
-CONFIG = JournalConfig(outage_limit_seconds=1.0, retry_interval_seconds=0.4, settle_seconds=0.05)
+CONFIG = DurableCallConfig(outage_limit_seconds=1.0, retry_interval_seconds=0.4, settle_seconds=0.05)
 
 
 def generation(
     tasks: ScriptedTasks, journal: Journal | None = None, clock: FakeClock | None = None
-) -> JournaledGeneration:
-    return JournaledGeneration(JournalTools(tasks, clock or FakeClock(), CONFIG), CONTEXT, journal or Journal(), CHAT)
+) -> DurableGeneration:
+    return DurableGeneration(DurableCallDeps(tasks, clock or FakeClock(), CONFIG), CONTEXT, journal or Journal(), CHAT)
 
 
 def words(frames: list[Frame]) -> str:
@@ -98,11 +98,11 @@ async def test_its_task_is_told_before_anything_else_and_waits_in_the_callers_ba
 
 
 def test_a_kept_task_may_wait_longer_than_its_caller_and_one_with_a_key_is_the_same_each_time() -> None:
-    assert not journaled_spec(CONTEXT, KEEP, CHAT).HasField("pending_limit")
+    assert not durable_spec(CONTEXT, KEEP, CHAT).HasField("pending_limit")
     keyed = Journal(idempotency_key="k")
     again = replace(CONTEXT, traceparent=new_traceparent())
-    assert journaled_spec(CONTEXT, keyed, CHAT) == journaled_spec(again, keyed, CHAT)
-    assert journaled_spec(CONTEXT, KEEP, CHAT) != journaled_spec(again, KEEP, CHAT)
+    assert durable_spec(CONTEXT, keyed, CHAT) == durable_spec(again, keyed, CHAT)
+    assert durable_spec(CONTEXT, KEEP, CHAT) != durable_spec(again, KEEP, CHAT)
 
 
 def test_a_tasks_options_are_those_of_its_request() -> None:
@@ -267,7 +267,7 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
     class Breaking(ScriptedTasks):
         breaks = 1
 
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
             pieces = 0
             async for item in super().watch(tenant, task_id, after_event):
                 yield item
@@ -286,7 +286,7 @@ async def test_a_watch_that_ends_before_the_task_is_begun_again_where_it_ended_a
 
 async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever() -> None:
     class Away(ScriptedTasks):
-        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+        async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
             if self.watch_failures:
                 self.watched_from.append(after_event)
                 raise self.watch_failures.pop(0)
@@ -316,8 +316,8 @@ async def test_whoever_keeps_the_tasks_may_be_away_for_a_while_and_not_for_ever(
 
 async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> None:
     tasks = ScriptedTasks()
-    tools = JournalTools(tasks, FakeClock(), CONFIG)
-    call = JournaledEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload())
+    tools = DurableCallDeps(tasks, FakeClock(), CONFIG)
+    call = DurableEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload())
     reading = asyncio.create_task(call.result())
     await tasks.was_watched.wait()
     tasks.begin()
@@ -333,18 +333,18 @@ async def test_an_embedding_is_the_vectors_of_the_attempt_that_completed() -> No
 
 async def test_an_embedding_that_fails_is_its_failure_and_one_whose_caller_leaves_is_ended() -> None:
     tasks = ScriptedTasks()
-    tools = JournalTools(tasks, FakeClock(), CONFIG)
+    tools = DurableCallDeps(tasks, FakeClock(), CONFIG)
     reading = asyncio.create_task(
-        JournaledEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
+        DurableEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
     )
     await tasks.was_watched.wait()
     tasks.fail(Reason.UNSUPPORTED_OPERATION, "it does not embed")
     with pytest.raises(WeftError, match="does not embed"):
         await reading
     tasks = ScriptedTasks()
-    tools = JournalTools(tasks, FakeClock(), CONFIG)
+    tools = DurableCallDeps(tasks, FakeClock(), CONFIG)
     reading = asyncio.create_task(
-        JournaledEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
+        DurableEmbedding(tools, CONTEXT, Journal(), embedding_pb2.EmbeddingPayload()).result()
     )
     await tasks.was_watched.wait()
     reading.cancel()

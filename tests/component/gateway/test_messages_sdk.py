@@ -22,7 +22,7 @@ from messages_script import MESSAGES, WEATHER, anthropic_of, call, two_calls
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -13,10 +13,10 @@ from gateway.config import RateLimitConfig
 from gateway.runner_api.capability_cache import TTL_SECONDS
 from gateway.runner_api.parts import RunnerApiConfig
 from weft.dispatch.frames import GenerationPayload
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate
 from weft_testing.fake_clock import FakeClock
 
 TIGHT = RateLimitConfig(default=Rate(2, 60), tenants={"big": Rate(5, 60)})

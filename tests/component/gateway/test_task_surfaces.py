@@ -15,7 +15,7 @@ from gateway.parts import InferenceParts
 from gateway.tasks.surface import SpecContext, Surfaces
 from gateway.tasks.surfaces import surfaces_of
 from weft.api.common.v1 import event_pb2
-from weft.dispatch.tasks import Task, TaskState
+from weft.durable.tasks import Task, TaskState
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.principal import Principal

@@ -13,7 +13,7 @@ from scripted_ledger import Script, scripted_ledger
 
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
-from weft.client._lease_keeper import DEFAULT_RENEW_SECONDS
+from weft.client._lease_renewal import DEFAULT_RENEW_SECONDS
 from weft.client.leases import MAX_CALL_WAIT_SECONDS, MemoryLease, hold_memory, program_name
 from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import DeclaredDevice, HostObserver, declared_sights

@@ -28,7 +28,7 @@ from registry_svc.store.operation_sql import SqlOperationStore
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
-from weft.dispatch.permits import Action, PermitGate
+from weft.dispatch.tickets import Action, PermitGate
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -9,8 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, refused, running_registry
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
-from weft.dispatch.fleet import FleetView, Phase
-from weft.dispatch.fleet_watcher import FleetWatcher
+from weft.dispatch.fleet import FleetView, FleetWatcher, Phase
 from weft.kernel.clock import SystemClock
 from weft.kernel.reasons import Reason
 

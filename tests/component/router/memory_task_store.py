@@ -11,14 +11,14 @@ from router_svc.tasks.signals import News
 from router_svc.tasks.store_port import LOST_LEASE, Claim, Ending, LostLease, NewPiece, PendingTask, TaskRow
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import (
+from weft.durable.tasks import (
     Submitted,
     Task,
     TaskAttempt,
+    TaskChunk,
     TaskDetails,
     TaskFailure,
     TaskPage,
-    TaskPiece,
     TaskQuery,
     TaskState,
     event_number,
@@ -170,12 +170,12 @@ class MemoryTaskStore:
         ]
         return TaskPage(tasks=found[: query.page_size])
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
+    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         self._look()
         kept = self.kept.get(task_id)
         if kept is None or kept.attempt != attempt:
             return []
-        found: list[TaskPiece] = []
+        found: list[TaskChunk] = []
         size = 0
         for piece in kept.pieces:
             last = piece.first_index + piece.event_count - 1
@@ -185,7 +185,7 @@ class MemoryTaskStore:
             if found and size > max_bytes:
                 break
             output = task_pb2.TaskOutput.FromString(piece.output)
-            found.append(TaskPiece(attempt=attempt, last_event=event_number(attempt, last), output=output))
+            found.append(TaskChunk(attempt=attempt, last_event=event_number(attempt, last), output=output))
         return found
 
     async def cancel(self, tenant: str, task_id: str, now: float) -> Task | None:

@@ -16,7 +16,7 @@ from router_svc.tasks.signals import LaneFilled
 from router_svc.tasks.store_port import PendingTask, TaskRow
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import NewTask, Task, TaskNews, TaskState
+from weft.durable.tasks import NewTask, Task, TaskEvent, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
@@ -206,14 +206,14 @@ class TaskBench:
 class Watch:
     """A watch whose news the test takes one by one."""
 
-    def __init__(self, news: AsyncGenerator[TaskNews]) -> None:
+    def __init__(self, news: AsyncGenerator[TaskEvent]) -> None:
         self._news = news
 
-    async def next(self) -> TaskNews:
+    async def next(self) -> TaskEvent:
         async with asyncio.timeout(NOTICE_SECONDS):
             return await anext(self._news)
 
-    async def rest(self) -> list[TaskNews]:
+    async def rest(self) -> list[TaskEvent]:
         async with asyncio.timeout(NOTICE_SECONDS):
             return [news async for news in self._news]
 

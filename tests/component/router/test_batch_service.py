@@ -28,18 +28,18 @@ from weft.api.router.v1 import (
     file_service_pb2_grpc,
     task_pb2,
 )
-from weft.dispatch.batches import BatchLine, BatchPort, BatchState, LineCounts, LineError, NewBatch
-from weft.dispatch.files import MAX_PIECE_BYTES, FilePort, NewFile
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.known_names import KnownNames
-from weft.dispatch.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
-from weft.dispatch.remote_files import RemoteFiles
-from weft.dispatch.tasks import TaskState
-from weft.kernel.caller import set_caller
+from weft.durable.batches import BatchLine, BatchPort, BatchState, LineCounts, LineError, NewBatch
+from weft.durable.files import MAX_PIECE_BYTES, FilePort, NewFile
+from weft.durable.remote_batches import MAX_LINES_PER_MESSAGE, RemoteBatches
+from weft.durable.remote_files import RemoteFiles
+from weft.durable.tasks import TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc_auth import set_caller
 from weft.kernel.rpc_guard import RpcGuard
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
@@ -492,7 +492,7 @@ async def test_a_keeper_behind_a_channel_that_is_silent_or_stops_is_unavailable(
     silent = Silent()
     async with serving(silent, tmp_path) as (host, channel):
         with monkeypatch.context() as patch:
-            patch.setattr("weft.dispatch.keeper_calls.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
+            patch.setattr("weft.durable.store_calls.COMMIT_TIMEOUT_SECONDS", SILENCE_SECONDS)
             files = RemoteFiles(channel, timeout_seconds=SILENCE_SECONDS)
             batches = RemoteBatches(channel, timeout_seconds=SILENCE_SECONDS)
             for asked in (

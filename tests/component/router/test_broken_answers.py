@@ -6,7 +6,7 @@ import pytest
 from waker_harness import MODEL, grant_of, next_word, waking_mesh
 
 from weft.dispatch.fleet import Phase
-from weft.dispatch.port import Grant
+from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
 
 

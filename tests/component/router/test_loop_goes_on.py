@@ -11,7 +11,7 @@ from router_svc.loop import TICK_SECONDS
 from router_svc.mailbox import Mailbox
 from router_svc.policy.decisions import Decision, Placed
 from weft.dispatch.fleet import FleetView, Phase
-from weft.dispatch.port import Grant
+from weft.dispatch.placement import Grant
 from weft.kernel.reasons import Reason
 
 FAULT = "a fault that was planted"

@@ -19,7 +19,7 @@ from router_svc.store.promise_file import FLUSH_SECONDS, PromiseFile
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.service import TaskService
 from router_svc.tasks.sql import SqlTaskStore
-from weft.dispatch.tasks import NewTask, TaskQuery
+from weft.durable.tasks import NewTask, TaskQuery
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -18,12 +18,12 @@ from router_svc.ticket_office import TicketOffice
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.dispatch.port import Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import Grant, LoadingModel, PlacementRequest, WaitingInQueue
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
+from weft.kernel.units import Rate
 
 
 class SlowWaker:

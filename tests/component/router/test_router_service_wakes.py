@@ -13,7 +13,7 @@ from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word, re
 from router_svc.config import RouterConfig
 from router_svc.service import RouterService, build
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
-from weft.dispatch.port import LoadingModel, Placement, PlacementRequest
+from weft.dispatch.placement import LoadingModel, Placement, PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import new_server

@@ -17,7 +17,7 @@ from waker_harness import (
 
 from router_svc.policy.limits import SchedulerLimits
 from weft.dispatch.fleet import FleetView, Phase
-from weft.dispatch.port import LoadingModel, Placement, WaitingInQueue
+from weft.dispatch.placement import LoadingModel, Placement, WaitingInQueue
 from weft.kernel.address import RUNNER_KEY, relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -15,8 +15,8 @@ from router_svc.responses.config import ResponseLimits
 from router_svc.responses.servicer import StoredResponseServicer
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2_grpc
-from weft.dispatch.remote_responses import RemoteResponses
-from weft.dispatch.stored_responses import MAX_CHAIN, ResponseStore, StoredResponse
+from weft.durable.remote_responses import RemoteResponses
+from weft.durable.responses import MAX_CHAIN, ResponseStore, StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel

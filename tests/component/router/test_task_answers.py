@@ -11,9 +11,9 @@ from task_harness import NOTICE_SECONDS, TENANT, TaskBench, chat_spec, task_benc
 
 from router_svc.tasks.shown import MAX_REMEMBERED, ShownTasks
 from router_svc.tasks.store_port import TaskRow
-from weft.dispatch.tasks import NewTask, Submitted, Task, TaskDetails, TaskPage, TaskQuery, TaskState
+from weft.durable.tasks import NewTask, Submitted, Task, TaskDetails, TaskPage, TaskQuery, TaskState
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 
 Read = TypeVar("Read")

@@ -29,8 +29,8 @@ from weft.api.runner.v1 import (
     ticket_pb2,
 )
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.dispatch.port import Grant, PlacementRequest
-from weft.dispatch.tasks import NewTask, Task, TaskPiece, TaskPort, TaskState
+from weft.dispatch.placement import Grant, PlacementRequest
+from weft.durable.tasks import NewTask, Task, TaskChunk, TaskPort, TaskState
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -177,7 +177,7 @@ async def end_of(tasks: TaskPort, task_id: str) -> tuple[Task, list[event_pb2.In
     events: list[event_pb2.InferenceEvent] = []
     async with asyncio.timeout(NOTICE_SECONDS):
         async for news in tasks.watch(TENANT, task_id):
-            if isinstance(news, TaskPiece):
+            if isinstance(news, TaskChunk):
                 events += news.output.events
             else:
                 last = news
@@ -230,7 +230,7 @@ async def test_an_embedding_is_a_task_too(tmp_path: Path) -> None:
         task_id = await submit(tasks, embedding_spec())
         async with asyncio.timeout(NOTICE_SECONDS):
             news = [each async for each in tasks.watch(TENANT, task_id)]
-        (piece,) = (each for each in news if isinstance(each, TaskPiece))
+        (piece,) = (each for each in news if isinstance(each, TaskChunk))
         assert [list(vector.values) for vector in piece.output.embeddings] == [[1.0, 2.0]]
         assert piece.output.events[-1].finished.receipt.host == "titan"
 

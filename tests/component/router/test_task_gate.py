@@ -7,7 +7,7 @@ import pytest
 
 from router_svc.tasks.placement_gate import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, WaitingInQueue
+from weft.dispatch.placement import Decision, Grant, LoadingModel, PlacementRequest, WaitingInQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -9,7 +9,7 @@ from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.running import WRITE_PATIENCE_SECONDS
 from router_svc.tasks.signals import ManyChanged, TaskChanged
 from router_svc.tasks.store_port import Claim
-from weft.dispatch.tasks import TaskState
+from weft.durable.tasks import TaskState
 from weft.kernel.clock import Clock
 
 

@@ -11,7 +11,7 @@ from router_svc.tasks.failpoints import Failpoint
 from router_svc.tasks.signals import LaneFilled
 from weft.api.common.v1 import embedding_pb2, event_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import NewTask, TaskPiece, TaskState, event_number
+from weft.durable.tasks import NewTask, TaskChunk, TaskState, event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -409,7 +409,7 @@ async def test_a_piece_is_shown_only_once_it_is_on_disk() -> None:
         assert not bench.store.only().pieces
         await bench.advance(0.2)
         piece = await watch.next()
-        assert isinstance(piece, TaskPiece)
+        assert isinstance(piece, TaskChunk)
         assert [event.delta.text for event in piece.output.events] == ["one"]
         await watch.close()
 

@@ -9,7 +9,7 @@ from task_harness import TENANT, TaskBench, chat_spec, task_bench
 from router_svc.tasks.config import TaskLimits
 from router_svc.tasks.store_port import Claim
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.dispatch.tasks import NewTask, TaskState
+from weft.durable.tasks import NewTask, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

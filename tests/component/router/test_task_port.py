@@ -14,10 +14,10 @@ from router_svc.tasks.service import TaskService
 from router_svc.tasks.sql import SqlTaskStore
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import task_pb2
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.known_names import KnownNames
-from weft.dispatch.remote_tasks import RemoteTasks
-from weft.dispatch.tasks import NewTask, Task, TaskPiece, TaskPort, TaskQuery, TaskState
+from weft.durable.remote_tasks import RemoteTasks
+from weft.durable.tasks import NewTask, Task, TaskChunk, TaskPort, TaskQuery, TaskState
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -91,7 +91,7 @@ async def test_a_task_is_acknowledged_run_watched_listed_and_deleted(opening: Op
         news = [each async for each in tasks.watch(ANN, task.id)]
         assert isinstance(news[-1], Task)
         assert news[-1].state is TaskState.COMPLETED
-        said = [event.delta.text for each in news if isinstance(each, TaskPiece) for event in each.output.events]
+        said = [event.delta.text for each in news if isinstance(each, TaskChunk) for event in each.output.events]
         assert "".join(said) == "hello"
         details = await tasks.details(ANN, task.id)
         assert details.spec == spec

@@ -15,7 +15,7 @@ from router_svc.tasks.lanes import Lane
 from router_svc.tasks.open_counts import OpenCounts
 from router_svc.tasks.service import TaskService
 from router_svc.tasks.store_port import Claim, PendingTask
-from weft.dispatch.tasks import TaskPiece, TaskState
+from weft.durable.tasks import TaskChunk, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
@@ -68,7 +68,7 @@ class SlowReads(MemoryTaskStore):
         await self.answers.wait()
         return found
 
-    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskPiece]:
+    async def pieces(self, task_id: str, attempt: int, after_index: int, max_bytes: int) -> Sequence[TaskChunk]:
         if self.forgets_pieces:
             await self.delete(TENANT, task_id)
         return await super().pieces(task_id, attempt, after_index, max_bytes)

@@ -6,7 +6,7 @@ import pytest
 from task_harness import TENANT, Watch, task_bench, text
 
 from router_svc.tasks.config import TaskLimits
-from weft.dispatch.tasks import Task, TaskPiece, TaskState, event_number
+from weft.durable.tasks import Task, TaskChunk, TaskState, event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -14,7 +14,7 @@ DIED = WeftError(Reason.SERVER_DIED, "the server died")
 
 
 def words_of(piece: object) -> list[str]:
-    assert isinstance(piece, TaskPiece)
+    assert isinstance(piece, TaskChunk)
     return [event.delta.text for event in piece.output.events]
 
 
@@ -62,7 +62,7 @@ async def test_a_watcher_goes_on_behind_the_event_it_has() -> None:
         call.finish()
         await bench.until(task.id, TaskState.COMPLETED)
         news = await bench.watch(task.id, event_number(1, 2)).rest()
-        assert [words_of(piece) for piece in news if isinstance(piece, TaskPiece)] == [["three"], [""]]
+        assert [words_of(piece) for piece in news if isinstance(piece, TaskChunk)] == [["three"], [""]]
         nothing_new = await bench.watch(task.id, event_number(1, 4)).rest()
         assert [type(each) for each in nothing_new] == [Task, Task]
 
@@ -84,13 +84,13 @@ async def test_a_watcher_of_an_attempt_that_is_lost_is_told_the_new_one_and_begi
         again.say(text("whole"))
         piece = await watch.next()
         assert words_of(piece) == ["whole"]
-        assert isinstance(piece, TaskPiece)
+        assert isinstance(piece, TaskChunk)
         assert piece.last_event == event_number(2, 1)
         again.finish()
         await watch.rest()
         # Whoever comes back with an event of the lost attempt gets the new one from its beginning.
         news = await bench.watch(task.id, event_number(1, 1)).rest()
-        assert [words_of(each) for each in news if isinstance(each, TaskPiece)] == [["whole"], [""]]
+        assert [words_of(each) for each in news if isinstance(each, TaskChunk)] == [["whole"], [""]]
 
 
 async def test_a_cancelled_task_ends_its_watch() -> None:

@@ -12,7 +12,7 @@ from router_svc.policy.settings import RemotePermission, Settings, TenantSetting
 from router_svc.ticket_office import TicketOffice
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.dispatch.port import Grant, PlacementRequest
+from weft.dispatch.placement import Grant, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -17,7 +17,7 @@ from router_svc.ticket_office import TicketOffice
 from router_svc.waker import Waker
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView, InstanceView, ModelView, Phase, RunnerView
-from weft.dispatch.port import Decision, Grant, Placement, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, Placement, PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server

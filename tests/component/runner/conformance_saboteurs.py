@@ -10,7 +10,7 @@ from typing import Any
 from weft.api.common.v1 import event_pb2
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
 from weft.dispatch.frames import has_content
-from weft.dispatch.permits import Action
+from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.conformance.runner.data_checks import FORGED

@@ -27,8 +27,7 @@ from weft.api.runner.v1 import (
     runner_service_pb2_grpc,
     ticket_pb2,
 )
-from weft.dispatch.permits import Action, PermitTarget, make_permit
-from weft.dispatch.tickets import sign
+from weft.dispatch.tickets import Action, PermitTarget, make_permit, sign
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -15,8 +15,7 @@ from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch.permits import Action
-from weft.dispatch.tickets import sign
+from weft.dispatch.tickets import Action, sign
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 

@@ -15,7 +15,7 @@ from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch.permits import Action
+from weft.dispatch.tickets import Action
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 

@@ -10,9 +10,8 @@ from tls_stage import count, refusal_of, say, say_to, serving
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
-from weft.kernel.tls import ServerTls
+from weft.kernel.tls import ServerTls, TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
-from weft.kernel.tls_check import TlsFiles
 from weft_testing.certificates import Authority, Pair
 
 CLOSED = "the peer closed the connection at once; it may ask for TLS, or for another certificate"

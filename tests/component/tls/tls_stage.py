@@ -11,9 +11,8 @@ import pytest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.tls import ServerTls
+from weft.kernel.tls import ServerTls, TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
-from weft.kernel.tls_check import TlsFiles
 from weft_app.compose.grpc_host import GrpcHost
 
 ECHO = "/weft.test.Echo/Say"

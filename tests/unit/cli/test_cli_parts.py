@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import ModelDocument, PoolDocument
-from weft.documents.kinds import ResourceKind
 from weft.documents.statuses import ModelStatus
 from weft.kernel.errors import FieldError
 from weft_app.cli.columns import columns_of

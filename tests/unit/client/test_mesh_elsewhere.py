@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from weft.client import connect
-from weft.client._address import mesh_address
 from weft.client._async import AsyncMesh
-from weft.client._channel import open_mesh_channel, security_from
+from weft.client._channel import mesh_address, open_mesh_channel, security_from
 from weft.kernel.errors import FieldError, WeftError
 
 

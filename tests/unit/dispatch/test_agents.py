@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.dispatch.agents import agent_name_of, fill_defaults, members_of, require_model_name, resolve, with_agent
 from weft.dispatch.fleet import AgentView, FleetView, ModelView
-from weft.dispatch.journey import RequestContext
+from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

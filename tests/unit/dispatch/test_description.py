@@ -1,7 +1,7 @@
 """What a scheduler is told of a payload, and what it cannot tell from it."""
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2
-from weft.dispatch.description import (
+from weft.dispatch.payload_description import (
     MAX_PREFIX_CHUNKS,
     PREFIX_CHUNK_CHARS,
     TOKENS_PER_MEDIUM,

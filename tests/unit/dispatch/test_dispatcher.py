@@ -16,7 +16,7 @@ from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch import Dispatcher, Grant, PlacementRequest, RequestContext
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.port import Decision
+from weft.dispatch.placement import Decision
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill

@@ -5,7 +5,7 @@ from dataclasses import replace
 from router_svc.fleet_view import candidate_of
 from router_svc.policy.candidates import Readiness
 from weft.api.common.v1 import sampling_pb2
-from weft.dispatch.expected import ExpectedMesh, ExpectingFleet, expected_model
+from weft.dispatch.expected_fleet import ExpectedMesh, ExpectingFleet, expected_model
 from weft.dispatch.fleet import AgentView, FleetView, ModelView, RunnerView
 from weft.kernel.request import Operation
 

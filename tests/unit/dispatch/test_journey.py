@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.journey import Journey, RequestContext
-from weft.dispatch.port import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.placement import Grant, LoadingModel, WaitingInQueue
+from weft.dispatch.request_trace import RequestContext, RequestTrace
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -23,7 +23,7 @@ def _seconds(duration: object) -> float:
 
 
 def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_facts() -> None:
-    journey = Journey(CONTEXT, arrived=100.0)
+    journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
     journey.note_waiting(LoadingModel(stage="loads"), 102.0)
     journey.note_waiting(LoadingModel(stage="loads more"), 104.0)
@@ -46,7 +46,7 @@ def test_a_completed_request_has_its_waits_apart_its_attempts_and_the_runners_fa
 
 @pytest.mark.parametrize("reason", [Reason.WAKE_FAILED, Reason.CANCELLED, Reason.DEADLINE_EXCEEDED])
 def test_a_request_that_ends_while_its_model_wakes_waited_for_that_and_not_in_the_queue(reason: Reason) -> None:
-    journey = Journey(CONTEXT, arrived=100.0)
+    journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_waiting(WaitingInQueue(position=1, reason="busy"), 100.0)
     journey.note_waiting(LoadingModel(stage="wakes"), 102.0)
     receipt = journey.receipt(reason, None, 107.0)
@@ -54,7 +54,7 @@ def test_a_request_that_ends_while_its_model_wakes_waited_for_that_and_not_in_th
 
 
 def test_what_comes_after_an_attempt_does_not_count_against_the_wait_before_it() -> None:
-    journey = Journey(CONTEXT, arrived=100.0)
+    journey = RequestTrace(CONTEXT, arrived=100.0)
     journey.note_grant(GRANT, 103.0)
     journey.note_attempt_failed(Reason.SERVER_DIED)
     journey.note_waiting(LoadingModel(stage="wakes"), 104.0)
@@ -74,7 +74,7 @@ def test_what_comes_after_an_attempt_does_not_count_against_the_wait_before_it()
 def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
     reason: Reason, granted: bool, outcome: int
 ) -> None:
-    journey = Journey(CONTEXT, arrived=0.0)
+    journey = RequestTrace(CONTEXT, arrived=0.0)
     if granted:
         journey.note_grant(GRANT, 1.0)
     receipt = journey.receipt(reason, None, 2.0)
@@ -99,14 +99,14 @@ def test_a_request_that_did_not_complete_says_whether_anybody_worked_on_it(
 def test_a_receipt_without_a_runners_word_says_what_may_have_left_the_premises(
     remote: bool, attempt: Reason, left: bool
 ) -> None:
-    journey = Journey(CONTEXT, arrived=0.0)
+    journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0, remote=remote)
     journey.note_attempt_failed(attempt)
     assert journey.receipt(Reason.CANCELLED, None, 2.0).left_premises is left
 
 
 def test_an_attempt_that_has_answered_has_sent_something_whatever_ends_it() -> None:
-    journey = Journey(CONTEXT, arrived=0.0)
+    journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0, remote=True)
     journey.note_first_content(1.5)
     journey.note_attempt_failed(Reason.TOOL_UNAVAILABLE)
@@ -114,7 +114,7 @@ def test_an_attempt_that_has_answered_has_sent_something_whatever_ends_it() -> N
 
 
 def test_a_call_of_a_remote_tool_is_remembered_however_the_request_ends() -> None:
-    journey = Journey(CONTEXT, arrived=0.0)
+    journey = RequestTrace(CONTEXT, arrived=0.0)
     journey.note_grant(GRANT, 1.0)
     journey.note_tool_calls([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(name="clock"))])
     assert not journey.receipt(Reason.CANCELLED, None, 2.0).left_premises

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from weft.dispatch.agents import KnownNames, known_names, no_such_model
 from weft.dispatch.fleet import FleetView, ModelView, RouteView
-from weft.dispatch.known_names import KnownNames, known_names, no_such_model
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

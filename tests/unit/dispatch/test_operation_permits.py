@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from weft.api.runner.v1 import permit_pb2
-from weft.dispatch.permits import (
+from weft.dispatch.tickets import (
     MAX_REMEMBERED_PERMITS,
     PERMIT_LIFETIME_SECONDS,
     Action,
     PermitGate,
     PermitTarget,
     make_permit,
+    sign,
 )
-from weft.dispatch.tickets import sign
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

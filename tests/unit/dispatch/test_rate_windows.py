@@ -7,8 +7,8 @@ import pytest
 
 from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Claim, RateWindows, TrackedKeys
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate, RateUnit
 from weft.kernel.reasons import Reason
+from weft.kernel.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
 TOKENS = Rate(1000, 60, RateUnit.TOKENS)

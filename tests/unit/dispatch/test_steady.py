@@ -8,8 +8,8 @@ from typing import Self
 import pytest
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.port import Decision, Grant, PlacementRequest, WaitingInQueue
-from weft.dispatch.steady import SteadyConfig, SteadyPlacement
+from weft.dispatch.placement import Decision, Grant, PlacementRequest, WaitingInQueue
+from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -57,7 +57,7 @@ class ScriptedPort:
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None: ...
 
 
-async def _decide(placement: SteadyPlacement, clock: FakeClock, seconds: float) -> Decision:
+async def _decide(placement: ReconnectingPlacement, clock: FakeClock, seconds: float) -> Decision:
     """The next decision, with time moving meanwhile."""
     deciding = asyncio.create_task(placement.next_decision())
     await clock.wait_for_sleepers(1)
@@ -68,7 +68,7 @@ async def _decide(placement: SteadyPlacement, clock: FakeClock, seconds: float) 
 async def test_a_request_whose_router_is_lost_is_placed_again_with_its_age_and_what_is_left_of_its_deadline() -> None:
     clock = FakeClock()
     port = ScriptedPort(WAITING, LOST, GRANT)
-    async with SteadyPlacement(port, REQUEST, clock, SteadyConfig(retry_interval_seconds=0.5)) as placement:
+    async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig(retry_interval_seconds=0.5)) as placement:
         assert await placement.next_decision() == WAITING
         await clock.advance(10.0)
         assert await _decide(placement, clock, 1.0) == GRANT
@@ -82,7 +82,7 @@ async def test_a_request_whose_router_is_lost_is_placed_again_with_its_age_and_w
 async def test_attempts_that_were_granted_before_the_loss_count() -> None:
     clock = FakeClock()
     port = ScriptedPort(GRANT, LOST, GRANT)
-    async with SteadyPlacement(port, REQUEST, clock, SteadyConfig()) as placement:
+    async with ReconnectingPlacement(port, REQUEST, clock, ReconnectConfig()) as placement:
         await placement.next_decision()
         await _decide(placement, clock, 1.0)
     assert [request.attempts_used for request in port.placed] == [0, 1]
@@ -91,7 +91,9 @@ async def test_attempts_that_were_granted_before_the_loss_count() -> None:
 async def test_an_outage_longer_than_the_limit_ends_the_request() -> None:
     clock = FakeClock()
     port = ScriptedPort(*[LOST] * 100)
-    async with SteadyPlacement(port, REQUEST, clock, SteadyConfig(router_outage_limit_seconds=5.0)) as placement:
+    async with ReconnectingPlacement(
+        port, REQUEST, clock, ReconnectConfig(router_outage_limit_seconds=5.0)
+    ) as placement:
         with pytest.raises(WeftError) as ended:
             await _decide(placement, clock, 10.0)
     assert ended.value.reason is Reason.SERVICE_UNAVAILABLE
@@ -100,7 +102,7 @@ async def test_an_outage_longer_than_the_limit_ends_the_request() -> None:
 
 async def test_a_rejection_is_not_an_outage() -> None:
     port = ScriptedPort(WeftError(Reason.QUEUE_FULL, "full"))
-    async with SteadyPlacement(port, REQUEST, FakeClock(), SteadyConfig()) as placement:
+    async with ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig()) as placement:
         with pytest.raises(WeftError) as refused:
             await placement.next_decision()
     assert refused.value.reason is Reason.QUEUE_FULL
@@ -131,7 +133,7 @@ SHORT = replace(REQUEST, seconds_left=0.05)
 
 async def test_a_frozen_router_does_not_keep_a_request_beyond_its_deadline() -> None:
     port = FrozenPort()
-    async with SteadyPlacement(port, SHORT, SystemClock(), SteadyConfig()) as placement:
+    async with ReconnectingPlacement(port, SHORT, SystemClock(), ReconnectConfig()) as placement:
         with pytest.raises(WeftError) as caught:
             await placement.next_decision()
         assert caught.value.reason is Reason.DEADLINE_EXCEEDED
@@ -142,7 +144,7 @@ async def test_a_frozen_router_does_not_keep_a_request_beyond_its_deadline() -> 
 async def test_a_router_that_cannot_be_reached_does_not_keep_a_request_beyond_its_deadline() -> None:
     port = UnreachablePort()
     with pytest.raises(WeftError) as caught:
-        async with SteadyPlacement(port, SHORT, SystemClock(), SteadyConfig()):
+        async with ReconnectingPlacement(port, SHORT, SystemClock(), ReconnectConfig()):
             raise AssertionError("it is never entered")
     assert (caught.value.reason, port.left) == (Reason.DEADLINE_EXCEEDED, 1)
 
@@ -151,7 +153,9 @@ async def test_a_lost_router_does_not_keep_a_request_beyond_its_deadline_and_the
     None
 ):
     port = ScriptedPort(*[LOST] * 100)
-    async with SteadyPlacement(port, SHORT, SystemClock(), SteadyConfig(retry_interval_seconds=0.01)) as placement:
+    async with ReconnectingPlacement(
+        port, SHORT, SystemClock(), ReconnectConfig(retry_interval_seconds=0.01)
+    ) as placement:
         with pytest.raises(WeftError) as caught:
             await placement.next_decision()
     assert caught.value.reason is Reason.DEADLINE_EXCEEDED
@@ -161,12 +165,12 @@ async def test_a_lost_router_does_not_keep_a_request_beyond_its_deadline_and_the
 async def test_the_end_of_a_call_at_its_own_deadline_is_told_as_that_of_the_request() -> None:
     clock = FakeClock()
     port = ScriptedPort(WeftError(Reason.DEADLINE_EXCEEDED, "Deadline Exceeded"))
-    async with SteadyPlacement(port, SHORT, clock, SteadyConfig()) as placement:
+    async with ReconnectingPlacement(port, SHORT, clock, ReconnectConfig()) as placement:
         await clock.advance(1.0)
         with pytest.raises(WeftError, match="the request's deadline passed while it waited"):
             await placement.next_decision()
 
 
 async def test_a_report_to_a_frozen_router_does_not_hold_up_an_answer_that_is_complete() -> None:
-    async with SteadyPlacement(FrozenPort(), REQUEST, SystemClock(), SteadyConfig()) as placement:
+    async with ReconnectingPlacement(FrozenPort(), REQUEST, SystemClock(), ReconnectConfig()) as placement:
         await placement.report_finished(Reason.UNSPECIFIED)

@@ -12,7 +12,7 @@ from gateway.translate import chat, completions, embeddings
 from gateway.translate.extra import NOT_USED
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.api.runner.v1 import generation_service_pb2
-from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
+from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
 

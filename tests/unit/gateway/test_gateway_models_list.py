@@ -1,8 +1,8 @@
 from dataclasses import replace
 
 from gateway.translate.models import model_entry, model_list
+from weft.dispatch.agents import known_names
 from weft.dispatch.fleet import FleetView, ModelView, RouteView, SettingsView
-from weft.dispatch.known_names import known_names
 from weft.kernel.request import Operation, Skill
 
 

@@ -9,8 +9,8 @@ from yarl import URL
 
 from gateway.media.addresses import MAX_URL_CHARS, address_refusal, parse_url, require_allowed
 from gateway.media.config import MediaConfig
+from weft.kernel.address import is_host_name, is_host_pattern
 from weft.kernel.errors import FieldError
-from weft.kernel.host_names import is_host_name, is_host_pattern
 
 FIELD = "messages[3].content[1].image_url.url"
 OPEN = MediaConfig(allowed_hosts=("images.example.org", "*.cdn.example.net", "odd.example.org:8443"))

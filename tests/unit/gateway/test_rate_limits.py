@@ -7,8 +7,8 @@ from gateway.errors import DetailedError
 from gateway.rate_limits import TenantRateLimits
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError
-from weft.kernel.rates import MAX_AMOUNT, Rate, parse_rate
 from weft.kernel.reasons import Reason
+from weft.kernel.units import MAX_AMOUNT, Rate, parse_rate
 from weft_testing.fake_clock import FakeClock
 
 

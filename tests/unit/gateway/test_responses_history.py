@@ -23,7 +23,7 @@ from gateway.translate.responses_ids import (
     response_of,
 )
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.dispatch.stored_responses import StoredResponse, response_not_found
+from weft.durable.responses import StoredResponse, response_not_found
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock

@@ -17,9 +17,9 @@ from gateway.translate.responses_background import BackgroundRequest, first_numb
 from gateway.translate.responses_ids import background_response_id, task_of
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task, TaskFailure, TaskNews, TaskPiece, TaskState, event_number
+from weft.durable.tasks import Task, TaskChunk, TaskEvent, TaskFailure, TaskState, event_number
 from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -59,11 +59,11 @@ def ended(state: TaskState = TaskState.COMPLETED, attempt: int = 1, events: int 
     return replace(running(attempt, events), state=state, ended_at=BORN + timedelta(seconds=9), error=error)
 
 
-def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> list[TaskNews]:
+def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> list[TaskEvent]:
     """The events in pieces that begin at these places."""
     bounds = sorted({0, *(place for place in places if place < len(events)), len(events)})
     return [
-        TaskPiece(
+        TaskChunk(
             attempt=attempt,
             last_event=event_number(attempt, last),
             output=task_pb2.TaskOutput(events=events[first:last]),
@@ -72,7 +72,7 @@ def cut(events: Sequence[Event], places: Sequence[int], attempt: int = 1) -> lis
     ]
 
 
-def told(news: Sequence[TaskNews], *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> bytes:
+def told(news: Sequence[TaskEvent], *, after: int = FROM_THE_START, asked: BackgroundRequest | None = None) -> bytes:
     taker = replay(after=after, asked=asked)
     return taker.opening() + b"".join(map(taker.take, news)) + taker.end()
 
@@ -182,7 +182,7 @@ LOST = replace(PENDING, attempt=1)
 
 
 @pytest.mark.parametrize("news", [LOST, running(2), cut(HELLO, [], 2)[0], ended(attempt=2, events=3)])
-def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(news: TaskNews) -> None:
+def test_whoever_has_content_of_a_lost_attempt_gets_nothing_of_another(news: TaskEvent) -> None:
     taker = replay()
     for one in [running(events=3), *cut(HELLO, [])]:
         taker.take(one)

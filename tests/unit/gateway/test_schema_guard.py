@@ -6,8 +6,7 @@ import pydantic
 import pytest
 from client_schemas import CLIENT_SCHEMAS
 
-from weft.dispatch.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaGuard, SchemaLimits, require_safe_pattern, require_safe_schema
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
 

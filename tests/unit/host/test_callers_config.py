@@ -10,8 +10,8 @@ from router_svc.policy.cooldowns import CooldownRule
 from router_svc.policy.settings import RemotePermission, TenantSettings
 from router_svc.rate_limits import RateLimitConfig
 from weft.kernel.errors import FieldError
-from weft.kernel.rates import Rate, RateUnit
 from weft.kernel.request import Priority
+from weft.kernel.units import Rate, RateUnit
 from weft_app.compose.router import router_config
 from weft_app.compose.runner_environment import read_environment
 from weft_app.config.config import WeftConfig

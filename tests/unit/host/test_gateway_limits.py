@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConnectionLimits, GatewayConfig, RequestLimits
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaLimits
 from weft_app.compose.gateway import gateway_config
 from weft_app.config.config import GatewaySection, WeftConfig
 from weft_app.config.gateway_sections import ConnectionsSection, LimitsSection, SchemasSection

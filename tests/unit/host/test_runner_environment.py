@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.rates import Rate
+from weft.kernel.units import Rate
 from weft_app.compose.demo import with_http_port
 from weft_app.compose.runner_environment import RunnerEnvironment, read_environment, with_model_folders
 from weft_app.config.config import WeftConfig

@@ -7,7 +7,7 @@ import pytest
 from gateway.batches.config import BatchEdgeConfig
 from router_svc.batches.config import BatchLimits
 from router_svc.tasks.config import TaskLimits
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.schema_guard import SchemaLimits
 from weft_app.compose.gateway import gateway_config
 from weft_app.compose.tasks import batch_limits, task_limits
 from weft_app.config.config import RouterSection, WeftConfig

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.durations import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds
 from weft.kernel.errors import FieldError
+from weft.kernel.units import FOR_EVER, MAX_DURATION_SECONDS, keep_alive_seconds
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 from datetime import timedelta
 
-from weft.kernel.mesh_clock import MeshClock
+from weft.kernel.clock import MeshClock
 from weft_testing.fake_clock import FakeClock
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.sizes import parse_size, size_words
+from weft.kernel.units import parse_size, size_words
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from weft.kernel.errors import FieldError
-from weft.kernel.tls import ServerTls, TlsSource
-from weft.kernel.tls_check import MAX_FILE_BYTES, TlsFiles, TlsMaterial, read_material
+from weft.kernel.tls import MAX_FILE_BYTES, ServerTls, TlsFiles, TlsMaterial, TlsSource, read_material
 from weft_testing.certificates import Authority
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.kernel.errors import FieldError
-from weft.kernel.rates import MAX_TOKENS, Rate, RateUnit, parse_any_rate, parse_rates
+from weft.kernel.units import MAX_TOKENS, Rate, RateUnit, parse_any_rate, parse_rates
 
 
 @pytest.mark.parametrize(

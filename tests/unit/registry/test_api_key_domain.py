@@ -7,8 +7,8 @@ import pytest
 
 from registry_svc.keys.config import KeysConfig
 from registry_svc.keys.domain import ApiKey
+from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 from weft.kernel.errors import FieldError
-from weft.kernel.moments import CLOCK_MARGIN_SECONDS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from weft.documents.document_base import ResourceKind
 from weft.documents.documents import AgentDocument
 from weft.documents.files import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
-from weft.documents.kinds import ResourceKind
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -17,8 +17,8 @@ from weft.documents.messages import (
     route_document,
     runner_document,
 )
-from weft.documents.rendering import declared, plain
 from weft.documents.schemas import schemas, text_of, write
+from weft.documents.yaml_nodes import declared, plain
 
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 

@@ -6,12 +6,11 @@ from resource_samples import some_event, some_route
 from registry_svc.manifests import to_route
 from registry_svc.messages import route_manifest_message
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
-from weft.documents.documents import ModelDocument
+from weft.documents.document_base import parse_kind
+from weft.documents.documents import ModelDocument, RouteDocument
 from weft.documents.files import parse_document, read_documents
-from weft.documents.kinds import parse_kind
 from weft.documents.messages import event_document, model_document, route_document, to_declaration
-from weft.documents.rendering import declared, plain, to_yaml
-from weft.documents.route_document import RouteDocument
+from weft.documents.yaml_nodes import declared, plain, to_yaml
 
 
 def read(**fields: object) -> RouteDocument:

@@ -10,11 +10,11 @@ from router_svc.policy.cooldowns import Cooldown, CooldownRule
 from router_svc.rate_limits import RateLimitConfig
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.port import PlacementRequest
+from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
-from weft.kernel.rates import Rate, RateUnit
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
+from weft.kernel.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
 PAUSES = CooldownRule(after_refusals=3, seconds=10, max_seconds=40)

@@ -10,8 +10,8 @@ from router_svc.validation import check_chat, check_completion
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import generation_service_pb2
-from weft.dispatch.extra_limits import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
-from weft.dispatch.schema_limits import SchemaLimits
+from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
+from weft.dispatch.schema_guard import SchemaLimits
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object, to_json_object
 

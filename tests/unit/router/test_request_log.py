@@ -12,7 +12,7 @@ from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_records import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.dispatch.port import PlacementRequest
+from weft.dispatch.placement import PlacementRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority

@@ -8,9 +8,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from runner_svc.clock_offset import ClockOffset
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.tickets import TicketGate, sign
-from weft.kernel.clock_offset import clock_off, offset_words
+from weft.kernel.clock import MeshClock, clock_off, offset_words
 from weft.kernel.errors import WeftError
-from weft.kernel.mesh_clock import MeshClock
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 

@@ -6,7 +6,7 @@ import socket
 import psutil
 
 from weft.api.registry.v1 import model_pb2, runner_pb2
-from weft.dispatch.permits import Action
+from weft.dispatch.tickets import Action
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.conformance.runner.requests import chat, refusal, text_of, until

@@ -7,7 +7,7 @@ from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft_testing.conformance.runner.requests import (
     ENDED_EARLY,

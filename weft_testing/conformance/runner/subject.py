@@ -23,14 +23,12 @@ from weft.api.runner.v1 import (
     runner_service_pb2_grpc,
     ticket_pb2,
 )
-from weft.dispatch.fleet import FleetView, RunnerView
-from weft.dispatch.fleet_watcher import FleetWatcher
-from weft.dispatch.permits import Action, PermitTarget, make_permit
-from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
+from weft.dispatch.fleet import FleetView, FleetWatcher, RunnerView
+from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, Action, PermitTarget, make_permit, sign
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.ids import new_id
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.kernel.tls_channel import ChannelSecurity

@@ -9,8 +9,8 @@ import grpc
 
 from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import file_service_pb2_grpc
-from weft.dispatch.files import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile
-from weft.dispatch.keeper_calls import TIMEOUT_SECONDS, answered, as_tenant, read_stream, upload
+from weft.durable.files import MAX_PIECE_BYTES, FilePage, NewFile, StoredFile
+from weft.durable.store_calls import TIMEOUT_SECONDS, answered, as_tenant, read_stream, upload
 
 if TYPE_CHECKING:
     from weft.api.router.v1.file_service_pb2_grpc import FileServiceAsyncStub

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.dispatch.tasks import Task, TaskAttempt, TaskFailure, TaskNews, TaskPiece, TaskState
+from weft.durable.tasks import Task, TaskAttempt, TaskChunk, TaskEvent, TaskFailure, TaskState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
 
@@ -98,7 +98,7 @@ def attempt_of_message(message: task_pb2.TaskAttempt) -> TaskAttempt:
     )
 
 
-def news_message(news: TaskNews) -> pb.WatchTaskResponse:
+def event_message(news: TaskEvent) -> pb.WatchTaskResponse:
     """What is new as it travels."""
     if isinstance(news, Task):
         return pb.WatchTaskResponse(task=task_message(news))
@@ -106,14 +106,14 @@ def news_message(news: TaskNews) -> pb.WatchTaskResponse:
     return pb.WatchTaskResponse(piece=piece)
 
 
-def news_of(message: pb.WatchTaskResponse) -> TaskNews | None:
+def event_of(message: pb.WatchTaskResponse) -> TaskEvent | None:
     """What is new as it came; None: something that this release does not know."""
     match message.WhichOneof("news"):
         case "task":
             return task_of(message.task)
         case "piece":
             piece = message.piece
-            return TaskPiece(attempt=piece.attempt, last_event=piece.last_event, output=piece.output)
+            return TaskChunk(attempt=piece.attempt, last_event=piece.last_event, output=piece.output)
         case _:
             return None
 

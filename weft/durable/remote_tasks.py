@@ -7,8 +7,8 @@ import grpc
 
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.api.router.v1 import task_service_pb2_grpc
-from weft.dispatch.task_messages import attempt_of_message, news_of, task_of
-from weft.dispatch.tasks import NewTask, Submitted, Task, TaskDetails, TaskNews, TaskPage, TaskQuery
+from weft.durable.task_messages import attempt_of_message, event_of, task_of
+from weft.durable.tasks import NewTask, Submitted, Task, TaskDetails, TaskEvent, TaskPage, TaskQuery
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
@@ -75,13 +75,13 @@ class RemoteTasks:
         request = pb.DeleteTaskRequest(id=task_id)
         await _told(self._stub.DeleteTask(request, timeout=self._timeout_seconds, metadata=_metadata(tenant)))
 
-    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+    async def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         """See TaskPort.watch. Leaving the iterator ends the watch, not the task."""
         request = pb.WatchTaskRequest(id=task_id, after_event=after_event)
         call = self._stub.WatchTask(request, metadata=_metadata(tenant))
         try:
             async for response in call:
-                news = news_of(response)
+                news = event_of(response)
                 if news is not None:
                     yield news
         except grpc.aio.AioRpcError as error:

@@ -12,7 +12,7 @@ from google.protobuf import duration_pb2
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
-from weft.dispatch.port import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
+from weft.dispatch.placement import Decision, Grant, LoadingModel, PlacementRequest, PoolQueue, WaitingInQueue
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority

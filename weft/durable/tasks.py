@@ -105,7 +105,7 @@ class TaskDetails:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPiece:
+class TaskChunk:
     """A piece of an answer that is on disk."""
 
     attempt: int
@@ -114,7 +114,7 @@ class TaskPiece:
     output: task_pb2.TaskOutput
 
 
-TaskNews = Task | TaskPiece
+TaskEvent = Task | TaskChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class TaskPort(Protocol):
         """Forget one that is at its end. Raises NOT_FOUND, RESOURCE_IN_USE."""
         ...
 
-    def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskNews]:
+    def watch(self, tenant: str, task_id: str, after_event: int = 0) -> AsyncGenerator[TaskEvent]:
         """The task as it is, every piece after that event, the task at each change; ends with the task at its end.
 
         An event of an attempt that was lost counts as none. Raises NOT_FOUND, TOO_MANY_RESOURCES where as many watch as

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.tasks import Task
+from weft.durable.tasks import Task
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
-from weft.dispatch.port import Grant, LoadingModel
+from weft.dispatch.placement import Grant, LoadingModel
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import trace_id_of
@@ -109,7 +109,7 @@ class _AttemptRecord:
 
 
 @dataclass(slots=True)
-class Journey:
+class RequestTrace:
     """The facts of one request. All times are seconds on the dispatcher's monotonic clock."""
 
     context: RequestContext

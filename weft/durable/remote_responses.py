@@ -8,7 +8,7 @@ import grpc
 
 from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.api.router.v1 import stored_response_service_pb2_grpc
-from weft.dispatch.stored_responses import StoredResponse
+from weft.durable.responses import StoredResponse
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call

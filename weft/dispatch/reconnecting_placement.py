@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from weft.api.common.v1 import receipt_pb2
-from weft.dispatch.port import Decision, Grant, Placement, PlacementPort, PlacementRequest
+from weft.dispatch.placement import Decision, Grant, Placement, PlacementPort, PlacementRequest
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyConfig:
+class ReconnectConfig:
     """How long to put up with a router that is away."""
 
     router_outage_limit_seconds: float = 30.0
@@ -34,10 +34,10 @@ class SteadyConfig:
     """First pause before placing again; doubles up to one second."""
 
 
-class SteadyPlacement:
+class ReconnectingPlacement:
     """A Placement over whatever router answers. Keeps the request's age and its used attempts across routers."""
 
-    def __init__(self, port: PlacementPort, request: PlacementRequest, clock: Clock, config: SteadyConfig) -> None:
+    def __init__(self, port: PlacementPort, request: PlacementRequest, clock: Clock, config: ReconnectConfig) -> None:
         self._port = port
         self._request = request
         self._clock = clock

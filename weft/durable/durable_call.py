@@ -15,8 +15,8 @@ import structlog
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.dispatch.journey import Journal, RequestContext, WhenLeft
-from weft.dispatch.tasks import NewTask, Submitted, Task, TaskNews, TaskPayload, TaskPiece, TaskPort, TaskState
+from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.durable.tasks import NewTask, Submitted, Task, TaskChunk, TaskEvent, TaskPayload, TaskPort, TaskState
 from weft.kernel.clock import Clock
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -34,7 +34,7 @@ log = structlog.get_logger("weft.request")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JournalConfig:
+class DurableCallConfig:
     """How patient it is."""
 
     outage_limit_seconds: float = 30.0
@@ -47,12 +47,12 @@ class JournalConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class JournalTools:
+class DurableCallDeps:
     """What every journaled request of one edge works with."""
 
     tasks: TaskPort
     clock: Clock
-    config: JournalConfig
+    config: DurableCallConfig
 
 
 def task_spec(
@@ -91,7 +91,7 @@ def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
     return options
 
 
-def journaled_spec(context: RequestContext, journal: Journal, payload: TaskPayload) -> task_pb2.TaskSpec:
+def durable_spec(context: RequestContext, journal: Journal, payload: TaskPayload) -> task_pb2.TaskSpec:
     """The task of a request whose caller watches: it waits in its caller's band, and no longer than its caller."""
     spec = task_spec(context, payload)
     spec.options.priority = context.priority.wire  # type: ignore[assignment]  # same numbers
@@ -116,10 +116,10 @@ def of_request(error: WeftError) -> WeftError:
     return FieldError(inner, words, error.reason)
 
 
-class JournaledTask:
+class WatchedTask:
     """A task whose submitter watches it to its end."""
 
-    def __init__(self, tools: JournalTools, context: RequestContext, journal: Journal, payload: TaskPayload) -> None:
+    def __init__(self, tools: DurableCallDeps, context: RequestContext, journal: Journal, payload: TaskPayload) -> None:
         self._tools = tools
         self._context = context
         self._journal = journal
@@ -129,7 +129,7 @@ class JournaledTask:
         self.id = ""
         """Empty until it is durable."""
 
-    async def news(self) -> AsyncGenerator[TaskNews]:
+    async def news(self) -> AsyncGenerator[TaskEvent]:
         """Submit it and tell of it until its end, which is told last.
 
         Closing it earlier is the caller's leaving. Raises as `TaskPort.submit`, SERVICE_UNAVAILABLE where whoever keeps
@@ -168,7 +168,7 @@ class JournaledTask:
         context = self._context
         new = NewTask(
             tenant=context.tenant,
-            spec=journaled_spec(context, self._journal, self._payload),
+            spec=durable_spec(context, self._journal, self._payload),
             idempotency_key=self._journal.idempotency_key,
             caller=context.caller,
         )
@@ -186,7 +186,7 @@ class JournaledTask:
         self._journal.on_task(self.id)
         log.info("journaled", request_id=self._context.request_id, task_id=self.id, existed=submitted.existed)
 
-    async def _watched(self) -> AsyncGenerator[TaskNews]:
+    async def _watched(self) -> AsyncGenerator[TaskEvent]:
         """Watch it, again where a watch ends before the task does."""
         clock, config = self._tools.clock, self._tools.config
         after, lost_at, pause = 0, None, config.retry_interval_seconds
@@ -196,7 +196,7 @@ class JournaledTask:
                 async with aclosing(self._tools.tasks.watch(self._context.tenant, self.id, after)) as found:
                     async for item in found:
                         lost_at, pause = None, config.retry_interval_seconds
-                        if isinstance(item, TaskPiece):
+                        if isinstance(item, TaskChunk):
                             if item.last_event <= after:
                                 continue
                             after = item.last_event
@@ -246,13 +246,13 @@ def _noted(submitting: "asyncio.Future[Submitted]") -> None:
         submitting.exception()
 
 
-class JournaledGeneration:
+class DurableGeneration:
     """A generation that is a durable task; see `gateway.ports.Generation`."""
 
     def __init__(
-        self, tools: JournalTools, context: RequestContext, journal: Journal, payload: GenerationPayload
+        self, tools: DurableCallDeps, context: RequestContext, journal: Journal, payload: GenerationPayload
     ) -> None:
-        self._task = JournaledTask(tools, context, journal, payload)
+        self._task = WatchedTask(tools, context, journal, payload)
         self._is_whole = context.whole
         self._attempt = 0
         self._held: Frame = []
@@ -278,11 +278,11 @@ class JournaledGeneration:
             async for item in news:
                 if self._has_content and _is_anew(item, self._attempt):
                     raise await self._task.lost()
-                frame = self._of_piece(item) if isinstance(item, TaskPiece) else self._of_task(item)
+                frame = self._of_piece(item) if isinstance(item, TaskChunk) else self._of_task(item)
                 if frame:
                     yield frame
 
-    def _of_piece(self, piece: TaskPiece) -> Frame:
+    def _of_piece(self, piece: TaskChunk) -> Frame:
         self._reach(piece.attempt)
         frame = list(piece.output.events)
         if frame and frame[-1].HasField("finished"):
@@ -309,17 +309,17 @@ class JournaledGeneration:
             self._attempt, self._held, self._end = attempt, [], None
 
 
-class JournaledEmbedding:
+class DurableEmbedding:
     """An embedding that is a durable task; see `gateway.ports.Whole`."""
 
     def __init__(
         self,
-        tools: JournalTools,
+        tools: DurableCallDeps,
         context: RequestContext,
         journal: Journal,
         payload: embedding_pb2.EmbeddingPayload,
     ) -> None:
-        self._task = JournaledTask(tools, context, journal, payload)
+        self._task = WatchedTask(tools, context, journal, payload)
         self._receipt: receipt_pb2.Receipt | None = None
 
     @property
@@ -336,7 +336,7 @@ class JournaledEmbedding:
                 if item.attempt != attempt:
                     attempt, self._receipt = item.attempt, None
                     vectors.clear()
-                if isinstance(item, TaskPiece):
+                if isinstance(item, TaskChunk):
                     vectors.extend(item.output.embeddings)
                     for event in item.output.events:
                         if event.HasField("finished"):
@@ -358,9 +358,9 @@ def require_completed(task: Task) -> None:
         raise WeftError(error.reason, error.message, metadata=about)
 
 
-def _is_anew(item: TaskNews, attempt: int) -> bool:
+def _is_anew(item: TaskEvent, attempt: int) -> bool:
     """Whether the attempt that was followed so far has come to nothing, and the task has not."""
-    if isinstance(item, TaskPiece):
+    if isinstance(item, TaskChunk):
         return item.attempt != attempt
     if item.state in {TaskState.FAILED, TaskState.CANCELLED}:
         return False

@@ -1,0 +1,1 @@
+"""Durable work: tasks, batches, files and kept responses as ports, their messages, and their gRPC clients."""

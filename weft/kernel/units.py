@@ -1,0 +1,175 @@
+"""Durations, amounts of memory and request rates as text: how they are read and how they are printed."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from weft.kernel.errors import FieldError, invalid_field
+
+MAX_AMOUNT = 100_000
+"""Most requests of one window."""
+MAX_TOKENS = 100_000_000
+"""Most tokens of one window."""
+MAX_RATES = 8
+"""Rates that one caller can have at once."""
+
+_WINDOW = r"/ ?(s|sec|second|m|min|minute|h|hour)"
+_RATE = re.compile(rf"(\d{{1,9}}) ?(?:req|reqs|requests?)?{_WINDOW}", re.IGNORECASE)
+_TOKEN_RATE = re.compile(rf"(\d{{1,9}}) ?(?:tok|toks|tokens?){_WINDOW}", re.IGNORECASE)
+_WINDOWS = {"s": 1, "m": 60, "h": 3600}
+_WORDS = {1: "sec", 60: "min", 3600: "hour"}
+
+
+class RateUnit(Enum):
+    """What is counted."""
+
+    REQUESTS = "req"
+    TOKENS = "tok"
+    """Of prompts and answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `amount` in any `window_seconds` (1, 60 or 3600)."""
+
+    amount: int
+    window_seconds: int
+    unit: RateUnit = RateUnit.REQUESTS
+
+    def __str__(self) -> str:
+        return f"{self.amount} {self.unit.value}/{_WORDS[self.window_seconds]}"
+
+
+def parse_rate(text: str, field: str) -> Rate:
+    """The rate in a text such as `100req/min`, `5/sec` or `1000 req/hour`. Raises INVALID_ARGUMENT naming `field`."""
+    found = _RATE.fullmatch(text.strip())
+    amount = int(found[1]) if found is not None else 0
+    if found is None or not 1 <= amount <= MAX_AMOUNT:
+        raise invalid_field(field, f"must be a rate such as 100req/min (or /sec, /hour), of 1 to {MAX_AMOUNT} requests")
+    return Rate(amount, _WINDOWS[found[2][0].lower()])
+
+
+def parse_any_rate(text: str, field: str) -> Rate:
+    """The rate in a text such as `100req/min` or `20000tok/min`. Raises INVALID_ARGUMENT naming `field`."""
+    found = _TOKEN_RATE.fullmatch(text.strip())
+    if found is None:
+        return parse_rate(text, field)
+    if not 1 <= int(found[1]) <= MAX_TOKENS:
+        raise invalid_field(field, f"must be a rate such as 20000tok/min, of 1 to {MAX_TOKENS} tokens")
+    return Rate(int(found[1]), _WINDOWS[found[2][0].lower()], RateUnit.TOKENS)
+
+
+def parse_rates(texts: Iterable[str], field: str) -> tuple[Rate, ...]:
+    """Several rates that hold at once. Raises INVALID_ARGUMENT naming `field`, also for two of one unit and window."""
+    rates = tuple(parse_any_rate(text, field) for text in texts)
+    if len({(rate.unit, rate.window_seconds) for rate in rates}) < len(rates):
+        raise invalid_field(field, "has two rates of the same unit and window")
+    if len(rates) > MAX_RATES:
+        raise invalid_field(field, f"has more than {MAX_RATES} rates")
+    return rates
+
+
+MAX_DURATION_SECONDS = 366 * 86_400.0
+"""A year. Whoever wants longer wants for ever, and says -1."""
+FOR_EVER = -1.0
+"""What every negative length is read as."""
+MAX_DURATION_CHARS = 32
+
+_DURATION_UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+_LENGTH = re.compile(rf"-?(?:{_PART})+", re.ASCII)
+_PARTS = re.compile(_PART, re.ASCII)
+
+
+def keep_alive_seconds(value: object, field: str) -> float:
+    """How long a model stays loaded, in seconds: 300, "300", "5m", "1h30m", 0; -1 or any negative length: FOR_EVER.
+
+    Raises INVALID_ARGUMENT naming `field`, also above a year.
+    """
+    seconds = _seconds(value)
+    if seconds is None or math.isnan(seconds):
+        raise _malformed(field)
+    if seconds < 0:
+        return FOR_EVER
+    if seconds > MAX_DURATION_SECONDS:
+        raise invalid_field(field, f"must be at most {MAX_DURATION_SECONDS:.0f} seconds (366 days); -1 is for ever")
+    return seconds + 0.0  # without the sign of a negative zero
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        # An integer of JSON may have any number of digits; beyond the bound its exact value says nothing more.
+        return float(max(-1, min(value, int(MAX_DURATION_SECONDS) + 1)))
+    if isinstance(value, float):
+        return value
+    return _written(value) if isinstance(value, str) and len(value) <= MAX_DURATION_CHARS else None
+
+
+def _written(text: str) -> float | None:
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if not _LENGTH.fullmatch(text):
+        return None
+    length = sum(float(amount) * _DURATION_UNITS[unit] for amount, unit in _PARTS.findall(text))
+    return -length if text.startswith("-") else length
+
+
+def _malformed(field: str) -> FieldError:
+    return invalid_field(
+        field, 'must be seconds such as 300, a length such as "90s", "5m" or "1h30m", 0 (not at all) or -1 (for ever)'
+    )
+
+
+MAX_SIZE_CHARS = 32
+MAX_SIZE_BYTES = 2**62
+MIN_PLAIN_BYTES = 1024**2
+"""The least number without a unit: who writes 300 means something larger than bytes."""
+
+_SIZE_UNITS: Mapping[str, int] = {
+    "": 1,
+    "b": 1,
+    "k": 1024,
+    "kib": 1024,
+    "kb": 1000,
+    "m": 1024**2,
+    "mib": 1024**2,
+    "mb": 1000**2,
+    "g": 1024**3,
+    "gib": 1024**3,
+    "gb": 1000**3,
+    "t": 1024**4,
+    "tib": 1024**4,
+    "tb": 1000**4,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str, field: str) -> int:
+    """Bytes of "8GiB", "8G" (the same), "8GB" (8,000,000,000), "512MiB" or "8589934592".
+
+    Raises INVALID_ARGUMENT naming `field`, for a number without a unit below MIN_PLAIN_BYTES too.
+    """
+    found = _SIZE.fullmatch(text.strip()) if len(text) <= MAX_SIZE_CHARS else None
+    unit = None if found is None else _SIZE_UNITS.get(found[2].lower())
+    if found is None or unit is None:
+        raise invalid_field(field, "must be an amount of memory such as 8GiB, 512MiB or 8GB")
+    if not found[2] and float(found[1]) < MIN_PLAIN_BYTES:
+        raise invalid_field(field, f"{found[1]} has no unit, which means bytes: write {found[1]}MiB or {found[1]}GiB")
+    amount = int(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
+    if not 0 < amount <= MAX_SIZE_BYTES:
+        raise invalid_field(field, "must be more than 0 bytes and at most 4 EiB")
+    return amount
+
+
+def size_words(amount_bytes: int) -> str:
+    """An amount for people: "5.1 GiB", "512 MiB", "12 KiB", "7 bytes"."""
+    for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if amount_bytes >= size:
+            amount = amount_bytes / size
+            return f"{amount:.0f} {unit}" if amount >= 100 or amount == int(amount) else f"{amount:.1f} {unit}"
+    return f"{amount_bytes} bytes"
