@@ -182,7 +182,7 @@ class Endpoint:
     """Empty: no Authorization header is sent."""
     model: str = ""
     """The server's own name of the model; empty: requests name none."""
-    parameters: ParameterProfile = field(default_factory=ParameterProfile)
+    parameters: ParameterProfile
     """Which parameters beyond weft's own it is sent, and whether its model thinks by default."""
     is_llama_server: bool = False
     """Whether it knows llama.cpp's own words: `return_progress`, a chunk for every batch of a prompt that it has worked

@@ -8,8 +8,6 @@ from typing import Any
 from runner_svc.backend.port import CacheUse
 from runner_svc.policy.parameters import (
     TEMPLATE_ARGUMENTS,
-    UNTAKEN,
-    EngineKind,
     ParameterProfile,
     ParameterWarning,
     admit,
@@ -61,9 +59,7 @@ _SCALARS = (
 
 _ENABLE_THINKING = "enable_thinking"
 """The argument of chat templates by which models with and without thinking are told apart."""
-_STARTED_BY_WEFT = frozenset({EngineKind.LLAMA_SERVER, EngineKind.LLAMA_CPP_PYTHON})
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
-_DEFAULTS = ParameterProfile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +71,20 @@ class PreparedBody:
     """One `warning` event for each parameter that is not sent; at most 64."""
 
 
-def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: ParameterProfile = _DEFAULTS) -> PreparedBody:
+def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfile) -> PreparedBody:
     """The body of POST /v1/chat/completions; always a stream with usage. An empty `model` is left out.
 
     Raises INVALID_ARGUMENT naming an extra parameter that has a wrong value.
     """
     body = _chat_fields(payload, model)
-    if profile.kind is EngineKind.LLAMA_SERVER and payload.tool_choice.WhichOneof("kind") == "function_name":
+    if profile.engine.forces_one_tool and payload.tool_choice.WhichOneof("kind") == "function_name":
         _force(body, payload.tool_choice.function_name)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
     # Engines read this one themselves, whatever the template.
     asked = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
     warnings += warning_frame(unread_arguments(asked, profile))
     thinking = _thinking(payload, arguments, profile)
-    if profile.kind is EngineKind.OPENAI_REMOTE:
+    if profile.engine.is_strict:
         warnings += _fit_provider(body, thinking, profile)
     elif thinking is not None:
         arguments[_ENABLE_THINKING] = thinking
@@ -99,7 +95,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: Parameter
 
 def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) -> Frame:
     """Make of a body what providers take: they refuse fields that are not OpenAI's. Warnings about what is left out."""
-    untaken = [] if profile.passthrough else sorted(UNTAKEN[profile.kind] & body.keys())
+    untaken = [] if profile.passthrough else sorted(profile.engine.untaken & body.keys())
     for name in untaken:
         del body[name]
     if thinking is not None and profile.thinking is None:
@@ -108,7 +104,7 @@ def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) 
         body["thinking"] = {"type": "enabled" if thinking else "disabled"}
     if _TOKEN_LIMIT in body:
         body[profile.token_limit_name] = body.pop(_TOKEN_LIMIT)
-    return warning_frame([untaken_warning(name, profile.kind) for name in untaken])
+    return warning_frame([untaken_warning(name, profile.engine) for name in untaken])
 
 
 def _force(body: Json, name: str) -> None:
@@ -142,9 +138,7 @@ def _chat_fields(payload: chat_pb2.ChatPayload, model: str) -> Json:
     return body
 
 
-def completion_body(
-    payload: completion_pb2.CompletionPayload, model: str = "", profile: ParameterProfile = _DEFAULTS
-) -> PreparedBody:
+def completion_body(payload: completion_pb2.CompletionPayload, model: str, profile: ParameterProfile) -> PreparedBody:
     """The body of POST /v1/completions; always a stream with usage.
 
     Raises INVALID_ARGUMENT for echo and suffix, and naming an extra parameter that has a wrong value.
@@ -166,7 +160,7 @@ def completion_body(
         body[TEMPLATE_ARGUMENTS] = arguments
     elif arguments:
         # A prompt goes through no template; the servers take the arguments and ignore them.
-        warnings += warning_frame([untaken_warning(TEMPLATE_ARGUMENTS, profile.kind)])
+        warnings += warning_frame([untaken_warning(TEMPLATE_ARGUMENTS, profile.engine)])
     return PreparedBody(body, warnings)
 
 
@@ -232,8 +226,8 @@ def _thinking(payload: chat_pb2.ChatPayload, arguments: Json, profile: Parameter
         return asked
     if payload.reasoning_effort == chat_pb2.REASONING_EFFORT_NONE:
         # Strict servers refuse fields that they do not know, and understand "none" by itself.
-        knows_the_word = profile.kind is EngineKind.OPENAI_REMOTE and profile.thinking is not None
-        return False if knows_the_word or profile.kind in _STARTED_BY_WEFT else None
+        knows_thinking = profile.engine.is_strict and profile.thinking is not None
+        return False if knows_thinking or profile.engine.thinks_by_template else None
     return profile.thinking
 
 

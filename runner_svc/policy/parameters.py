@@ -1,14 +1,14 @@
-"""Which parameters beyond weft's own reach an engine, and what becomes of the others. Pure.
+"""Which request parameters beyond the contract's reach an engine, and what happens to the others. Pure.
 
-The contract names what every engine should know. What else a caller sends is looked up in the list of the kind of
-engine: on it and in range, it is sent; on it and out of range, the request is refused; not on it, it is left out, and
-the caller is warned. Nothing disappears without a word. docs/parameters.md shows the lists.
+The contract names what every engine should know. What else a caller sends is looked up in the list of the engine's
+runtime: on it and in range, it is sent; on it and out of range, the request is refused; not on it, it is left out, and
+the caller is warned. docs/parameters.md shows the lists.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from weft.kernel.errors import invalid_field
@@ -22,32 +22,7 @@ MAX_TEMPLATE_ARGUMENT_CHARS = 4 * 1024
 MAX_LOOK_BACK_TOKENS = 65_536
 """llama.cpp keeps this many tokens per request: at 4 bytes each, a number near 2**31 could take 8 GiB."""
 _MAX_SHOWN_NAME = 64
-_MAX_INT = 2**31 - 1
-
-
-class EngineKind(Enum):
-    """The kinds of engine that differ in what they take."""
-
-    LLAMA_SERVER = "llama.cpp's server"
-    OPENAI_HTTP = "an attached server"
-    LLAMA_CPP_PYTHON = "llama-cpp-python"
-    OPENAI_REMOTE = "a provider off the premises"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterProfile:
-    """What a model's engine is told beside weft's own parameters."""
-
-    kind: EngineKind = EngineKind.LLAMA_SERVER
-    passthrough: bool = False
-    """The operator's word that everything is to be sent, apart from what the mesh controls. Nothing is checked then."""
-    thinking: bool | None = None
-    """Whether the model thinks where a request says nothing; None: as its template has it. Providers are told only
-    where it is set: those that do not know the field refuse it."""
-    token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
-    """What the server calls the limit of an answer's length."""
-    templates: tuple[str, ...] | None = None
-    """The chat templates of the model, one of which each chat is rendered with; None: not known."""
+MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +121,7 @@ class TokenIds:
         if not isinstance(value, list) or len(value) > self.most:
             raise invalid_field(name, f"must be a list of at most {self.most} token ids")
         for index, token in enumerate(value):
-            Number(0, _MAX_INT, whole=True).check(f"{name}[{index}]", token)
+            Number(0, MAX_INT, whole=True).check(f"{name}[{index}]", token)
 
     def __str__(self) -> str:
         return f"list of at most {self.most} token ids"
@@ -191,74 +166,45 @@ class Document:
 Rule = Number | Flag | OneOf | Texts | TokenIds | Grammar | Document
 
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"
-_LOOK_BACK = Number(0, MAX_LOOK_BACK_TOKENS, whole=True)
-_MIROSTAT = {"mirostat_tau": Number(0, 100), "mirostat_eta": Number(0, 1)}
+LOOK_BACK = Number(0, MAX_LOOK_BACK_TOKENS, whole=True)
+MIROSTAT: Mapping[str, Rule] = MappingProxyType({"mirostat_tau": Number(0, 100), "mirostat_eta": Number(0, 1)})
+"""The two numbers that every engine with Mirostat calls by the same names."""
 
-# Names and meanings: the request schema of llama.cpp's tools/server; bounds are ours where it has none.
-_LLAMA_SERVER: Mapping[str, Rule] = {
-    "adaptive_decay": Number(0, 0.99),
-    "adaptive_target": Number(-1, 1),
-    TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
-    "dry_allowed_length": Number(0, 1024, whole=True),
-    "dry_base": Number(1, 100),
-    "dry_multiplier": Number(0, 100),
-    "dry_penalty_last_n": _LOOK_BACK,
-    "dry_sequence_breakers": Texts(32, 64),
-    "dynatemp_exponent": Number(0, 10),
-    "dynatemp_range": Number(0, 5),
-    "grammar": Grammar(),
-    "ignore_eos": Flag(),
-    "json_schema": Document(MAX_GRAMMAR_CHARS),
-    "min_keep": Number(0, 1024, whole=True),
-    "mirostat": Number(0, 2, whole=True),
-    **_MIROSTAT,
-    "n_indent": Number(0, 1024, whole=True),
-    "reasoning_budget_tokens": Number(-1, _MAX_INT, whole=True),
-    "repeat_last_n": _LOOK_BACK,
-    "samplers": Texts(16, 32),
-    "t_max_predict_ms": Number(-1, 86_400_000, whole=True),
-    "thinking_budget_tokens": Number(-1, _MAX_INT, whole=True),
-    "top_n_sigma": Number(-1, 100),
-    "typical_p": Number(0, 1),
-    "xtc_probability": Number(0, 1),
-    "xtc_threshold": Number(0, 1),
-}
-# What several servers understand under one name, and what cannot do harm on any of them.
-_OPENAI_HTTP: Mapping[str, Rule] = {
-    TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
-    "ignore_eos": Flag(),
-    "min_tokens": Number(0, _MAX_INT, whole=True),
-    "mirostat": Number(0, 2, whole=True),
-    **_MIROSTAT,
-    "repetition_penalty": Number(0, 2),
-    "stop_token_ids": TokenIds(64),
-    "typical_p": Number(0, 1),
-    "verbosity": OneOf(("low", "medium", "high")),
-}
-# The arguments of create_completion in version 0.3, without those of samplers that llama.cpp has dropped.
-_LLAMA_CPP_PYTHON: Mapping[str, Rule] = {
-    "grammar": Grammar(),
-    "mirostat_mode": Number(0, 2, whole=True),
-    **_MIROSTAT,
-    "typical_p": Number(0, 1),
-}
-# OpenAI's own, for those who follow it: they refuse what they do not know.
-_OPENAI_REMOTE: Mapping[str, Rule] = {
-    "verbosity": OneOf(("low", "medium", "high")),
-}
-ALLOWED: Mapping[EngineKind, Mapping[str, Rule]] = {
-    EngineKind.LLAMA_SERVER: _LLAMA_SERVER,
-    EngineKind.OPENAI_HTTP: _OPENAI_HTTP,
-    EngineKind.LLAMA_CPP_PYTHON: _LLAMA_CPP_PYTHON,
-    EngineKind.OPENAI_REMOTE: _OPENAI_REMOTE,
-}
-UNTAKEN: Mapping[EngineKind, frozenset[str]] = {
-    EngineKind.LLAMA_SERVER: frozenset(),
-    EngineKind.OPENAI_HTTP: frozenset(),
-    EngineKind.LLAMA_CPP_PYTHON: frozenset({"parallel_tool_calls", "reasoning_effort"}),
-    EngineKind.OPENAI_REMOTE: frozenset({"min_p", "repeat_penalty", "top_k"}),
-}
-"""Parameters of the contract that a kind of engine has no use for: to be left out, with `untaken_warning`."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParameters:
+    """What one kind of engine takes in a request. Each runtime declares its own, in `runtimes/<name>/parameters.py`."""
+
+    engine: str
+    """The engine as warnings name it, such as "llama.cpp's server"."""
+    allowed: Mapping[str, Rule] = field(default_factory=dict)
+    """The parameters beyond the contract's that it takes, and the values that each may have."""
+    untaken: frozenset[str] = frozenset()
+    """Parameters of the contract that it does not take: left out, with `untaken_warning`."""
+    thinks_by_template: bool = False
+    """Whether the arguments of the chat template decide about thinking, and nothing else does: `reasoning_effort: none`
+    is then sent as `enable_thinking: false`."""
+    forces_one_tool: bool = False
+    """Whether a function that must be called is sent as the only tool: the engine ignores a tool choice by name."""
+    is_strict: bool = False
+    """Whether it refuses fields that are not OpenAI's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterProfile:
+    """Which parameters of requests reach the engine of one model."""
+
+    engine: EngineParameters
+    passthrough: bool = False
+    """Whether the operator lets every parameter through unchecked, apart from those that the mesh controls."""
+    thinking: bool | None = None
+    """Whether the model thinks by default; None: as its template has it. A strict engine is sent the field only where
+    this is set: those that do not know it refuse it."""
+    token_limit_name: str = "max_tokens"  # noqa: S105 - a parameter's name
+    """The server's name for the limit of an answer's length."""
+    templates: tuple[str, ...] | None = None
+    """The chat templates of the model, one of which each chat is rendered with; None: not known."""
+
 
 CONTROLLED_BY_MESH = frozenset({
     # what is asked, of whom, and how the answer travels: weft's own fields say that
@@ -292,7 +238,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
         raise invalid_field("extra_parameters", f"must be at most {MAX_EXTRA_PARAMETERS}, are {len(extra)}")
     send: dict[str, Any] = {}
     warnings: list[ParameterWarning] = []
-    allowed = ALLOWED[profile.kind]
+    allowed = profile.engine.allowed
     for name, value in extra.items():
         if value is None:
             continue
@@ -305,7 +251,7 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
             rule.check(name, value)
             send[name] = value
         else:
-            message = f"is not supported by this model's engine ({profile.kind.value}) and was not used"
+            message = f"is not supported by this model's engine ({profile.engine.engine}) and was not used"
             warnings.append(_warning(name, message))
     return AdmittedParameters(send=send, warnings=tuple(warnings))
 
@@ -327,9 +273,9 @@ def plain_name(name: str) -> str:
     return name.strip().casefold()
 
 
-def untaken_warning(name: str, kind: EngineKind) -> ParameterWarning:
-    """The warning about a parameter of the contract that this kind of engine does not take."""
-    return _warning(name, f"is not supported by this model's engine ({kind.value}) and was not used")
+def untaken_warning(name: str, engine: EngineParameters) -> ParameterWarning:
+    """The warning about a parameter of the contract that this engine does not take."""
+    return _warning(name, f"is not supported by this model's engine ({engine.engine}) and was not used")
 
 
 def _warning(name: str, message: str) -> ParameterWarning:

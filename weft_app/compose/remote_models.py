@@ -9,9 +9,10 @@ from yarl import URL
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings
 from runner_svc.openai_upstream.unmanaged_server import read_key
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
 from weft.kernel.errors import WeftError, invalid_field
 from weft_app.compose.served_operations import provider_operations
 from weft_app.compose.server_settings import base_url, engine_timeouts, said_context
@@ -58,7 +59,7 @@ def _provider_config(
         health_check=HealthCheck(model.health_check),
         timeouts=_timeouts(section, model),
         parameters=ParameterProfile(
-            kind=EngineKind.OPENAI_REMOTE,
+            engine=PARAMETERS,
             passthrough=model.passthrough == "all",
             thinking=model.thinking,
             token_limit_name=model.token_limit_name,

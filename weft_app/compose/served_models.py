@@ -7,6 +7,9 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 
+import runner_svc.runtimes.llama_cpp_python.parameters
+import runner_svc.runtimes.llama_server.parameters
+import runner_svc.runtimes.openai_http.parameters
 from runner_svc.backend.port_range import EnginePorts
 from runner_svc.config import ServedModel
 from runner_svc.hibernation import HibernationSettings, SleepSettings
@@ -20,7 +23,7 @@ from runner_svc.memory.estimate import (
 )
 from runner_svc.memory.forecast import FileForecast, ForecastModel
 from runner_svc.policy.load_parameters import LoadValue
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.runtimes.llama_cpp_python import arguments as llama_cpp_python_arguments
 from runner_svc.runtimes.llama_cpp_python.backend import HOST_COMMAND, LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_server import arguments as llama_server_arguments
@@ -117,7 +120,7 @@ def _supervised(
         timeouts=engine_timeouts(section),
         graces=_graces(section),
         leftovers=parts.leftovers,
-        parameters=_parameters(model, EngineKind.LLAMA_SERVER),
+        parameters=_parameters(model, runner_svc.runtimes.llama_server.parameters.PARAMETERS),
     )
     return ServedModel(
         name=model.name,
@@ -159,7 +162,7 @@ def _in_process(
         load_stall_seconds=section.load_stall_seconds,
         graces=_graces(section),
         leftovers=parts.leftovers,
-        parameters=_parameters(model, EngineKind.LLAMA_CPP_PYTHON),
+        parameters=_parameters(model, runner_svc.runtimes.llama_cpp_python.parameters.PARAMETERS),
     )
     return ServedModel(
         name=model.name,
@@ -195,7 +198,7 @@ def _attached(
         probe_failures=section.probe_failures,
         load_stall_seconds=section.load_stall_seconds,
         timeouts=engine_timeouts(section),
-        parameters=_parameters(model, EngineKind.OPENAI_HTTP),
+        parameters=_parameters(model, runner_svc.runtimes.openai_http.parameters.PARAMETERS),
     )
     return ServedModel(
         name=model.name,
@@ -332,5 +335,5 @@ def _graces(section: RunnerSection) -> StopGraces:
     )
 
 
-def _parameters(model: ModelSection, kind: EngineKind) -> ParameterProfile:
-    return ParameterProfile(kind=kind, passthrough=model.passthrough == "all", thinking=model.thinking)
+def _parameters(model: ModelSection, engine: EngineParameters) -> ParameterProfile:
+    return ParameterProfile(engine=engine, passthrough=model.passthrough == "all", thinking=model.thinking)

@@ -17,7 +17,8 @@ from runner_svc.backend.llama_flags import (
 )
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
 from weft.kernel.request import Operation
@@ -62,7 +63,7 @@ class LlamaCppPythonConfig:
     graces: StopGraces = field(default_factory=StopGraces)
     leftovers: Leftovers | None = None
     """Remembers its process for the runner's next life."""
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON))
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
     @property
     def operations(self) -> frozenset[Operation]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from runner_svc.openai_upstream.request import Json, chat_body, choices_per_prompt, completion_body, warning_frame
-from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, UNTAKEN, ParameterProfile, untaken_warning
+from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS, ParameterProfile, untaken_warning
 from runner_svc.runtimes.llama_cpp_python.messages import Answer, Done, Generate, PromptProgress, Token
 from runner_svc.templates.model_templates import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2, usage_pb2
@@ -56,7 +56,7 @@ async def prepare(
 def _completion(payload: completion_pb2.CompletionPayload, profile: ParameterProfile) -> PreparedRequest:
     if payload.HasField("logprobs"):
         raise _no_logprobs()
-    prepared = completion_body(payload, profile=profile)
+    prepared = completion_body(payload, "", profile)
     prompt = prepared.body["prompt"]
     # One prompt is a text or a list of ids; several are a list of those.
     several = isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt)
@@ -72,14 +72,14 @@ async def _chat(
     template = templates.pick(bool(payload.tools))
     if template is None:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this model has no chat template; name one in chat_template_path")
-    prepared = chat_body(payload, profile=profile)
+    prepared = chat_body(payload, "", profile)
     body = prepared.body
     prompt = await render(template, _variables(body, templates))
     request = _request(body, [prompt], choices_per_prompt(payload))
     request.has_template = True
     if templates.eos_token:
         request.stop = [*request.stop, templates.eos_token]
-    untaken = [untaken_warning(name, profile.kind) for name in sorted(UNTAKEN[profile.kind]) if name in body]
+    untaken = [untaken_warning(name, profile.engine) for name in sorted(profile.engine.untaken) if name in body]
     return PreparedRequest(request, [*prepared.warnings, *warning_frame(untaken)])
 
 

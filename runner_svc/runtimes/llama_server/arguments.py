@@ -22,6 +22,7 @@ from runner_svc.backend.port_range import EnginePorts
 from runner_svc.policy.load_parameters import LoadParameter, LoadValue
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from runner_svc.runtimes.llama_server.slots import slot_arguments
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.process import StopGraces
@@ -96,7 +97,7 @@ class LlamaServerConfig:
     graces: StopGraces = field(default_factory=StopGraces)
     leftovers: Leftovers | None = None
     """Remembers its process for the runner's next life."""
-    parameters: ParameterProfile = field(default_factory=ParameterProfile)
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
     """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
 
     @property

@@ -12,9 +12,10 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, Exit
 from runner_svc.openai_upstream.client import HEALTH, MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.unmanaged_server import OthersServer, read_key, secret_words
 from runner_svc.policy.model_list import listed_models, not_listed_message
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
@@ -49,7 +50,7 @@ class AttachedServerConfig:
     load_stall_seconds: float = 300.0
     """How long a server may answer that it is loading."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.OPENAI_HTTP))
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
     """Which parameters beyond weft's own it is sent, and whether the model thinks by default."""
 
     @property

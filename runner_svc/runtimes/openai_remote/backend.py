@@ -16,9 +16,10 @@ from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, Exit
 from runner_svc.openai_upstream.client import MODELS, Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.errors import BUSY
 from runner_svc.openai_upstream.unmanaged_server import OthersServer, read_key, secret_words
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.server_pace import ServerPace
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -61,7 +62,7 @@ class OpenAiRemoteConfig:
     probe_failures: int = 3
     """Times in a row that this must fail before the provider counts as gone."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(kind=EngineKind.OPENAI_REMOTE))
+    parameters: ParameterProfile = field(default_factory=lambda: ParameterProfile(engine=PARAMETERS))
 
 
 class OpenAiRemote(OthersServer):

@@ -10,7 +10,9 @@ import pytest
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -36,7 +38,11 @@ async def _answering(reply: dict[str, Any]) -> AsyncGenerator[OpenAiHttp]:
 
     server = await asyncio.start_server(answer, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
-    http = OpenAiHttp(Endpoint(base_url=f"http://127.0.0.1:{port}"), TimeoutProfile(), _unexplained)
+    http = OpenAiHttp(
+        Endpoint(base_url=f"http://127.0.0.1:{port}", parameters=ParameterProfile(engine=PARAMETERS)),
+        TimeoutProfile(),
+        _unexplained,
+    )
     try:
         yield http
     finally:

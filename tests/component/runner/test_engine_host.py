@@ -14,10 +14,11 @@ from own_children import own_children
 from tiny_gguf import TEMPLATE, write_gguf
 
 from runner_svc.backend.port import BackendFacts, CallInfo
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend, LlamaCppPythonConfig
 from runner_svc.runtimes.llama_cpp_python.channel import EngineChannel
 from runner_svc.runtimes.llama_cpp_python.messages import Hello, encode
+from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
@@ -305,7 +306,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
         (passed_on, "nonsense"),
         (unparsed, "grammar"),
     ]
-    everything = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON, passthrough=True)
+    everything = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS, passthrough=True)
     async with _running(model, parameters=everything) as (backend, _):
         for payload, name in refused:
             error = await _failure(backend, payload)
@@ -319,7 +320,7 @@ async def test_what_the_engine_cannot_do_is_refused_by_name(model: Path) -> None
 
 
 async def test_a_parameter_of_another_type_that_is_passed_through_does_not_end_the_engine(model: Path) -> None:
-    everything = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON, passthrough=True)
+    everything = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS, passthrough=True)
     async with _running(model, parameters=everything) as (backend, _):
         engine = backend.process_id
         for name in ("grammar", "seed", "stop", "logit_bias"):

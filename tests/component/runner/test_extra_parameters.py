@@ -10,9 +10,11 @@ import pytest
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.backend import AttachedServer, AttachedServerConfig
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from runner_svc.supervise.process import StopGraces
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
@@ -52,7 +54,7 @@ async def _frames(backend: Backend, extra: dict[str, Any], text: str = "hi") -> 
 
 
 async def test_warnings_come_before_the_answer_and_only_allowed_parameters_reach_the_server() -> None:
-    async with _running(ParameterProfile(thinking=False)) as (backend, control):
+    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS, thinking=False)) as (backend, control):
         frames = await _frames(backend, {"mirostat": 2, "frobnicate": 1, "cache_prompt": False})
         body = (await control.state()).last_request_body
     assert [event.warning.field for event in frames[0]] == ["frobnicate", "cache_prompt"]
@@ -64,14 +66,14 @@ async def test_warnings_come_before_the_answer_and_only_allowed_parameters_reach
 
 
 async def test_a_wrong_value_never_reaches_the_server() -> None:
-    async with _running(ParameterProfile()) as (backend, control):
+    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)) as (backend, control):
         with pytest.raises(FieldError, match="mirostat"):
             await _frames(backend, {"mirostat": 9})
         assert (await control.state()).requests_started == 0
 
 
 async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
-    async with _running(ParameterProfile(passthrough=True)) as (backend, control):
+    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS, passthrough=True)) as (backend, control):
         frames = await _frames(backend, {"frobnicate": [1, {"a": None}]})
         body = (await control.state()).last_request_body
     assert body["frobnicate"] == [1, {"a": None}]
@@ -80,7 +82,7 @@ async def test_passthrough_lets_a_strange_parameter_arrive() -> None:
 
 async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() -> None:
     payload = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="a")])
-    async with _running(ParameterProfile()) as (backend, _):
+    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)) as (backend, _):
         own = len((await backend.embed(payload, CALL)).embeddings[0].values)
         payload.dimensions = own
         assert await backend.embed(payload, CALL)
@@ -91,13 +93,13 @@ async def test_a_length_of_vectors_that_the_server_ignores_is_refused_by_name() 
 
 async def test_only_a_server_of_our_own_is_asked_to_report_on_its_prefill() -> None:
     """Strict servers refuse fields that they do not know, and `return_progress` is llama.cpp's."""
-    async with _running(ParameterProfile()) as (backend, control):
+    async with _running(ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)) as (backend, control):
         await _frames(backend, {}, LONG_PROMPT)
         assert (await control.state()).last_request_body["return_progress"] is True
         await _frames(backend, {})
         assert "return_progress" not in (await control.state()).last_request_body, "one batch has nothing to report"
     async with run_fake_backend() as server:
-        profile = ParameterProfile(kind=EngineKind.OPENAI_HTTP, passthrough=True)
+        profile = ParameterProfile(engine=OPENAI_HTTP_PARAMETERS, passthrough=True)
         attached = AttachedServer(AttachedServerConfig(url=server.base_url, upstream_model="fake", parameters=profile))
         await attached.start()
         try:

@@ -12,8 +12,9 @@ import trustme
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy import server_pace
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -339,7 +340,7 @@ async def test_what_the_provider_quotes_of_its_address_and_our_key_is_hidden() -
 
 
 def _remote_profile(**fields: Any) -> dict[str, Any]:
-    return {"parameters": ParameterProfile(kind=EngineKind.OPENAI_REMOTE, **fields)}
+    return {"parameters": ParameterProfile(engine=OPENAI_REMOTE_PARAMETERS, **fields)}
 
 
 async def test_fields_that_are_not_openais_are_left_out_with_a_warning() -> None:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.policy.parameters import ALLOWED, EngineKind
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend, LlamaServerConfig
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.telemetry import new_traceparent
@@ -76,7 +76,7 @@ async def test_every_parameter_on_the_list_is_one_of_the_servers_own_and_works()
         events = [event async for frame in backend.generate(payload, call) for event in frame]
     finally:
         await backend.stop()
-    allowed = set(ALLOWED[EngineKind.LLAMA_SERVER])
+    allowed = set(LLAMA_SERVER_PARAMETERS.allowed)
     assert allowed - names == UNREPORTED
     assert allowed - set(VALUES) == {"json_schema"}  # not together with a grammar
     assert "".join(event.delta.text for event in events) == "ok"

@@ -10,7 +10,9 @@ import pytest
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream import client
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -26,7 +28,9 @@ async def _unexplained(_: Reason) -> None:
 
 @asynccontextmanager
 async def _over(server: HostileServer) -> AsyncIterator[OpenAiHttp]:
-    http = OpenAiHttp(Endpoint(base_url=server.url), TimeoutProfile(), _unexplained)
+    http = OpenAiHttp(
+        Endpoint(base_url=server.url, parameters=ParameterProfile(engine=PARAMETERS)), TimeoutProfile(), _unexplained
+    )
     try:
         yield http
     finally:

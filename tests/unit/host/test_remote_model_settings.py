@@ -8,8 +8,9 @@ import yaml
 from pydantic import ValidationError
 
 from runner_svc.config import ServedModel
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.backend import HealthCheck, OpenAiRemote, OpenAiRemoteConfig
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from weft.kernel.errors import FieldError
 from weft.kernel.request import Operation
 from weft_app.compose.home import WeftHome
@@ -47,7 +48,7 @@ def test_a_model_with_no_more_than_a_place_and_a_key_has_the_documented_defaults
     assert (config.timeout_seconds, config.max_retries, config.health_check) == (120.0, 0, HealthCheck.CONFIG_ONLY)
     assert (config.upstream_model, config.context_tokens) == ("m", 0)
     assert config.operations == {Operation.CHAT}
-    assert config.parameters == ParameterProfile(kind=EngineKind.OPENAI_REMOTE)
+    assert config.parameters == ParameterProfile(engine=OPENAI_REMOTE_PARAMETERS)
     assert (config.timeouts.headers_seconds, config.timeouts.first_token_seconds) == (None, 240.0)
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.messages import Answer, Done, PromptProgress, Token
+from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.request import AnswerReader, PreparedRequest, prepare
 from runner_svc.templates.model_templates import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
@@ -14,7 +15,7 @@ from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import FieldError
 
 TEMPLATES = ModelTemplates(usual="usual", tool_use="tools", bos_token="<s>", eos_token="</s>")
-PROFILE = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON)
+PROFILE = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS)
 
 
 class Renderer:
@@ -78,7 +79,7 @@ async def test_thinking_is_an_argument_of_the_template(
     asked: bool | None, default: bool | None, given: bool | None
 ) -> None:
     payload = chat_pb2.ChatPayload(messages=[_message(chat_pb2.ROLE_USER, "hi")], thinking=asked)
-    _, renderer = await _prepared(payload, ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON, thinking=default))
+    _, renderer = await _prepared(payload, ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS, thinking=default))
     assert renderer.variables.get("enable_thinking") is given
     assert renderer.template == "usual"
 

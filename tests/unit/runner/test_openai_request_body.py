@@ -1,16 +1,31 @@
 """What a server is sent: extra parameters, warnings, and whether the model thinks."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from runner_svc.openai_upstream.request import chat_body, completion_body
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.openai_upstream import request
+from runner_svc.openai_upstream.request import PreparedBody
+from runner_svc.policy.parameters import ParameterProfile
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import to_json_object
 
-ATTACHED = ParameterProfile(kind=EngineKind.OPENAI_HTTP)
+LLAMA = ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)
+ATTACHED = ParameterProfile(engine=OPENAI_HTTP_PARAMETERS)
+
+
+def chat_body(payload: chat_pb2.ChatPayload, model: str = "", profile: ParameterProfile = LLAMA) -> PreparedBody:
+    return request.chat_body(payload, model, profile)
+
+
+def completion_body(
+    payload: completion_pb2.CompletionPayload, model: str = "", profile: ParameterProfile = LLAMA
+) -> PreparedBody:
+    return request.completion_body(payload, model, profile)
 
 
 def _chat(extra: dict[str, Any] | None = None, **fields: Any) -> chat_pb2.ChatPayload:
@@ -50,11 +65,11 @@ def test_arguments_of_a_template_are_a_warning_where_no_template_is_used() -> No
     prepared = completion_body(payload)
     assert "chat_template_kwargs" not in prepared.body
     assert [event.warning.field for event in prepared.warnings] == ["chat_template_kwargs"]
-    assert completion_body(payload, "m", ParameterProfile(passthrough=True)).body["chat_template_kwargs"] == {"a": 1}
+    assert completion_body(payload, "m", replace(LLAMA, passthrough=True)).body["chat_template_kwargs"] == {"a": 1}
 
 
 def test_an_extra_never_replaces_what_the_contract_asked_for() -> None:
-    profile = ParameterProfile(passthrough=True)
+    profile = replace(LLAMA, passthrough=True)
     extra = {"temperature": 2, "Temperature": 2, "stream": False, "seed": 1}
     payload = _chat(extra, sampling=sampling_pb2.SamplingParams(temperature=0))
     body = chat_body(payload, "m", profile).body
@@ -91,7 +106,7 @@ def test_thinking_reaches_the_template_as_asked(asked: bool) -> None:
 
 @pytest.mark.parametrize("default", [True, False])
 def test_the_default_of_the_model_holds_where_the_request_says_nothing(default: bool) -> None:
-    profile = ParameterProfile(thinking=default)
+    profile = replace(LLAMA, thinking=default)
     assert chat_body(_chat(), "", profile).body["chat_template_kwargs"] == {"enable_thinking": default}
     asked = chat_body(_chat(thinking=not default), "", profile).body
     assert asked["chat_template_kwargs"] == {"enable_thinking": not default}
@@ -99,7 +114,7 @@ def test_the_default_of_the_model_holds_where_the_request_says_nothing(default: 
 
 def test_no_effort_means_no_thinking_unless_thinking_is_asked_for() -> None:
     none = chat_pb2.REASONING_EFFORT_NONE
-    thinks = ParameterProfile(thinking=True)
+    thinks = replace(LLAMA, thinking=True)
     assert chat_body(_chat(reasoning_effort=none), "", thinks).body["chat_template_kwargs"] == {
         "enable_thinking": False
     }
@@ -118,7 +133,7 @@ def test_arguments_of_the_template_are_kept_beside_thinking() -> None:
     arguments = {"chat_template_kwargs": {"language": "en", "enable_thinking": True}}
     body = chat_body(_chat(arguments, thinking=False)).body
     assert body["chat_template_kwargs"] == {"language": "en", "enable_thinking": False}
-    asked = chat_body(_chat(arguments), "", ParameterProfile(thinking=False)).body
+    asked = chat_body(_chat(arguments), "", replace(LLAMA, thinking=False)).body
     assert asked["chat_template_kwargs"]["enable_thinking"] is True
 
 
@@ -127,7 +142,7 @@ def test_thinking_that_is_no_truth_value_is_refused() -> None:
         chat_body(_chat({"chat_template_kwargs": {"enable_thinking": "yes"}}))
     assert caught.value.field == "chat_template_kwargs.enable_thinking"
     with pytest.raises(FieldError) as caught:
-        chat_body(_chat({"chat_template_kwargs": 1}), "", ParameterProfile(passthrough=True))
+        chat_body(_chat({"chat_template_kwargs": 1}), "", replace(LLAMA, passthrough=True))
     assert caught.value.field == "chat_template_kwargs"
 
 
@@ -142,9 +157,13 @@ def test_a_recording_has_the_name_that_the_api_has_for_its_format(media_type: st
 def test_languages_for_a_model_that_does_not_translate_are_warned_of() -> None:
     arguments = {"source_lang_code": "de", "target_lang_code": "en", "enable_thinking": True}
     payload = _chat({"chat_template_kwargs": arguments})
-    plain = ParameterProfile(templates=("{% for message in messages %}{{ message.content }}{% endfor %}",))
+    plain = ParameterProfile(
+        engine=LLAMA_SERVER_PARAMETERS, templates=("{% for message in messages %}{{ message.content }}{% endfor %}",)
+    )
     warned = [event.warning.field for event in chat_body(payload, "", plain).warnings]
     assert warned == ["chat_template_kwargs.source_lang_code", "chat_template_kwargs.target_lang_code"]
-    translates = ParameterProfile(templates=("", "{{ source_lang_code }} to {{ target_lang_code }}"))
+    translates = ParameterProfile(
+        engine=LLAMA_SERVER_PARAMETERS, templates=("", "{{ source_lang_code }} to {{ target_lang_code }}")
+    )
     assert chat_body(payload, "", translates).warnings == []
-    assert chat_body(payload, "", ParameterProfile(templates=None)).warnings == []
+    assert chat_body(payload, "", replace(LLAMA, templates=None)).warnings == []

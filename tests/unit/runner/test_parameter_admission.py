@@ -6,23 +6,34 @@ from typing import Any
 import pytest
 
 from runner_svc.policy.parameters import (
-    ALLOWED,
     CONTROLLED_BY_MESH,
     MAX_EXTRA_PARAMETERS,
     MAX_GRAMMAR_CHARS,
     MAX_GRAMMAR_DEPTH,
-    EngineKind,
     ParameterProfile,
     admit,
 )
+from runner_svc.runtimes.llama_cpp_python.parameters import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
+from runner_svc.runtimes.openai_remote.parameters import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 
-LLAMA = ParameterProfile(kind=EngineKind.LLAMA_SERVER)
-ATTACHED = ParameterProfile(kind=EngineKind.OPENAI_HTTP)
-BINDING = ParameterProfile(kind=EngineKind.LLAMA_CPP_PYTHON)
-EVERYTHING = ParameterProfile(passthrough=True)
+ALLOWED = [
+    engine.allowed
+    for engine in (
+        LLAMA_SERVER_PARAMETERS,
+        OPENAI_HTTP_PARAMETERS,
+        LLAMA_CPP_PYTHON_PARAMETERS,
+        OPENAI_REMOTE_PARAMETERS,
+    )
+]
+LLAMA = ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)
+ATTACHED = ParameterProfile(engine=OPENAI_HTTP_PARAMETERS)
+BINDING = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS)
+EVERYTHING = ParameterProfile(engine=LLAMA_SERVER_PARAMETERS, passthrough=True)
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "parameters.md"
 
 
@@ -83,7 +94,7 @@ def test_an_unknown_parameter_is_left_out_with_a_warning_that_names_it(profile: 
     assert admitted.send == {"typical_p": 0.9}
     (warning,) = admitted.warnings
     assert warning.field == "frobnicate"
-    assert profile.kind.value in warning.message
+    assert profile.engine.engine in warning.message
 
 
 def test_each_kind_of_engine_has_its_own_list() -> None:
@@ -146,14 +157,14 @@ def test_no_list_holds_what_the_mesh_controls_or_the_contract_knows() -> None:
         for message in (chat_pb2.ChatPayload, completion_pb2.CompletionPayload, sampling_pb2.SamplingParams)
         for field in message.DESCRIPTOR.fields
     }
-    for rules in ALLOWED.values():
+    for rules in ALLOWED:
         assert not set(rules) & CONTROLLED_BY_MESH
         assert not set(rules) & contract
 
 
 def test_the_page_has_exactly_the_rows_of_the_lists() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    expected = [f"| `{name}` | {rule} |" for rules in ALLOWED.values() for name, rule in sorted(rules.items())]
+    expected = [f"| `{name}` | {rule} |" for rules in ALLOWED for name, rule in sorted(rules.items())]
     assert rows == expected
     controlled = PAGE.read_text(encoding="utf-8").split("## What the mesh controls")[1].split("\n\n")[2]
     assert controlled.replace("\n", " ") == ", ".join(f"`{name}`" for name in sorted(CONTROLLED_BY_MESH)) + "."

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from runner_svc.policy.parameters import EngineKind, ParameterProfile
+from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.parameters import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.parameters import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft_app.compose.served_models import served_model
 from weft_app.config.runner_sections import RunnerSection
 
@@ -22,9 +24,9 @@ def _profile(runtime: str, **fields: Any) -> ParameterProfile:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "kind"), [("llama_server", EngineKind.LLAMA_SERVER), ("openai_http", EngineKind.OPENAI_HTTP)]
+    ("runtime", "engine"), [("llama_server", LLAMA_SERVER_PARAMETERS), ("openai_http", OPENAI_HTTP_PARAMETERS)]
 )
-def test_a_model_has_the_profile_that_its_section_says(runtime: str, kind: EngineKind) -> None:
-    assert _profile(runtime) == ParameterProfile(kind=kind)
+def test_a_model_has_the_profile_that_its_section_says(runtime: str, engine: EngineParameters) -> None:
+    assert _profile(runtime) == ParameterProfile(engine=engine)
     asked = _profile(runtime, passthrough="all", thinking=False)
-    assert asked == ParameterProfile(kind=kind, passthrough=True, thinking=False)
+    assert asked == ParameterProfile(engine=engine, passthrough=True, thinking=False)

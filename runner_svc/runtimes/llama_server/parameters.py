@@ -1,0 +1,51 @@
+"""The request parameters that llama.cpp's server takes."""
+
+from runner_svc.policy.parameters import (
+    LOOK_BACK,
+    MAX_GRAMMAR_CHARS,
+    MAX_INT,
+    MAX_TEMPLATE_ARGUMENT_CHARS,
+    MIROSTAT,
+    TEMPLATE_ARGUMENTS,
+    Document,
+    EngineParameters,
+    Flag,
+    Grammar,
+    Number,
+    Texts,
+)
+
+PARAMETERS = EngineParameters(
+    engine="llama.cpp's server",
+    # Names and meanings: the request schema of llama.cpp's tools/server; bounds are ours where it has none.
+    allowed={
+        "adaptive_decay": Number(0, 0.99),
+        "adaptive_target": Number(-1, 1),
+        TEMPLATE_ARGUMENTS: Document(MAX_TEMPLATE_ARGUMENT_CHARS),
+        "dry_allowed_length": Number(0, 1024, whole=True),
+        "dry_base": Number(1, 100),
+        "dry_multiplier": Number(0, 100),
+        "dry_penalty_last_n": LOOK_BACK,
+        "dry_sequence_breakers": Texts(32, 64),
+        "dynatemp_exponent": Number(0, 10),
+        "dynatemp_range": Number(0, 5),
+        "grammar": Grammar(),
+        "ignore_eos": Flag(),
+        "json_schema": Document(MAX_GRAMMAR_CHARS),
+        "min_keep": Number(0, 1024, whole=True),
+        "mirostat": Number(0, 2, whole=True),
+        **MIROSTAT,
+        "n_indent": Number(0, 1024, whole=True),
+        "reasoning_budget_tokens": Number(-1, MAX_INT, whole=True),
+        "repeat_last_n": LOOK_BACK,
+        "samplers": Texts(16, 32),
+        "t_max_predict_ms": Number(-1, 86_400_000, whole=True),
+        "thinking_budget_tokens": Number(-1, MAX_INT, whole=True),
+        "top_n_sigma": Number(-1, 100),
+        "typical_p": Number(0, 1),
+        "xtc_probability": Number(0, 1),
+        "xtc_threshold": Number(0, 1),
+    },
+    thinks_by_template=True,
+    forces_one_tool=True,
+)
