@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from weft.kernel.errors import invalid_field
+from weft.kernel.rpc_auth import caller
 
 # All that can steer a terminal, C1 and DEL too, and NUL, which PostgreSQL cannot hold. Lines and tabs are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -65,3 +66,18 @@ def require_unique(names: Sequence[str], field: str, member: str = "") -> None:
         if name in seen:
             raise invalid_field(f"{field}[{index}]{member and '.' + member}", "must not appear twice")
         seen.add(name)
+
+
+MAX_ACTOR_CHARS = 256
+
+
+# What a list of one line must not hold: cleaned_words lets lines and tabs pass.
+_LINES = re.compile(r"[\t\n\u2028\u2029]")
+
+
+def to_actor(requested_by: str) -> str:
+    """Who asks, on one line: a space stands for each control character."""
+    known = caller()
+    # Whoever cannot speak for others is who it is, whatever it says.
+    said = requested_by if known.names_tenants else known.name
+    return _LINES.sub(" ", cleaned_words(said, "requested_by", MAX_ACTOR_CHARS))

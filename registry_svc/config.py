@@ -2,13 +2,142 @@
 
 import math
 from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
 
-from registry_svc.governance.config import GovernanceConfig
-from registry_svc.keys.config import KeysConfig
-from registry_svc.ledger.config import LedgerConfig
-from registry_svc.operations.settings import OperationSettings
 from weft.kernel.errors import invalid_field
 from weft.kernel.tls_channel import ChannelSecurity
+
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysConfig:
+    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+
+    pepper_file: Path | None = None
+    """What every digest is made with; see `registry_svc.keys.pepper`. None: this registry has no keys."""
+    max_keys: int = 10_000
+    """How many keys may exist at once. Revoked and expired ones make room for new ones."""
+    default_grace_seconds: float = 3_600.0
+    """How long the old secret of a rotated key stays good where the caller does not say."""
+    max_grace_seconds: float = 30 * DAY_SECONDS
+    """Longest that it may."""
+    keep_seconds: float = 30 * DAY_SECONDS
+    """How long a key stays listed once it was revoked or has expired."""
+    revoke_all_if_pepper_lost: bool = False
+    """Whether a start with another pepper revokes all keys, which are useless then. Else it is refused."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_keys", "default_grace_seconds", "max_grace_seconds", "keep_seconds"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise invalid_field(name, "must be a number greater than zero")
+        if self.default_grace_seconds > self.max_grace_seconds:
+            raise invalid_field("default_grace_seconds", "must not be longer than max_grace_seconds")
+
+
+class GovernanceMode(IntEnum):
+    """What an operation needs; numbers as in `operations.v1.GetGovernanceResponse.Mode`."""
+
+    OFF = 1
+    SHARED_KEY = 2
+    SIGNATURES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Somebody who may agree to operations."""
+
+    id: str
+    public_key: str = ""
+    """Ed25519, base64url; empty where a shared key is used."""
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernanceConfig:
+    """Who may have operations done. `build_gate` says what does not fit together."""
+
+    mode: GovernanceMode = GovernanceMode.OFF
+    signers: tuple[Signer, ...] = ()
+    required_signers: int = 1
+    """How many different ones must agree."""
+    shared_key: bytes = field(default=b"", repr=False)
+    """At least 32 bytes, where the mode asks for one."""
+    token_lifetime_seconds: float = 300.0
+    """Longest time from issue to expiry."""
+    clock_skew_seconds: float = 30.0
+    """How far signers' clocks may be ahead of the registry's."""
+    policy_version: str = "1"
+    """What signers must name; another one refuses every token made before."""
+    audience: str = ""
+    """What tokens must be made out to; empty: the id that the registry made for itself."""
+    witness_file: Path | None = None
+    """Where the newest issue time is kept outside of the database. None: after every start, tokens from before it are
+    refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationSettings:
+    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+
+    max_running: int = 32
+    """Operations that are carried out at once; more wait."""
+    max_unfinished: int = 1_000
+    """Operations that may wait or run; more are refused."""
+    keep_seconds: float = 604_800.0
+    """How long an operation is kept once it has ended."""
+    timeout_seconds: float = 3_600.0
+    """Longest time that one operation may take; then it is cancelled, and failed."""
+    max_audit_entries: int = 1_000_000
+    """Entries of the audit log; at the limit operations are refused."""
+    audit_head_interval_seconds: float = 3_600.0
+    """How often the end of the audit log is written to the ordinary log."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not math.isfinite(value) or value <= 0:
+                raise invalid_field(name, "must be a number greater than zero")
+
+
+_LEDGER_MAY_BE_ZERO = frozenset({"device_margin_bytes", "reclaim_wait_seconds", "restart_grace_seconds"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerConfig:
+    """Settings with their defaults. A value that makes no sense raises INVALID_ARGUMENT naming the field."""
+
+    lease_time_to_live_seconds: float = 30.0
+    """A lease that is not renewed for this long is orphaned; it is over when its memory has been seen back."""
+    renew_interval_seconds: float = 5.0
+    """How often holders renew their leases and say what they see."""
+    watch_interval_seconds: float = 0.25
+    """How often they do while somebody waits for memory on their host."""
+    device_margin_bytes: int = 512 * 1024 * 1024
+    """Memory of each device that is never booked: the driver needs some."""
+    reclaim_wait_seconds: float = 2.0
+    """How long memory that was given up may take to be seen back before another model is asked to give way."""
+    max_wait_seconds: float = 300.0
+    """Longest wait for memory."""
+    max_leases: int = 10_000
+    """Leases that may exist at once, in all of the mesh."""
+    max_waiting: int = 256
+    """Requests that may wait for memory on one host."""
+    orphan_keep_seconds: float = 14_400.0
+    """An orphaned lease on a host that nobody sees any more is forgotten after this long."""
+    restart_grace_seconds: float = 90.0
+    """For this long after a start no lease is orphaned: holders could not reach a registry that was away."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0 or (value == 0 and name not in _LEDGER_MAY_BE_ZERO):
+                raise invalid_field(name, "must be a number greater than zero")
+        if self.lease_time_to_live_seconds <= self.renew_interval_seconds:
+            raise invalid_field("lease_time_to_live_seconds", "must be longer than renew_interval_seconds")
+
 
 _MAY_BE_ZERO = frozenset({"restart_grace_seconds", "restart_spread_seconds"})
 

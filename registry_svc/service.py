@@ -4,34 +4,34 @@ from collections.abc import Sequence
 
 import grpc
 
-from registry_svc.catalogue import Catalogue
 from registry_svc.config import RegistryConfig
-from registry_svc.core import RegistryCore
-from registry_svc.declarations import Declarations
-from registry_svc.expiry import Expiry
-from registry_svc.governance.gate import build_gate
-from registry_svc.grpc_runner_calls import GrpcRunnerCalls
-from registry_svc.keys.keys import ApiKeys
+from registry_svc.keys.api_keys import ApiKeys
+from registry_svc.keys.join_token_servicer import JoinTokenServicer
+from registry_svc.keys.join_tokens import JoinTokens
+from registry_svc.keys.key_sql import SqlKeyStore
+from registry_svc.keys.servicer import KeyServicer
+from registry_svc.ledger.holders import guests_of, owners_of, sessions_of
+from registry_svc.ledger.lease_sql import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.sessions import guests_of, owners_of, sessions_of
-from registry_svc.operations.desk import OperationDesk
-from registry_svc.retirements import Retirements
-from registry_svc.roster import Roster
-from registry_svc.servicers.declarations import DeclarationServicer
-from registry_svc.servicers.join_tokens import JoinTokenServicer
-from registry_svc.servicers.keys import KeyServicer
-from registry_svc.servicers.leases import LeaseServicer
-from registry_svc.servicers.registry import RegistryServicer
-from registry_svc.servicers.runner_sessions import RunnerSessionServicer
-from registry_svc.servicers.settings import SettingsServicer
-from registry_svc.settings import SettingsDesk
-from registry_svc.store.key_sql import SqlKeyStore
-from registry_svc.store.lease_sql import SqlLeaseStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.ledger.servicer import LeaseServicer
+from registry_svc.mesh.catalogue import Catalogue
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.declaration_servicer import DeclarationServicer
+from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.expiry import Expiry
+from registry_svc.mesh.grpc_runner_calls import GrpcRunnerCalls
+from registry_svc.mesh.retirements import Retirements
+from registry_svc.mesh.servicers import RegistryServicer
+from registry_svc.mesh.session_servicer import RunnerSessionServicer
+from registry_svc.mesh.sessions import Roster
+from registry_svc.mesh.settings import SettingsDesk
+from registry_svc.mesh.settings_servicer import SettingsServicer
+from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.unowned import UnownedModels
+from registry_svc.operations.governance_gate import build_gate
+from registry_svc.operations.service import OperationDesk
 from registry_svc.store.transactions import Transactions
 from registry_svc.sweeper import Sweeper
-from registry_svc.tokens import JoinTokens
-from registry_svc.unowned import UnownedModels
 from weft.api.operations.v1 import operation_service_pb2
 from weft.api.registry.v1 import (
     declaration_service_pb2,

@@ -1,1 +1,1 @@
-"""API keys: made, listed, rotated and revoked here; whoever checks them watches."""
+"""API keys and join tokens: created, listed, rotated and revoked."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved
-from registry_svc.messages import converted, timestamp
+from registry_svc.mesh.messages import converted, timestamp
 from weft.api.registry.v1 import key_service_pb2 as pb
 
 

@@ -3,9 +3,9 @@
 from datetime import timedelta
 
 from registry_svc.checks import require_text
-from registry_svc.declaration_requests import to_lifetime
-from registry_svc.keys.config import KeysConfig
+from registry_svc.config import KeysConfig
 from registry_svc.keys.domain import KeyWish
+from registry_svc.mesh.declaration_requests import to_lifetime
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, require_token

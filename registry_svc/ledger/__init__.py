@@ -1,1 +1,1 @@
-"""The book of accelerator memory: who holds how much on which device of which host."""
+"""The VRAM ledger: who holds how much accelerator memory on which device of which host."""

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import structlog
 
-from registry_svc.ledger.asking import Asker
-from registry_svc.ledger.book import Book
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import (
     DeviceMemory,
     Granted,
@@ -19,16 +17,18 @@ from registry_svc.ledger.domain import (
     Renewed,
     Waiting,
 )
-from registry_svc.ledger.line import Line, Waiter
-from registry_svc.ledger.sessions import IsGuest, OwnsModel, SessionOf, nobody, owns_all
-from registry_svc.ledger.settling import Settler
+from registry_svc.ledger.evictions import Asker
+from registry_svc.ledger.holders import IsGuest, OwnsModel, SessionOf, nobody, owns_all
+from registry_svc.ledger.lease_store import LeaseStore
+from registry_svc.ledger.lease_table import Book
+from registry_svc.ledger.policy.lease_time import is_fresh, processes_after, read_back, renewed, watched
+from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
+from registry_svc.ledger.policy.memory_request import Wish
+from registry_svc.ledger.reconciler import Settler
+from registry_svc.ledger.wait_queue import Line, Waiter
 from registry_svc.ledger.waiting import require_place, require_possible
-from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
-from registry_svc.policy.ledger_time import is_fresh, processes_after, read_back, renewed, watched
-from registry_svc.policy.ledger_wish import Wish
-from registry_svc.policy.unowned import UnownedModel
-from registry_svc.runner_calls import RunnerCalls
-from registry_svc.store.lease_port import LeaseStore
+from registry_svc.mesh.policy.unowned import UnownedModel
+from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.writer import SingleWriter
 from weft.gpu.sighting import ProcessId
 from weft.kernel.clock import Clock

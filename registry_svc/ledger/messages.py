@@ -2,9 +2,9 @@
 
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import DeviceMemory, Granted, HostMemory, Renewed, Waiting
-from registry_svc.policy.ledger import Holder
+from registry_svc.ledger.policy.leases import Holder
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.sighting import DeviceSight

@@ -7,8 +7,8 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from registry_svc.checks import require_at_most, require_count, require_range, require_text
 from registry_svc.ledger.domain import LeaseUse, MemoryRequest, Renewal
-from registry_svc.policy.ledger import Holder, HolderKind
-from registry_svc.store.lease_tables import MAX_PURPOSE_CHARS
+from registry_svc.ledger.policy.leases import Holder, HolderKind
+from registry_svc.store.schema import MAX_PURPOSE_CHARS
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.messages import MAX_DEVICE_BYTES, MAX_DEVICES, MAX_HOST_CHARS, process_id_from, sight_from

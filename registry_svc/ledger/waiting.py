@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from registry_svc.ledger.domain import Waiting
-from registry_svc.policy.device_choice import largest_lease
-from registry_svc.policy.ledger import Holder, HolderKind, HostBook, Lease, LeaseState
-from registry_svc.policy.ledger_wish import Wish
+from registry_svc.ledger.policy.device_choice import largest_lease
+from registry_svc.ledger.policy.leases import Holder, HolderKind, HostBook, Lease, LeaseState
+from registry_svc.ledger.policy.memory_request import Wish
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words

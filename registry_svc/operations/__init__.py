@@ -1,1 +1,1 @@
-"""Governed work on the mesh: durable, cancellable, audited."""
+"""Operations (loads, unloads and flushes): durable, cancellable, governed, and audited."""

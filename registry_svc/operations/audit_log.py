@@ -5,11 +5,11 @@ import hashlib
 import structlog
 from google.protobuf import json_format
 
-from registry_svc.operations.gatekeeper import Refused
-from registry_svc.policy.audit import AuditDraft, AuditHead, detail_json
-from registry_svc.policy.operation_refusals import SHARE_FOR_REFUSALS, CountedRefusals, RefusalWindow
-from registry_svc.policy.operations import GovernedOperation
-from registry_svc.store.operation_port import OperationStore
+from registry_svc.operations.governance import Refused
+from registry_svc.operations.operation_store import OperationStore
+from registry_svc.operations.policy.audit import AuditDraft, AuditHead, detail_json
+from registry_svc.operations.policy.lifecycle import GovernedOperation
+from registry_svc.operations.policy.refusals import SHARE_FOR_REFUSALS, CountedRefusals, RefusalWindow
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from registry_svc.core import RegistryCore
-from registry_svc.domain import Instance, Phase
-from registry_svc.policy.operation_pools import PoolMember
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import Instance, Phase
+from registry_svc.operations.policy.loads import PoolMember
 
 _LOADED = frozenset({Phase.LOADING, Phase.READY})
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 import structlog
 
 from registry_svc.checks import cleaned_words
+from registry_svc.config import OperationSettings
 from registry_svc.operations.actions import words_of
-from registry_svc.operations.attendance import cancelled
 from registry_svc.operations.audit_log import AuditLog
-from registry_svc.operations.book import Book, LiveOperation
 from registry_svc.operations.job import Job, JobCancelled, JobTools
-from registry_svc.operations.settings import OperationSettings
-from registry_svc.policy.audit import AuditDraft
-from registry_svc.policy.operation_order import Unfinished, startable
-from registry_svc.policy.operations import (
+from registry_svc.operations.live_operations import Book, LiveOperation
+from registry_svc.operations.operation_store import OperationStore
+from registry_svc.operations.policy.audit import AuditDraft
+from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
     OperationProgress,
@@ -25,7 +24,8 @@ from registry_svc.policy.operations import (
     seconds_left,
     started,
 )
-from registry_svc.store.operation_port import OperationStore
+from registry_svc.operations.policy.order import Unfinished, startable
+from registry_svc.operations.runner_presence import cancelled
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError

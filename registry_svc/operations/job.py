@@ -8,14 +8,14 @@ from typing import Protocol
 
 from google.protobuf import duration_pb2
 
-from registry_svc.operations.attendance import Attendance
+from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.directory import Directory
 from registry_svc.operations.figures import amount_of_all, seconds_of
+from registry_svc.operations.policy.lifecycle import OperationProgress
+from registry_svc.operations.policy.load_times import LoadTimes
+from registry_svc.operations.policy.loads import plan_pool
+from registry_svc.operations.runner_presence import Attendance
 from registry_svc.operations.subjects import is_single, models_named, models_to_unload
-from registry_svc.policy.operation_pools import plan_pool
-from registry_svc.policy.operation_times import LoadTimes
-from registry_svc.policy.operations import OperationProgress
-from registry_svc.runner_calls import RunnerCalls
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.clock import Clock

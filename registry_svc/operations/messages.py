@@ -4,10 +4,10 @@ from datetime import datetime
 
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from registry_svc.operations.book import OperationView
-from registry_svc.operations.gatekeeper import GovernanceRules
-from registry_svc.policy.audit import AuditEntry, AuditHead
-from registry_svc.policy.operations import OperationState
+from registry_svc.operations.governance import GovernanceRules
+from registry_svc.operations.live_operations import OperationView
+from registry_svc.operations.policy.audit import AuditEntry, AuditHead
+from registry_svc.operations.policy.lifecycle import OperationState
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 
 

@@ -4,16 +4,23 @@ from dataclasses import dataclass
 
 import structlog
 
+from registry_svc.config import OperationSettings
 from registry_svc.operations.actions import CheckedAction, words_of
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
-from registry_svc.operations.book import Book, LiveOperation, OperationView, OperationWatcher
 from registry_svc.operations.executor import Executor
-from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceRules, Refused
+from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceRules, Refused
 from registry_svc.operations.job import JobTools
-from registry_svc.operations.settings import OperationSettings
-from registry_svc.operations.subjects import require_known, subjects_of
-from registry_svc.policy.audit import AuditDraft, AuditEntry, AuditHead
-from registry_svc.policy.operations import (
+from registry_svc.operations.live_operations import Book, LiveOperation, OperationView, OperationWatcher
+from registry_svc.operations.operation_store import (
+    NewOperation,
+    NonceUsed,
+    OperationStore,
+    RequestKnown,
+    Saved,
+    SpentNonce,
+)
+from registry_svc.operations.policy.audit import AuditDraft, AuditEntry, AuditHead
+from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
     OperationState,
@@ -23,14 +30,7 @@ from registry_svc.policy.operations import (
     require_place,
     require_same_action,
 )
-from registry_svc.store.operation_port import (
-    NewOperation,
-    NonceUsed,
-    OperationStore,
-    RequestKnown,
-    Saved,
-    SpentNonce,
-)
+from registry_svc.operations.subjects import require_known, subjects_of
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError

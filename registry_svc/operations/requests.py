@@ -4,24 +4,20 @@ import base64
 import binascii
 import re
 
-from registry_svc.checks import cleaned_words, require_count
+from registry_svc.checks import require_count, to_actor
 from registry_svc.operations.actions import checked_action
 from registry_svc.operations.operations import Asked
-from registry_svc.policy.operations import OPERATION_PREFIX
+from registry_svc.operations.policy.lifecycle import OPERATION_PREFIX
 from weft.api.operations.v1 import operation_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_NAME_CHARS, is_name, require_request_id
-from weft.kernel.rpc_auth import caller
 
-MAX_ACTOR_CHARS = 256
 MAX_AUTHORIZATION_CHARS = 16 * 1024
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1_000
 MAX_NUMBER = 2**63 - 1
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
-# What a list of one line must not hold: cleaned_words lets lines and tabs pass.
-_LINES = re.compile(r"[\t\n\u2028\u2029]")
 
 
 def to_asked(request: operation_service_pb2.CreateOperationRequest) -> Asked:
@@ -35,14 +31,6 @@ def to_asked(request: operation_service_pb2.CreateOperationRequest) -> Asked:
         requested_by=to_actor(request.requested_by),
         authorization=request.authorization,
     )
-
-
-def to_actor(requested_by: str) -> str:
-    """Who asks, on one line: a space stands for each control character."""
-    known = caller()
-    # Whoever cannot speak for others is who it is, whatever it says.
-    said = requested_by if known.names_tenants else known.name
-    return _LINES.sub(" ", cleaned_words(said, "requested_by", MAX_ACTOR_CHARS))
 
 
 def to_operation_id(name: str) -> str:

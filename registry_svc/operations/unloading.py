@@ -2,11 +2,11 @@
 
 import asyncio
 
+from registry_svc.config import GovernanceMode
 from registry_svc.operations.actions import checked_action
-from registry_svc.operations.book import OperationView
-from registry_svc.operations.gatekeeper import GovernanceMode
+from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.operations import Asked, Operations
-from registry_svc.policy.operations import GovernedOperation, OperationState
+from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
@@ -19,7 +19,7 @@ _NOTHING_TO_UNLOAD = frozenset({Reason.UNSUPPORTED_OPERATION, Reason.MODEL_NOT_F
 
 
 class OperationUnloader:
-    """See `registry_svc.declarations.Unloader`."""
+    """See `registry_svc.mesh.declarations.Unloader`."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations

@@ -1,1 +1,1 @@
-"""What the registry remembers across a restart: the port, its SQL implementation and the migrations."""
+"""The registry's database: its schema, its engine, who owns it, and the migrations."""

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, delete, event, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from registry_svc.store.tables import ownership
+from registry_svc.store.schema import ownership
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from registry_svc.behaviour import AgentBehaviour, Repetition
-from registry_svc.domain import (
+from registry_svc.mesh.behaviour import AgentBehaviour, Repetition
+from registry_svc.mesh.domain import (
     AgentManifest,
     AgentPublication,
     DeclaredAgent,
@@ -18,7 +18,7 @@ from registry_svc.domain import (
     Session,
     Standing,
 )
-from registry_svc.store.port import StoredPulse, StoredSession
+from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import CommandRecipe, HttpRecipe, WakePlan
 

@@ -24,9 +24,9 @@ from stored_values import (
     waking,
 )
 
-from registry_svc.domain import Standing
-from registry_svc.store.port import Store, StoredMesh, StoredPulse, StoredSession
-from registry_svc.store.sql import SqlStore
+from registry_svc.mesh.domain import Standing
+from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import Store, StoredMesh, StoredPulse, StoredSession
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 

@@ -8,9 +8,9 @@ import structlog
 from sqlalchemy.ext.asyncio import create_async_engine
 from stored_values import BEHAVIOUR, declared_agent
 
-from registry_svc.behaviour import NO_BEHAVIOUR, AgentBehaviour, Repetition
-from registry_svc.store.behaviour_json import behaviour_from_json, behaviour_to_json
-from registry_svc.store.sql import SqlStore
+from registry_svc.mesh.behaviour import NO_BEHAVIOUR, AgentBehaviour, Repetition
+from registry_svc.mesh.behaviour_json import behaviour_from_json, behaviour_to_json
+from registry_svc.mesh.sql_store import SqlStore
 
 BEHAVIOURS = [
     pytest.param(BEHAVIOUR, id="everything"),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from registry_svc.policy.ledger import Grant, Holder, HolderKind
-from registry_svc.store.lease_port import LeaseStore, StoredLedger
-from registry_svc.store.lease_sql import MAX_IDS_PER_STATEMENT, SqlLeaseStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.ledger.lease_sql import MAX_IDS_PER_STATEMENT, SqlLeaseStore
+from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
+from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
+from registry_svc.mesh.sql_store import SqlStore
 from weft.gpu.sighting import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

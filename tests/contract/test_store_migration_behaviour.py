@@ -8,9 +8,9 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import BEHAVIOUR, declared_agent, stored
 
-from registry_svc.behaviour import NO_BEHAVIOUR
+from registry_svc.mesh.behaviour import NO_BEHAVIOUR
+from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.store.schema import SCHEMA
-from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.sql.migrations import migrate

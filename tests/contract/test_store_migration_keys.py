@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import mesh_settings
 
 from registry_svc.keys.domain import ApiKey
-from registry_svc.store.key_port import StoredKeys
-from registry_svc.store.key_sql import SqlKeyStore
+from registry_svc.keys.key_sql import SqlKeyStore
+from registry_svc.keys.key_store import StoredKeys
+from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.store.schema import SCHEMA
-from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.sql.migrations import migrate

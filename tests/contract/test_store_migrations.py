@@ -11,11 +11,10 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from stored_values import agent, stored
 
-from registry_svc.domain import Manifest, Publication, RunnerProfile, Session, Standing
-from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
-from registry_svc.store.schema import SCHEMA
-from registry_svc.store.sql import SqlStore
-from registry_svc.store.tables import metadata
+from registry_svc.mesh.domain import Manifest, Publication, RunnerProfile, Session, Standing
+from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import StoredMesh, StoredPulse, StoredSession
+from registry_svc.store.schema import SCHEMA, metadata
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

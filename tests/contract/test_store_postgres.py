@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 from stored_values import agent, declared_model, stored
 
+from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import StoredMesh
 from registry_svc.store import postgres as postgres_store
-from registry_svc.store.port import StoredMesh
-from registry_svc.store.sql import SqlStore
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.postgres_server import PostgresServer

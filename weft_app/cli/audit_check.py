@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from registry_svc.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead, Damage, Fault
+from registry_svc.operations.policy.audit import AuditCheck, AuditDraft, AuditEntry, AuditHead, Damage, Fault
 from weft.documents.operation_documents import AuditEntryDocument
 
 

@@ -4,8 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from registry_svc.governance.config import GovernanceConfig, Signer
-from registry_svc.operations.gatekeeper import GovernanceMode
+from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
 from weft.kernel.errors import invalid_field
 from weft.signing.op_token import read_shared_key
 from weft_app.compose.home import WeftHome

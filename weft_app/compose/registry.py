@@ -3,10 +3,7 @@
 import os
 
 import registry_svc.service
-from registry_svc.config import RegistryConfig
-from registry_svc.keys.config import KeysConfig
-from registry_svc.ledger.config import LedgerConfig
-from registry_svc.operations.settings import OperationSettings
+from registry_svc.config import KeysConfig, LedgerConfig, OperationSettings, RegistryConfig
 from weft.kernel.clock import SystemClock
 from weft_app.compose.auth import key_check
 from weft_app.compose.governance import governance_config

@@ -14,9 +14,9 @@ import grpc
 from cli_harness import refuse
 from typer.testing import CliRunner, Result
 
-from registry_svc.governance.config import GovernanceConfig, Signer
-from registry_svc.governance.gate import build_gate
-from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceMarks, GovernanceMode, Refused
+from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
+from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, Refused
+from registry_svc.operations.governance_gate import build_gate
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.reasons import Reason

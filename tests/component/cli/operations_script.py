@@ -13,7 +13,7 @@ import grpc
 from cli_harness import refuse
 from typer.testing import CliRunner, Result
 
-from registry_svc.policy.audit import AuditDraft, AuditHead, chained
+from registry_svc.operations.policy.audit import AuditDraft, AuditHead, chained
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import WeftError

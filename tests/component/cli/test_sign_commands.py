@@ -11,7 +11,7 @@ import pytest
 from governed_script import AUDIENCE, POLICY, SHARED_KEY, GovernedRegistry, governed_registry
 from typer.testing import CliRunner
 
-from registry_svc.operations.gatekeeper import GovernanceMode
+from registry_svc.config import GovernanceMode
 from weft.documents.operation_documents import LoadSettings
 from weft.documents.operation_messages import load_action
 from weft.signing.claims import Terms, make_payload, read_payload

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import HostMemory
+from registry_svc.ledger.lease_sql import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.runner_calls import YieldAnswer, YieldRequest
-from registry_svc.servicers.leases import LeaseServicer
-from registry_svc.store.lease_sql import SqlLeaseStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.ledger.servicer import LeaseServicer
+from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.mesh.sql_store import SqlStore
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from registry_svc.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
-from registry_svc.store.port import StoredMesh, StoredPulse, StoredSession
-from registry_svc.store.sql import SqlStore
+from registry_svc.mesh.domain import DeclaredAgent, DeclaredModel, DeclaredRoute, JoinToken, MeshSettings
+from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.store import StoredMesh, StoredPulse, StoredSession
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf import json_format
 
-from registry_svc.governance.config import GovernanceConfig, Signer
-from registry_svc.governance.gate import build_gate
-from registry_svc.operations.gatekeeper import Admission, Gatekeeper, GovernanceMarks, GovernanceMode
+from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
+from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks
+from registry_svc.operations.governance_gate import build_gate
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft_testing.fake_clock import FakeClock

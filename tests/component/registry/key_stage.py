@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.duration_pb2 import Duration
 from registry_harness import RunningRegistry, running_registry
 
-from registry_svc.config import RegistryConfig
-from registry_svc.core import RegistryCore
-from registry_svc.keys.config import KeysConfig
-from registry_svc.keys.keys import ApiKeys
-from registry_svc.store.key_sql import SqlKeyStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.config import KeysConfig, RegistryConfig
+from registry_svc.keys.api_keys import ApiKeys
+from registry_svc.keys.key_sql import SqlKeyStore
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.sql_store import SqlStore
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.dispatch.key_ring import KeyRingWatcher

@@ -14,12 +14,12 @@ from contextlib import aclosing
 import structlog
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, program
 
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import Granted, MemoryRequest, Renewal
+from registry_svc.ledger.lease_sql import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.policy.ledger import Grant, Lease
-from registry_svc.store.lease_sql import SqlLeaseStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.ledger.policy.leases import Grant, Lease
+from registry_svc.mesh.sql_store import SqlStore
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Self
 
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig
 from registry_svc.ledger.domain import Granted, LeaseUse, MemoryRequest, Renewal, Renewed, Waiting
+from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.policy.ledger import Grant, Holder, HolderKind, Lease
-from registry_svc.runner_calls import YieldAnswer, YieldRequest
-from registry_svc.store.lease_port import LeaseStore, StoredLedger
+from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
+from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
 from weft.gpu.sighting import DeviceSight, HostSight, ProcessId, ProcessSight, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -14,8 +14,8 @@ from random import Random
 from lease_stage import GIB, MARGIN, Acquisition, SimulatedHost, Stage, program, session_id
 
 from registry_svc.ledger.domain import LeaseUse, Renewal
-from registry_svc.policy.ledger import Holder, HolderKind, Lease, LeaseState
-from registry_svc.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState
+from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
 from weft.gpu.sighting import ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.request import CALLER_BANDS, Priority

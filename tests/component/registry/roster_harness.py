@@ -1,14 +1,14 @@
 """A registry without a server: everything that writes and reads, on one core."""
 
-from registry_svc.catalogue import Catalogue
 from registry_svc.config import RegistryConfig
-from registry_svc.core import RegistryCore
-from registry_svc.declarations import Declarations
-from registry_svc.expiry import Expiry
-from registry_svc.roster import Roster
-from registry_svc.settings import SettingsDesk
-from registry_svc.store.port import Store
-from registry_svc.tokens import JoinTokens
+from registry_svc.keys.join_tokens import JoinTokens
+from registry_svc.mesh.catalogue import Catalogue
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.expiry import Expiry
+from registry_svc.mesh.sessions import Roster
+from registry_svc.mesh.settings import SettingsDesk
+from registry_svc.mesh.store import Store
 from weft_testing.fake_clock import FakeClock
 
 

@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from key_stage import KeyStage, bare_keys, registry_with_keys
 from registry_harness import refused, running_registry
 
-from registry_svc.keys.config import KeysConfig
+from registry_svc.config import KeysConfig
 from registry_svc.keys.domain import KeyWish
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc

@@ -10,15 +10,24 @@ import pytest
 from operation_stage import ScriptedCalls
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
-from registry_svc.declarations import Declarations
-from registry_svc.domain import Capability, Heartbeat, Instance, Kind, Manifest, Opening, Phase, RunnerProfile, Session
-from registry_svc.operations.desk import OperationDesk
-from registry_svc.operations.gatekeeper import GovernanceMode, GovernanceRules, OpenGate
-from registry_svc.operations.settings import OperationSettings
-from registry_svc.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
-from registry_svc.store.sql import SqlStore
-from registry_svc.unowned import UnownedModels
+from registry_svc.config import GovernanceMode, OperationSettings, RegistryConfig
+from registry_svc.mesh.declarations import Declarations
+from registry_svc.mesh.domain import (
+    Capability,
+    Heartbeat,
+    Instance,
+    Kind,
+    Manifest,
+    Opening,
+    Phase,
+    RunnerProfile,
+    Session,
+)
+from registry_svc.mesh.policy.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel
+from registry_svc.mesh.sql_store import SqlStore
+from registry_svc.mesh.unowned import UnownedModels
+from registry_svc.operations.governance import GovernanceRules, OpenGate
+from registry_svc.operations.service import OperationDesk
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -10,7 +10,8 @@ from governance_stage import Stage, b64, canonical, compact, load, with_code
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from registry_svc.operations.gatekeeper import GovernanceMode, Refused
+from registry_svc.config import GovernanceMode
+from registry_svc.operations.governance import Refused
 
 MUTATIONS = int(os.environ.get("WEFT_TEST_MUTATIONS", "3000"))
 SEED = 20_261_120

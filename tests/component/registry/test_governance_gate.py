@@ -3,9 +3,9 @@
 import pytest
 from governance_stage import AUDIENCE, LIFETIME, POLICY, Stage, b64, config, load, public_bytes
 
-from registry_svc.governance.config import Signer
-from registry_svc.governance.gate import build_gate
-from registry_svc.operations.gatekeeper import GovernanceMarks, GovernanceMode, Refused
+from registry_svc.config import GovernanceMode, Signer
+from registry_svc.operations.governance import GovernanceMarks, Refused
+from registry_svc.operations.governance_gate import build_gate
 from weft.kernel.errors import FieldError
 from weft_testing.fake_clock import FakeClock
 

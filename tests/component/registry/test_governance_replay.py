@@ -28,11 +28,12 @@ from governance_stage import (
 from governance_stage import envelope as envelope_of
 from governed_registry import DATABASE, WITNESS, asked, governed
 
-from registry_svc.governance.gate import build_gate
-from registry_svc.governance.witness import WitnessFile
-from registry_svc.operations.gatekeeper import GovernanceMarks, GovernanceMode, Refused
+from registry_svc.config import GovernanceMode
+from registry_svc.operations.governance import GovernanceMarks, Refused
+from registry_svc.operations.governance_gate import build_gate
 from registry_svc.operations.operations import Operations
-from registry_svc.policy.governance_marks import Marks
+from registry_svc.operations.policy.governance_marks import Marks
+from registry_svc.operations.witness import WitnessFile
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError

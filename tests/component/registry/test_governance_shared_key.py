@@ -25,8 +25,9 @@ from governance_stage import (
     with_code,
 )
 
-from registry_svc.governance.gate import build_gate
-from registry_svc.operations.gatekeeper import GovernanceMode, Refused
+from registry_svc.config import GovernanceMode
+from registry_svc.operations.governance import Refused
+from registry_svc.operations.governance_gate import build_gate
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError

@@ -27,8 +27,8 @@ from governance_stage import (
 from joserfc import jws
 from joserfc.jwk import OKPKey
 
-from registry_svc.governance.config import Signer
-from registry_svc.operations.gatekeeper import GovernanceMode, Refused
+from registry_svc.config import GovernanceMode, Signer
+from registry_svc.operations.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
 from weft.signing.claims import Terms, make_payload

@@ -11,7 +11,7 @@ from key_stage import KeyStage, bare_keys, knows, registry_with_keys
 from registry_harness import READ_LIMIT_SECONDS
 from sqlalchemy import text
 
-from registry_svc.keys.config import KeysConfig
+from registry_svc.config import KeysConfig
 from registry_svc.keys.domain import ApiKey, KeyRemoved, KeyWish
 from registry_svc.keys.messages import verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from lease_stage import GIB, SimulatedHost, Stage, session_id
 
-from registry_svc.ledger.book import DEVICES_KEPT_SECONDS
 from registry_svc.ledger.domain import Renewal
-from registry_svc.policy.ledger import Holder
+from registry_svc.ledger.lease_table import DEVICES_KEPT_SECONDS
+from registry_svc.ledger.policy.leases import Holder
 from weft.gpu.sighting import DeviceSight, HostSight, ProcessSight
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from lease_stage import GIB, MARGIN, Stage, program, session_id, use
 
-from registry_svc.ledger import book
+from registry_svc.ledger import lease_table
 from registry_svc.ledger.domain import Granted, Renewal
-from registry_svc.policy.ledger import Holder, HolderKind
+from registry_svc.ledger.policy.leases import Holder, HolderKind
 from weft.gpu.sighting import HostSight, ProcessId, Source
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -264,7 +264,7 @@ async def test_the_processes_of_one_lease_are_bounded() -> None:
 
 
 async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "MAX_HOSTS", 1)
+    monkeypatch.setattr(lease_table, "MAX_HOSTS", 1)
     async with Stage() as stage:
         await stage.renew(stage.runner())
         with pytest.raises(WeftError) as refusal:
@@ -275,7 +275,7 @@ async def test_the_number_of_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_hosts_that_nobody_sees_any_more_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "MAX_HOSTS", 1)
+    monkeypatch.setattr(lease_table, "MAX_HOSTS", 1)
     async with Stage(orphan_keep_seconds=100.0) as stage:
         await stage.renew(stage.runner())
         await stage.pass_time(101.0)

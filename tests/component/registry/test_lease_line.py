@@ -4,8 +4,8 @@ import asyncio
 
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, session_id, use
 
-from registry_svc.policy.ledger import LeaseState
-from registry_svc.runner_calls import YieldAnswer, YieldRequest
+from registry_svc.ledger.policy.leases import LeaseState
+from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
 from weft.gpu.sighting import HostSight, Source
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason

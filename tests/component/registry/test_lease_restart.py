@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage, program
 
-from registry_svc.store.lease_port import StoredLedger
-from registry_svc.store.lease_sql import SqlLeaseStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.ledger.lease_sql import SqlLeaseStore
+from registry_svc.ledger.lease_store import StoredLedger
+from registry_svc.mesh.sql_store import SqlStore
 
 CHILD = Path(__file__).parent / "lease_child.py"
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,8 @@ from google.protobuf import duration_pb2
 from lease_stage import GIB, MARGIN, SimulatedHost, Stage
 from registry_harness import refused
 
-from registry_svc.policy.ledger import Holder, HolderKind
-from registry_svc.servicers.leases import LeaseServicer
+from registry_svc.ledger.policy.leases import Holder, HolderKind
+from registry_svc.ledger.servicer import LeaseServicer
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.gpu.sighting import HostSight

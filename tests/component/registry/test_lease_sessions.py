@@ -6,17 +6,16 @@ from dataclasses import replace
 import pytest
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost
 
-from registry_svc.config import RegistryConfig
-from registry_svc.core import RegistryCore
-from registry_svc.domain import Capability, Opening, RunnerProfile
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.domain import Granted, MemoryRequest
+from registry_svc.ledger.holders import guests_of, sessions_of
+from registry_svc.ledger.lease_sql import SqlLeaseStore
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.sessions import guests_of, sessions_of
-from registry_svc.policy.ledger import Holder, HolderKind
-from registry_svc.roster import Roster
-from registry_svc.store.lease_sql import SqlLeaseStore
-from registry_svc.store.sql import SqlStore
+from registry_svc.ledger.policy.leases import Holder, HolderKind
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import Capability, Opening, RunnerProfile
+from registry_svc.mesh.sessions import Roster
+from registry_svc.mesh.sql_store import SqlStore
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from lease_storm import Storm
 
-from registry_svc.ledger import book, settling
-from registry_svc.policy.ledger import LeaseState, open_book
+from registry_svc.ledger import lease_table, reconciler
+from registry_svc.ledger.policy.leases import LeaseState, open_book
 from weft.gpu.sighting import Source
 
 CYCLES = 1_000
@@ -51,9 +51,9 @@ def _without_orphans(sight: Any, leases: Any, margin: int) -> Any:
 @pytest.mark.parametrize(
     ("module", "rule", "broken", "found"),
     [
-        (settling, "is_over", _over_when_given_up, "filled twice"),
-        (settling, "is_over", _never_over, "a lease was left"),
-        (book, "open_book", _without_orphans, "booked twice"),
+        (reconciler, "is_over", _over_when_given_up, "filled twice"),
+        (reconciler, "is_over", _never_over, "a lease was left"),
+        (lease_table, "open_book", _without_orphans, "booked twice"),
     ],
 )
 async def test_the_storm_finds_a_rule_that_is_broken(

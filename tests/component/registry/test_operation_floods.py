@@ -7,7 +7,7 @@ import pytest
 from operation_stage import Stage, load, loaded, running_stage
 
 from registry_svc.operations import operations
-from registry_svc.policy.operations import OperationState
+from registry_svc.operations.policy.lifecycle import OperationState
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from operation_stage import Stage, flush, load, loaded, running_stage, said, unload
 
-from registry_svc.operations.attendance import LOOK_INTERVAL_SECONDS
-from registry_svc.operations.book import WATCH_BUFFER
 from registry_svc.operations.job import MAX_NAMED_MODELS
-from registry_svc.policy.audit import AuditCheck
-from registry_svc.policy.operation_pools import PoolMember
-from registry_svc.policy.operations import OperationState
+from registry_svc.operations.live_operations import WATCH_BUFFER
+from registry_svc.operations.policy.audit import AuditCheck
+from registry_svc.operations.policy.lifecycle import OperationState
+from registry_svc.operations.policy.loads import PoolMember
+from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.errors import WeftError

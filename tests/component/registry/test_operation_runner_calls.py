@@ -13,18 +13,26 @@ from gated_store import GatedStore
 from operation_stage import Stage, load
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
-from registry_svc.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile, Session
-from registry_svc.grpc_runner_calls import GrpcRunnerCalls
-from registry_svc.operations.attendance import LOOK_INTERVAL_SECONDS
-from registry_svc.operations.desk import OperationDesk
+from registry_svc.config import OperationSettings, RegistryConfig
+from registry_svc.mesh.domain import (
+    Capability,
+    Heartbeat,
+    Instance,
+    Manifest,
+    Opening,
+    Phase,
+    RunnerProfile,
+    Session,
+)
+from registry_svc.mesh.grpc_runner_calls import GrpcRunnerCalls
+from registry_svc.mesh.runner_calls import YieldAnswer, YieldRequest
 from registry_svc.operations.directory import MeshDirectory, RunnerSight
-from registry_svc.operations.gatekeeper import OpenGate
-from registry_svc.operations.settings import OperationSettings
-from registry_svc.policy.operation_pools import PoolMember
-from registry_svc.policy.operations import OperationState
-from registry_svc.runner_calls import YieldAnswer, YieldRequest
-from registry_svc.store.operation_sql import SqlOperationStore
+from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.operation_sql import SqlOperationStore
+from registry_svc.operations.policy.lifecycle import OperationState
+from registry_svc.operations.policy.loads import PoolMember
+from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS
+from registry_svc.operations.service import OperationDesk
 from weft.api.common.v1 import priority_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from operation_stage import LoadResponse, ScriptedCalls, Stage, flush, load, loaded, running_stage, said, unload
 
-from registry_svc.policy.audit import AuditCheck
-from registry_svc.policy.operations import GovernedOperation, OperationState
+from registry_svc.operations.policy.audit import AuditCheck
+from registry_svc.operations.policy.lifecycle import GovernedOperation, OperationState
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -9,7 +9,7 @@ from gated_store import GatedStore
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile
+from registry_svc.mesh.domain import Capability, Heartbeat, Instance, Manifest, Opening, Phase, RunnerProfile
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

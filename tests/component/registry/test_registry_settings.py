@@ -8,7 +8,7 @@ from registry_harness import RunningRegistry, SomeRunner, refused, running_regis
 from roster_harness import BareRegistry
 
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import Kind
+from registry_svc.mesh.domain import Kind
 from weft.api.registry.v1 import settings_service_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

@@ -26,9 +26,9 @@ from watch_steps import (
     steps,
 )
 
-from registry_svc.changes import Snapshot
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import (
+from registry_svc.mesh.changes import Snapshot
+from registry_svc.mesh.domain import (
     AgentManifest,
     Capability,
     Heartbeat,
@@ -40,8 +40,8 @@ from registry_svc.domain import (
     RunnerProfile,
     Status,
 )
-from registry_svc.messages import change_message, snapshot_message
-from registry_svc.wanted import Batch, ModelDeclaration
+from registry_svc.mesh.messages import change_message, snapshot_message
+from registry_svc.mesh.wanted import Batch, ModelDeclaration
 from weft.dispatch.fleet import FleetView, apply_watch
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason

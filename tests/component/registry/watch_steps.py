@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from hypothesis import strategies as st
 
-from registry_svc.domain import Kind
+from registry_svc.mesh.domain import Kind
 
 # Few names, so that they are fought over, between kinds too.
 RUNNERS = ("r1", "r2")

@@ -16,12 +16,11 @@ import grpc
 import psutil
 import yaml
 
-from registry_svc.config import RegistryConfig
-from registry_svc.core import RegistryCore
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.domain import HostMemory
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.sql_store import SqlStore
 from registry_svc.service import RegistryService
-from registry_svc.store.sql import SqlStore
 from runner_svc.policy.phase import Phase
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc

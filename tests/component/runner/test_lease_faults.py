@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from leased_world import LeasedWorld, leased_world
 
-from registry_svc.policy.ledger import LeaseState
+from registry_svc.ledger.policy.leases import LeaseState
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.fake_nvml import compiler
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry_svc.policy.audit import (
+from registry_svc.operations.policy.audit import (
     NO_HASH,
     AuditCheck,
     AuditDraft,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from registry_svc.changes import ModelDeleted, Revised
-from registry_svc.watch import Broadcaster
+from registry_svc.mesh.changes import ModelDeleted, Revised
+from registry_svc.mesh.watch import Broadcaster
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

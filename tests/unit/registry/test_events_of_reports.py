@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from registry_svc.domain import Capability, EventReason, Instance, InstanceFault, Phase
-from registry_svc.policy.chronicle import of_report
+from registry_svc.mesh.domain import Capability, EventReason, Instance, InstanceFault, Phase
+from registry_svc.mesh.policy.events import of_report
 from weft.kernel.reasons import Reason
 
 KILLED = InstanceFault(reason=Reason.SERVER_DIED, detail="signal SIGKILL")

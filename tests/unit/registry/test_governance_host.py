@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from registry_svc.governance.gate import StrictGate, build_gate
-from registry_svc.operations.gatekeeper import GovernanceMode, OpenGate
+from registry_svc.config import GovernanceMode
+from registry_svc.operations.governance import OpenGate
+from registry_svc.operations.governance_gate import StrictGate, build_gate
 from weft.kernel.errors import FieldError
 from weft.signing.keys import new_key_file
 from weft_app.compose.governance import KEY_PATH_VARIABLE, governance_config

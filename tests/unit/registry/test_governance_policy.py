@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry_svc.policy.governance import (
+from registry_svc.operations.policy.governance import (
     Roll,
     TimeLimits,
     Validity,
@@ -12,7 +12,7 @@ from registry_svc.policy.governance import (
     fault_in_agreement,
     fault_in_time,
 )
-from registry_svc.policy.governance_marks import (
+from registry_svc.operations.policy.governance_marks import (
     CLOCK_SET_BACK_SECONDS,
     Marks,
     fault_in_age,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from registry_svc.ledger.config import LedgerConfig
+from registry_svc.config import LedgerConfig
+from registry_svc.ledger.policy.leases import Holder, HolderKind
 from registry_svc.ledger.requests import (
     MAX_BYTES,
     earlier_lives_of,
@@ -15,7 +16,6 @@ from registry_svc.ledger.requests import (
     release_of,
     renewal_of,
 )
-from registry_svc.policy.ledger import Holder, HolderKind
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.messages import MAX_DEVICE_BYTES

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry_svc.domain import Standing
-from registry_svc.policy.liveness import (
+from registry_svc.mesh.domain import Standing
+from registry_svc.mesh.policy.liveness import (
     LivenessLimits,
     Pulse,
     Verdict,

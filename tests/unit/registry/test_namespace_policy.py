@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry_svc.domain import Kind
-from registry_svc.policy.namespace import Claim, Owner, concede, may_share, require_free
+from registry_svc.mesh.domain import Kind
+from registry_svc.mesh.policy.namespace import Claim, Owner, concede, may_share, require_free
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 

@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry_svc.operations.book import OperationView
+from registry_svc.operations.live_operations import OperationView
 from registry_svc.operations.messages import operation_message
-from registry_svc.policy.operation_order import Unfinished, startable
-from registry_svc.policy.operation_pools import PoolMember, PoolPlan, plan_pool
-from registry_svc.policy.operation_refusals import (
-    MAX_COUNTED_REASONS,
-    MAX_ENTRIES_PER_WINDOW,
-    OTHER_REASONS,
-    WINDOW_SECONDS,
-    RefusalWindow,
-)
-from registry_svc.policy.operation_times import LAST_LOADS, MAX_MODELS, LoadTimes
-from registry_svc.policy.operations import (
+from registry_svc.operations.policy.lifecycle import (
     Ending,
     GovernedOperation,
     OperationProgress,
@@ -33,6 +23,16 @@ from registry_svc.policy.operations import (
     require_same_action,
     seconds_left,
     started,
+)
+from registry_svc.operations.policy.load_times import LAST_LOADS, MAX_MODELS, LoadTimes
+from registry_svc.operations.policy.loads import PoolMember, PoolPlan, plan_pool
+from registry_svc.operations.policy.order import Unfinished, startable
+from registry_svc.operations.policy.refusals import (
+    MAX_COUNTED_REASONS,
+    MAX_ENTRIES_PER_WINDOW,
+    OTHER_REASONS,
+    WINDOW_SECONDS,
+    RefusalWindow,
 )
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import WeftError

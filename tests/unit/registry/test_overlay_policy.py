@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from registry_svc.domain import (
+from registry_svc.mesh.domain import (
     AgentManifest,
     AgentPublication,
     DeclaredAgent,
@@ -16,8 +16,8 @@ from registry_svc.domain import (
     RouteManifest,
     Status,
 )
-from registry_svc.policy.declaring import MAX_LISTED_NAMES, decide_model, decide_route, in_use
-from registry_svc.policy.overlay import (
+from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_model, decide_route, in_use
+from registry_svc.mesh.policy.overlay import (
     Publisher,
     combined,
     may_serve,
@@ -27,7 +27,7 @@ from registry_svc.policy.overlay import (
     virtual_agent,
     virtual_model,
 )
-from registry_svc.wanted import ModelDeclaration, Outcome
+from registry_svc.mesh.wanted import ModelDeclaration, Outcome
 from weft.kernel.errors import WeftError
 from weft.kernel.request import Operation, Skill
 from weft.wake.recipes import WakeOnLanRecipe, WakePlan

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry_svc.config import RegistryConfig
-from registry_svc.domain import Phase
-from registry_svc.requests import MAX_PAGE_SIZE, page_of, page_token, to_heartbeat, to_opening
+from registry_svc.mesh.domain import Phase
+from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, page_token, to_heartbeat, to_opening
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name

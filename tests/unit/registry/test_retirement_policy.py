@@ -2,8 +2,8 @@
 
 import pytest
 
-from registry_svc.domain import Standing
-from registry_svc.policy.retirement import Retirement, decide_retirement
+from registry_svc.mesh.domain import Standing
+from registry_svc.mesh.policy.retirement import Retirement, decide_retirement
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,18 @@
 
 import pytest
 
-from registry_svc.domain import Capability, Heartbeat, Kind, Manifest, Opening, RunnerProfile, Session, Standing
-from registry_svc.policy.namespace import Claim, Owner
-from registry_svc.policy.sessions import (
+from registry_svc.mesh.domain import (
+    Capability,
+    Heartbeat,
+    Kind,
+    Manifest,
+    Opening,
+    RunnerProfile,
+    Session,
+    Standing,
+)
+from registry_svc.mesh.policy.namespace import Claim, Owner
+from registry_svc.mesh.policy.sessions import (
     Admitted,
     Hearing,
     Holder,

@@ -3,8 +3,8 @@
 import pytest
 from resource_samples import some_event, some_route
 
-from registry_svc.manifests import to_route
-from registry_svc.messages import route_manifest_message
+from registry_svc.mesh.manifests import to_route
+from registry_svc.mesh.messages import route_manifest_message
 from weft.api.registry.v1 import model_pb2, resource_kind_pb2, route_pb2
 from weft.documents.document_base import parse_kind
 from weft.documents.documents import ModelDocument, RouteDocument

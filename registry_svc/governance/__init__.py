@@ -1,1 +1,0 @@
-"""Who may have an operation carried out: tokens, signatures, and the rules."""

@@ -1,0 +1,256 @@
+"""Makes, lists, rotates and revokes API keys, and tells whoever checks them. Only digests of secrets are kept."""
+
+import secrets
+import string
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import structlog
+
+from registry_svc.keys.domain import ApiKey, KeyChange, KeyChanged, KeyRemoved, KeyWish, verifier_of
+from registry_svc.keys.key_store import KeyStore, StoredKeys
+from registry_svc.keys.pepper import lost_pepper, make_pepper, pepper_mark, read_pepper
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.policy.limits import require_room
+from registry_svc.mesh.watch import Broadcaster, Watcher
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import (
+    KEY_ID_CHARS,
+    SECRET_BYTES,
+    Access,
+    KeyRing,
+    Principal,
+    Resource,
+    Role,
+    key_digest,
+    key_text,
+    parse_scopes,
+)
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.registry.keys")
+
+_MAKE = Access(Resource.KEYS, Role.CREATE)
+_ID_ALPHABET = string.ascii_lowercase + string.digits
+
+
+class ApiKeys:
+    """The keys of one registry. Writes pass one by one with all others of the core."""
+
+    def __init__(self, core: RegistryCore, store: KeyStore) -> None:
+        self._core = core
+        self._store = store
+        self._config = core.config.keys
+        self._keys: dict[str, ApiKey] = {}
+        self._good: set[str] = set()
+        """Ids of those that watchers hold."""
+        self._pepper = b""
+        self._watchers = Broadcaster[KeyChange](core.config.watch_buffer_responses)
+        self._ring: KeyRing | None = None
+
+    async def start(self) -> None:
+        """Read the keys and the pepper back, once the core has started.
+
+        Raises INVALID_ARGUMENT when the pepper is not the one that keys in the store were made with.
+        """
+        stored = await self._store.load()
+        now = self._core.clock.utc_now()
+        keys, self._pepper = await self._with_pepper(stored, now)
+        self._keys = {key.id: key for key in keys}
+        self._good = {key.id for key in keys if key.is_good(now)}
+        self._ring = None
+        log.info("keys ready", keys=len(self._keys), good=len(self._good))
+
+    @property
+    def ring(self) -> KeyRing:
+        """What is needed to check every good key, for whoever admits calls in this very process."""
+        if self._ring is None:
+            keys = {key_id: verifier_of(self._keys[key_id]) for key_id in self._good}
+            self._ring = KeyRing(pepper=self._pepper, keys=keys)
+        return self._ring
+
+    def close(self) -> None:
+        """End the watchers; writes go on until the core has stopped. Safe to call twice, or when never started."""
+        self._watchers.close()
+
+    async def create(self, wish: KeyWish, by: Principal) -> tuple[ApiKey, str]:
+        """A new key and its whole text, which is told this once.
+
+        Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED where it would have scopes that its maker lacks.
+        """
+        _require_scopes(wish.scopes, by)
+        return await self._core.write(lambda: self._create(wish, by.name))
+
+    def newest_first(self) -> list[ApiKey]:
+        """All keys, expired and revoked ones too."""
+        self._core.require_open()
+        return sorted(self._keys.values(), key=lambda key: (key.created_at, key.id), reverse=True)
+
+    async def revoke(self, key_id: str, by: Principal) -> None:
+        """Make a key useless from now on; one that is revoked stays as it is. Raises NOT_FOUND."""
+        await self._core.write(lambda: self._revoke(key_id, by.name))
+
+    async def rotate(self, key_id: str, grace: timedelta | None, by: Principal) -> tuple[ApiKey, str]:
+        """The key with a new secret, and its whole text, which is told this once.
+
+        Raises NOT_FOUND, also for one that is good no more, and PERMISSION_DENIED where the caller may make no keys, or
+        lacks scopes that it has: whoever rotates a key has it, for whichever tenant.
+        """
+        by.require(_MAKE)
+        return await self._core.write(lambda: self._rotate(key_id, grace, by))
+
+    def watch(self) -> tuple[bytes, tuple[ApiKey, ...], Watcher[KeyChange]]:
+        """The pepper, every key that is good, and a watcher that hears every change after exactly that."""
+        self._core.require_open()
+        return self._pepper, tuple(self._keys[key_id] for key_id in self._good), self._watchers.subscribe()
+
+    async def sweep(self) -> None:
+        """Tell which keys have expired, forget those that ended long ago, and bring back what a clock had ahead."""
+        self._core.require_open()
+        now = self._core.clock.utc_now()
+        is_any_over = any(not self._keys[key_id].is_good(now) for key_id in self._good)
+        if is_any_over or self._forgettable(now) or self._ahead(now):
+            await self._core.writer.run(self._sweep)
+
+    async def _with_pepper(self, stored: StoredKeys, now: datetime) -> tuple[tuple[ApiKey, ...], bytes]:
+        path = self._config.pepper_file
+        pepper = None if path is None else read_pepper(path)
+        if pepper is not None and pepper_mark(pepper) == stored.pepper_mark:
+            return stored.keys, pepper
+        lost = [key for key in stored.keys if key.is_good(now)]
+        if lost and not self._config.revoke_all_if_pepper_lost:
+            raise lost_pepper(path, keys=len(lost))
+        if path is None:
+            return stored.keys, b""
+        pepper = pepper or make_pepper(path)
+        revoked = {key.id: key.revoked(now) for key in lost}
+        await self._store.save_pepper_mark(pepper_mark(pepper), tuple(revoked.values()))
+        if revoked:
+            log.warning("all keys revoked: their pepper is lost", count=len(revoked))
+        return tuple(revoked.get(key.id, key) for key in stored.keys), pepper
+
+    async def _create(self, wish: KeyWish, by: str) -> tuple[ApiKey, str]:
+        pepper, now = self._require_pepper(), self._core.clock.utc_now()
+        await self._make_room(now)
+        secret = secrets.token_hex(SECRET_BYTES)
+        key = ApiKey(
+            id=self._new_id(),
+            description=wish.description,
+            tenant=wish.tenant,
+            scopes=wish.scopes,
+            digest=key_digest(pepper, secret),
+            created_at=now,
+            expires_at=None if wish.lifetime is None else now + wish.lifetime,
+        )
+        await self._keep(key)
+        log.info("key made", id=key.id, tenant=key.tenant, scopes=list(key.scopes), expires=_iso(key.expires_at), by=by)
+        return key, key_text(key.id, secret)
+
+    async def _revoke(self, key_id: str, by: str) -> None:
+        key = self._keys.get(key_id)
+        if key is None:
+            raise _unknown("there is no key of this id")
+        if key.revoked_at is not None:
+            return
+        revoked = key.revoked(self._core.clock.utc_now())
+        await self._store.save([revoked])
+        self._keys[key_id] = revoked
+        self._tell_removed([key_id])
+        log.info("key revoked", id=key_id, tenant=key.tenant, by=by)
+
+    async def _rotate(self, key_id: str, grace: timedelta | None, by: Principal) -> tuple[ApiKey, str]:
+        pepper, now = self._require_pepper(), self._core.clock.utc_now()
+        key = self._keys.get(key_id)
+        if key is None or not key.is_good(now):
+            raise _unknown("there is no key of this id that is good")
+        _require_scopes(key.scopes, by)
+        secret = secrets.token_hex(SECRET_BYTES)
+        span = timedelta(seconds=self._config.default_grace_seconds) if grace is None else grace
+        rotated = key.rotated(key_digest(pepper, secret), now, span)
+        await self._keep(rotated)
+        log.info(
+            "key rotated", id=key_id, tenant=key.tenant, old_good_until=_iso(rotated.previous_expires_at), by=by.name
+        )
+        return rotated, key_text(key_id, secret)
+
+    async def _keep(self, key: ApiKey) -> None:
+        await self._store.save([key])
+        self._keys[key.id] = key
+        self._good.add(key.id)
+        self._ring = None
+        self._watchers.publish([KeyChanged(key)])
+
+    async def _make_room(self, now: datetime) -> None:
+        limit = self._config.max_keys
+        if len(self._keys) >= limit:
+            over = sorted((key for key in self._keys.values() if not key.is_good(now)), key=_ended)
+            await self._forget([key.id for key in over[: len(self._keys) - limit + 1]])
+        require_room("API keys", len(self._keys), 1, limit)
+
+    async def _sweep(self) -> None:
+        now = self._core.clock.utc_now()
+        await self._bring_back(self._ahead(now))
+        self._tell_removed([key_id for key_id in self._good if not self._keys[key_id].is_good(now)])
+        await self._forget([key.id for key in self._forgettable(now)])
+
+    def _ahead(self, now: datetime) -> list[ApiKey]:
+        """Keys that were made or rotated later than now, as they must be instead."""
+        return [back for key in self._keys.values() if (back := key.brought_back(now)) is not key]
+
+    async def _bring_back(self, keys: list[ApiKey]) -> None:
+        if not keys:
+            return
+        await self._store.save(keys)
+        log.warning("keys were made later than now: the clock was set back", count=len(keys))
+        self._keys |= {key.id: key for key in keys}
+        self._ring = None
+        self._watchers.publish([KeyChanged(key) for key in keys if key.id in self._good])
+
+    def _forgettable(self, now: datetime) -> list[ApiKey]:
+        longest = timedelta(seconds=self._config.keep_seconds)
+        return [key for key in self._keys.values() if (over := key.over_at()) is not None and over + longest <= now]
+
+    async def _forget(self, key_ids: list[str]) -> None:
+        if not key_ids:
+            return
+        await self._store.delete(key_ids)
+        self._tell_removed(key_ids)
+        for key_id in key_ids:
+            del self._keys[key_id]
+        log.info("keys forgotten", count=len(key_ids))
+
+    def _tell_removed(self, key_ids: Iterable[str]) -> None:
+        gone = [key_id for key_id in key_ids if key_id in self._good]
+        self._good.difference_update(gone)
+        self._ring = None
+        if gone:
+            self._watchers.publish([KeyRemoved(key_id) for key_id in gone])
+
+    def _new_id(self) -> str:
+        while True:
+            key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(KEY_ID_CHARS))
+            if key_id not in self._keys:
+                return key_id
+
+    def _require_pepper(self) -> bytes:
+        if not self._pepper:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "this registry has no pepper file, and so no API keys")
+        return self._pepper
+
+
+def _require_scopes(scopes: Iterable[str], by: Principal) -> None:
+    """Nobody makes a key that may do more than they may."""
+    for access in sorted(parse_scopes(scopes, "scopes") - by.access, key=str):
+        by.require(access)
+
+
+def _ended(key: ApiKey) -> datetime:
+    return key.over_at() or key.created_at
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
+
+
+def _unknown(message: str) -> WeftError:
+    return WeftError(Reason.NOT_FOUND, message)

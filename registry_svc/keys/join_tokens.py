@@ -1,0 +1,135 @@
+"""The tokens with which dial-out runners join. Only a hash of each secret is kept."""
+
+import hmac
+import secrets
+import string
+from dataclasses import replace
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+import structlog
+
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import JoinToken
+from registry_svc.mesh.policy.limits import require_room
+from weft.kernel.clock import seconds_ahead
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.registry")
+
+ID_CHARS = 12
+SECRET_BYTES = 32
+MAX_TOKEN_CHARS = 256
+
+_PREFIX = "wjt"
+_ID_ALPHABET = string.ascii_lowercase + string.digits
+# Compared with when there is no token of an id, so that a wrong id takes as long as a wrong secret.
+_NO_HASH = "0" * 64
+
+
+class JoinTokens:
+    """Makes, lists, revokes and checks join tokens."""
+
+    def __init__(self, core: RegistryCore) -> None:
+        self._core = core
+
+    async def create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
+        """A new token and its whole text, which is told this once. Raises TOO_MANY_RESOURCES."""
+        return await self._core.write(lambda: self._create(description, lifetime))
+
+    def newest_first(self) -> list[JoinToken]:
+        """All tokens, expired ones too."""
+        self._core.require_open()
+        return sorted(self._core.join_tokens.values(), key=lambda token: (token.created_at, token.id), reverse=True)
+
+    async def revoke(self, token_id: str) -> None:
+        """Make a token useless from now on; raises NOT_FOUND."""
+        await self._core.write(lambda: self._revoke(token_id))
+
+    def check(self, text: str) -> JoinToken:
+        """The token that `text` is; raises UNAUTHENTICATED, which does not say why."""
+        self._core.require_open()
+        token_id, secret = _parsed(text)
+        token = self._core.join_tokens.get(token_id)
+        same = hmac.compare_digest(_hash(secret), _NO_HASH if token is None else token.secret_sha256)
+        if token is None or not same or _is_expired(token, self._core.clock.utc_now()):
+            raise WeftError(
+                Reason.UNAUTHENTICATED, "the join token is not valid; ask an operator of the mesh for a new one"
+            )
+        return token
+
+    async def sweep(self) -> None:
+        """Bring back the times of tokens that were made later than now, because the clock was set back."""
+        self._core.require_open()
+        if self._ahead():
+            await self._core.writer.run(self._bring_back)
+
+    async def _bring_back(self) -> None:
+        for token in self._ahead():
+            await self._core.store.save_join_token(token)
+            self._core.join_tokens[token.id] = token
+            log.warning("a join token was made later than now: the clock was set back", id=token.id)
+
+    def _ahead(self) -> list[JoinToken]:
+        """Tokens that were made later than now, as they must be instead."""
+        now = self._core.clock.utc_now()
+        found: list[JoinToken] = []
+        for token in self._core.join_tokens.values():
+            ahead = seconds_ahead(token.created_at, now)
+            if ahead:
+                expires_at = None if token.expires_at is None else token.expires_at - ahead
+                found.append(replace(token, created_at=now, expires_at=expires_at))
+        return found
+
+    async def _create(self, description: str, lifetime: timedelta | None) -> tuple[JoinToken, str]:
+        now, limit = self._core.clock.utc_now(), self._core.config.max_join_tokens
+        if len(self._core.join_tokens) >= limit:
+            await self._forget_expired(now)
+        require_room("join tokens", len(self._core.join_tokens), 1, limit)
+        token_id, secret = _new_token_id(), secrets.token_hex(SECRET_BYTES)
+        token = JoinToken(
+            id=token_id,
+            description=description,
+            secret_sha256=_hash(secret),
+            created_at=now,
+            expires_at=None if lifetime is None else now + lifetime,
+        )
+        await self._core.store.save_join_token(token)
+        self._core.join_tokens[token_id] = token
+        log.info("join token made", id=token_id)
+        return token, f"{_PREFIX}_{token_id}_{secret}"
+
+    async def _revoke(self, token_id: str) -> None:
+        if token_id not in self._core.join_tokens:
+            raise WeftError(Reason.NOT_FOUND, "there is no join token of this id")
+        await self._delete(token_id)
+        log.info("join token revoked", id=token_id)
+
+    async def _forget_expired(self, now: datetime) -> None:
+        for token in [token for token in self._core.join_tokens.values() if _is_expired(token, now)]:
+            await self._delete(token.id)
+
+    async def _delete(self, token_id: str) -> None:
+        await self._core.store.delete_join_token(token_id)
+        del self._core.join_tokens[token_id]
+
+
+def _new_token_id() -> str:
+    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(ID_CHARS))
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    """Id and secret; anything that is no token gives an id that nobody has."""
+    parts = text.split("_") if len(text) <= MAX_TOKEN_CHARS else []
+    if len(parts) != 3 or parts[0] != _PREFIX:
+        return "", ""
+    return parts[1], parts[2]
+
+
+def _hash(secret: str) -> str:
+    return sha256(secret.encode()).hexdigest()
+
+
+def _is_expired(token: JoinToken, now: datetime) -> bool:
+    return token.expires_at is not None and now >= token.expires_at

@@ -1,0 +1,120 @@
+"""All leases and all sightings, in memory. Whoever changes it has written to the store first what is durable of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from registry_svc.ledger.holders import IsGuest, nobody
+from registry_svc.ledger.policy.lease_time import with_gone
+from registry_svc.ledger.policy.leases import Holder, HolderKind, HostBook, Lease, open_book
+from weft.gpu.sighting import HostSight
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_HOSTS = 10_000
+"""Hosts that are remembered at once. Far more than the mesh has runners on; programs need no session to name one."""
+
+DEVICES_KEPT_SECONDS = 60.0
+"""How long the devices of a host are remembered when somebody there says that it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenHost:
+    """The last sighting of a host."""
+
+    sight: HostSight
+    seen: float
+    """When it arrived, monotonic seconds."""
+    seen_at: datetime
+    by_guest: bool
+
+
+class Book:
+    """Leases by id and by host, and hosts as last seen."""
+
+    def __init__(self, margin: int, host_keep_seconds: float, is_guest: IsGuest = nobody) -> None:
+        """`host_keep_seconds`: how long a host without leases is remembered that nobody sees."""
+        self._margin = margin
+        self._is_guest = is_guest
+        self._host_keep_seconds = host_keep_seconds
+        self._leases: dict[str, Lease] = {}
+        self._on_host: dict[str, dict[str, None]] = {}
+        self._hosts: dict[str, SeenHost] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(tuple(self._leases.values()))
+
+    def lease(self, lease_id: str) -> Lease | None:
+        """One lease; None: it is over, or never was."""
+        return self._leases.get(lease_id)
+
+    def put(self, lease: Lease) -> None:
+        """Take in a lease, or what has become of it."""
+        self._leases[lease.grant.id] = lease
+        self._on_host.setdefault(lease.grant.host, {})[lease.grant.id] = None
+
+    def drop(self, lease: Lease) -> None:
+        """Forget a lease that is over."""
+        del self._leases[lease.grant.id]
+        there = self._on_host[lease.grant.host]
+        del there[lease.grant.id]
+        if not there:
+            del self._on_host[lease.grant.host]
+
+    def leases_on(self, host: str) -> tuple[Lease, ...]:
+        """In order of their fencing numbers."""
+        return tuple(self._leases[lease_id] for lease_id in self._on_host.get(host, ()))
+
+    def host(self, name: str) -> SeenHost | None:
+        """A host as last seen; None: nobody looked since the registry started."""
+        return self._hosts.get(name)
+
+    def host_names(self) -> list[str]:
+        """Every host that was seen, in order."""
+        return sorted(self._hosts)
+
+    def see(self, holder: Holder, sight: HostSight, now: float, now_utc: datetime) -> None:
+        """Take in what a holder saw. Raises TOO_MANY_RESOURCES for one host too many.
+
+        The word of a guest is passed over where somebody is at home: leases of others would end on it.
+        """
+        known, by_guest = self._hosts.get(sight.host), self._is_of_guest(holder)
+        if by_guest and self._is_at_home(sight.host, now):
+            return
+        if known is None and len(self._hosts) >= MAX_HOSTS:
+            self.forget_hosts(now)
+        if known is None and len(self._hosts) >= MAX_HOSTS:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES, f"the memory of {MAX_HOSTS} hosts is booked already, which is the most"
+            )
+        # One who sees no devices may be in a container without them, beside others who do see them.
+        if sight.devices or known is None or now - known.seen >= DEVICES_KEPT_SECONDS:
+            self._hosts[sight.host] = SeenHost(sight=sight, seen=now, seen_at=now_utc, by_guest=by_guest)
+        if any(not process.alive for process in sight.processes):
+            for lease in self.leases_on(sight.host):
+                self._leases[lease.grant.id] = with_gone(lease, sight.processes)
+
+    def _is_of_guest(self, holder: Holder) -> bool:
+        return holder.kind is HolderKind.RUNNER and self._is_guest(holder.name)
+
+    def _is_at_home(self, host: str, now: float) -> bool:
+        """Whether somebody who is no guest looked at a host lately, or holds memory there."""
+        known = self._hosts.get(host)
+        if known is not None and not known.by_guest and now - known.seen < DEVICES_KEPT_SECONDS:
+            return True
+        return any(not self._is_of_guest(lease.grant.holder) for lease in self.leases_on(host))
+
+    def forget_hosts(self, now: float) -> None:
+        """Forget hosts without leases that nobody has seen for too long."""
+        seen_before = now - self._host_keep_seconds
+        for name in [name for name, host in self._hosts.items() if host.seen < seen_before]:
+            if name not in self._on_host:
+                del self._hosts[name]
+
+    def open(self, host: str) -> HostBook | None:
+        """The books of a host's devices at this moment; None: it was not seen yet."""
+        seen = self._hosts.get(host)
+        return None if seen is None else open_book(seen.sight, self.leases_on(host), self._margin)

@@ -1,0 +1,147 @@
+"""Which idle model gives way when somebody needs its memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, auto
+
+from registry_svc.ledger.policy.device_choice import choose
+from registry_svc.ledger.policy.leases import DeviceBook, HolderKind, HostBook, Lease, LeaseState, with_again, without
+from registry_svc.ledger.policy.memory_request import Wish
+from weft.kernel.request import Priority
+
+REFUSAL_KEPT_SECONDS = 5.0
+"""How long somebody who would not give way is not asked again. Long enough to try everybody else first."""
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+class AskState(Enum):
+    """What became of asking a runner to give way."""
+
+    PENDING = auto()
+    GIVEN_UP = auto()
+    REFUSED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request to a runner to give up one lease."""
+
+    lease_id: str
+    state: AskState
+    at: float
+    """When it was made or, later, answered; monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """What is on its way back on one host, at one moment. All times in monotonic seconds."""
+
+    asks: Mapping[str, Ask]
+    """By lease id."""
+    wait_seconds: float
+    """How long memory that was given up may take to be seen back."""
+    look_seconds: float
+    """How long it may take until somebody looks at all, where nobody has since."""
+    seen: float
+    """When the host was seen last."""
+    now: float
+
+    def is_going(self, lease: Lease) -> bool:
+        """Whether its memory may be expected back soon."""
+        if lease.state is LeaseState.RELEASING and lease.since is not None:
+            look_seconds = self.look_seconds if self.seen <= lease.since else 0.0
+            return self.now - lease.since < self.wait_seconds + look_seconds
+        ask = self.asks.get(lease.grant.id)
+        return ask is not None and (ask.state is AskState.PENDING or self._just_given_up(ask))
+
+    def may_be_asked(self, lease: Lease) -> bool:
+        """Whether its holder has not refused lately; one who agreed and yet keeps it has refused too."""
+        ask = self.asks.get(lease.grant.id)
+        if ask is None:
+            return True
+        agreed = self.wait_seconds if ask.state is AskState.GIVEN_UP else 0.0
+        return ask.state is not AskState.PENDING and self.now - ask.at >= REFUSAL_KEPT_SECONDS + agreed
+
+    def _just_given_up(self, ask: Ask) -> bool:
+        return ask.state is AskState.GIVEN_UP and self.now - ask.at < self.wait_seconds
+
+
+def candidates(leases: Sequence[Lease], wish: Wish, devices: frozenset[int]) -> list[Lease]:
+    """Leases on `devices` that may be asked to give way to `wish`: lower priority first, then the longest unused.
+
+    For the mesh's own work also those that the book shows at work, last: a router has had one finish what it had, and
+    its runner says so with its next renewal only, some seconds later. Whoever does work refuses.
+    """
+    found = [lease for lease in leases if _may_give_way(lease, wish) and _touches(lease, devices)]
+    return sorted(
+        found,
+        key=lambda lease: (
+            lease.active_requests > 0,
+            -lease.priority,
+            lease.last_used_at or _NEVER,
+            lease.grant.fencing_number,
+        ),
+    )
+
+
+def next_victim(
+    wish: Wish, usable: Mapping[int, DeviceBook], book: HostBook, leases: Sequence[Lease], reclaim: Reclaim
+) -> Lease | None:
+    """Whom to ask now, so that `wish` fits on `usable` in the end; None: nobody, or not yet.
+
+    Nobody is asked while one who agreed may still be on its way out, nor where it would not fit even if all agreed.
+    """
+    going = [lease for lease in leases if reclaim.is_going(lease)]
+    freed = without(usable, book, [lease.grant.id for lease in going])
+    if _fits(freed, wish) or any(_was_asked(lease, frozenset(usable), reclaim) for lease in going):
+        return None
+    chosen: list[Lease] = []
+    left, on_their_way = freed, {lease.grant.id for lease in going}
+    for lease in candidates(leases, wish, frozenset(usable)):
+        if lease.grant.id in on_their_way or not reclaim.may_be_asked(lease):
+            continue
+        chosen.append(lease)
+        left = without(left, book, [lease.grant.id])
+        if _fits(left, wish):
+            return _first_needed(chosen, left, book, wish)
+    return None
+
+
+def _first_needed(chosen: Sequence[Lease], left: Mapping[int, DeviceBook], book: HostBook, wish: Wish) -> Lease:
+    """The first of `chosen` without whom it does not fit, the most valued being spared first.
+
+    `left`: the devices once all of `chosen` are over. One device after the other, as there may be a thousand of them.
+    """
+    needed = chosen[0]
+    for lease in reversed(chosen):
+        spared = with_again(left, book, lease.grant.id)
+        if _fits(spared, wish):
+            left = spared
+        else:
+            needed = lease
+    return needed
+
+
+def _fits(devices: Mapping[int, DeviceBook], wish: Wish) -> bool:
+    return choose(tuple(devices.values()), wish.size, wish.max_devices) is not None
+
+
+def _was_asked(lease: Lease, devices: frozenset[int], reclaim: Reclaim) -> bool:
+    return lease.grant.id in reclaim.asks and _touches(lease, devices)
+
+
+def _may_give_way(lease: Lease, wish: Wish) -> bool:
+    return (
+        lease.grant.holder.kind is HolderKind.RUNNER
+        and lease.state is LeaseState.HELD
+        and lease.filled
+        and not lease.pinned
+        and (lease.active_requests == 0 or wish.priority is Priority.SYSTEM)
+        and lease.priority >= wish.priority
+    )
+
+
+def _touches(lease: Lease, devices: frozenset[int]) -> bool:
+    return any(index in devices for index, _ in lease.grant.shares)

@@ -1,0 +1,1 @@
+"""The mesh: sessions of runners, declarations of operators, and the watch of what changes."""

@@ -1,0 +1,140 @@
+"""What every writer of the registry shares: commit to the store, change memory, tell the watchers, in that order."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+import structlog
+
+from registry_svc.config import RegistryConfig
+from registry_svc.mesh.changes import Change, Revised, Snapshot
+from registry_svc.mesh.domain import Happening, JoinToken, MeshSettings
+from registry_svc.mesh.events import EventLog
+from registry_svc.mesh.mesh_state import Mesh
+from registry_svc.mesh.policy.liveness import resumed
+from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.store import Store, StoredSession
+from registry_svc.mesh.watch import Broadcaster, Watcher
+from registry_svc.writer import SingleWriter
+from weft.kernel.clock import Clock, MeshClock
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+log = structlog.get_logger("weft.registry")
+
+RETRY_AFTER_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class RegistryCore:
+    """The state of one registry: its memory, its disk, its turn to write, and everyone who watches."""
+
+    def __init__(self, store: Store, clock: Clock, config: RegistryConfig) -> None:
+        self.store = store
+        self.clock = clock
+        self.mesh_clock = MeshClock(clock)
+        """By which tickets and permits are dated. Set once: a clock that is corrected later voids none of them."""
+        self.mesh_clock.set(clock.utc_now())
+        self.config = config
+        self.mesh = Mesh()
+        self.join_tokens: dict[str, JoinToken] = {}
+        self.settings = MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
+        self.writer = SingleWriter()
+        self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
+        self.watchers = Broadcaster[Revised](config.watch_buffer_responses)
+        self._open = False
+        # A watcher that has seen nothing yet counts from zero, so a snapshot is never at revision zero.
+        self._revision = 1
+
+    async def start(self) -> None:
+        """Take over the store and read it back; raises ALREADY_EXISTS when another registry owns it."""
+        await self.store.open()
+        try:
+            stored = await self.store.load()
+            self.mesh.declare(stored.models, stored.agents, stored.routes)
+            for session in stored.sessions:
+                self.mesh.install(self._read_back(session))
+            self.join_tokens = {token.id: token for token in stored.join_tokens}
+            if stored.settings is None:
+                await self.store.save_settings(self.settings)
+            self.settings = stored.settings or self.settings
+        except BaseException:
+            self.mesh = Mesh()
+            await self.store.close()
+            raise
+        self._open = True
+        log.info("registry open", runners=len(self.mesh), models=len(self.mesh.pools))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """End the watchers, finish what is being written for at most `grace_seconds`, and close the store."""
+        self.watchers.close()
+        self.events.close()
+        if self._open:
+            self._open = False
+            await self.writer.drain(grace_seconds)
+            # Times of heartbeats are a convenience; failing to write the last ones is no reason to fail to stop.
+            with suppress(WeftError):
+                await self.store.save_pulses([member.stored_pulse() for member in self.mesh])
+            self.mesh = Mesh()
+            self.join_tokens = {}
+            await self.store.close()
+
+    def require_open(self) -> None:
+        """Raise SHUTTING_DOWN outside of start and stop."""
+        if not self._open:
+            raise WeftError(
+                Reason.SHUTTING_DOWN, "the registry is not running", retry_after_seconds=RETRY_AFTER_SECONDS
+            )
+
+    async def write(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Run a caller's write in its turn, see SingleWriter.run. Raises SHUTTING_DOWN and QUEUE_FULL."""
+        self.require_open()
+        # Heartbeats wait in the same line: a flood of registrations must not make runners in good health look silent.
+        if self.writer.waiting >= self.config.max_waiting_writes:
+            raise WeftError(
+                Reason.QUEUE_FULL,
+                f"the registry has {self.config.max_waiting_writes} changes waiting to be written; try again",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        return await self.writer.run(write)
+
+    def watch(self) -> tuple[Snapshot, Watcher[Revised]]:
+        """Everything there is, and a watcher that hears every change after exactly that."""
+        self.require_open()
+        mesh = self.mesh
+        snapshot = Snapshot(
+            self._revision,
+            tuple(member.runner() for member in mesh),
+            tuple(model for name in mesh.model_names() if (model := mesh.model(name)) is not None),
+            self.settings,
+            tuple(agent for name in mesh.agent_names() if (agent := mesh.agent(name)) is not None),
+            tuple(route for name in mesh.routes.names() if (route := mesh.routes.get(name)) is not None),
+        )
+        return snapshot, self.watchers.subscribe()
+
+    def publish(self, changes: Iterable[Change], happenings: Iterable[Happening] = ()) -> None:
+        """Tell everyone what changed, and what happened."""
+        batch: list[Revised] = []
+        for change in changes:
+            self._revision += 1
+            batch.append(Revised(self._revision, change))
+        if batch:
+            self.watchers.publish(batch)
+        self.events.record(happenings)
+
+    def _read_back(self, stored: StoredSession) -> Member:
+        now_utc, pulse = self.clock.utc_now(), stored.pulse
+        lost_ago = None if pulse.inactive_since is None else (now_utc - pulse.inactive_since).total_seconds()
+        heard_ago = (now_utc - pulse.last_heartbeat_at).total_seconds()
+        resumed_pulse = resumed(pulse.standing, heard_ago, lost_ago, self.clock.monotonic())
+        return Member(
+            session=stored.session,
+            profile=stored.profile,
+            pulse=resumed_pulse,
+            last_heartbeat_at=pulse.last_heartbeat_at,
+            inactive_since=pulse.inactive_since,
+            publications={each.manifest.name: each for each in stored.publications},
+            agents={each.manifest.name: each for each in stored.agents},
+            saved_pulse=resumed_pulse,
+        )

@@ -1,0 +1,421 @@
+"""The registry's nouns as immutable values, free of transport and storage.
+
+Two clocks appear here. Times called `..._at` are UTC and are shown or stored; times called `..._monotonic` are
+seconds of this process's clock and carry every duration.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum, IntEnum
+
+from registry_svc.mesh.behaviour import NO_BEHAVIOUR, AgentBehaviour
+from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Skill
+from weft.wake.recipes import WakePlan
+
+
+class Phase(IntEnum):
+    """Where an instance is in its life; numbers as in `registry.v1.InstanceState.Phase`."""
+
+    IDLE = 1
+    LOADING = 2
+    READY = 3
+    DRAINING = 4
+    STOPPING = 5
+    CRASH_LOOP = 6
+    FAILED = 7
+    HIBERNATING = 8
+
+
+class Kind(Enum):
+    """What kind of thing has a name. All kinds share one namespace; only a pool may be called like a model."""
+
+    MODEL = "model"
+    AGENT = "agent"
+    RUNNER = "runner"
+    POOL = "pool"
+    ROUTE = "route"
+
+
+class Status(Enum):
+    """Whether a model, an agent or a route can answer."""
+
+    ACTIVE = "active"
+    INACTIVE = "inactive"
+    HIBERNATING = "hibernating"
+    """It sleeps and a request wakes it."""
+
+
+class Standing(Enum):
+    """Whether a runner is heard of, and if not, why. Only ACTIVE counts as alive."""
+
+    ACTIVE = "active"
+    """Heartbeats arrive."""
+    SILENT = "silent"
+    """None arrived for the inactive limit; the next one revives it."""
+    CLOSED = "closed"
+    """It said good-bye; only a new OpenSession revives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a runner says about a model it publishes."""
+
+    name: str
+    pool_name: str
+    """Empty: a pool of its own."""
+    operations: tuple[Operation, ...]
+    context_tokens: int
+    """0: unknown until loaded."""
+    digest: str
+    """ "sha256:<64 hex digits>", or empty."""
+    remote: bool
+    wake: WakePlan | None = None
+    """Who can wake it when it sleeps; None: it never sleeps."""
+    skills: tuple[Skill, ...] = ()
+    """What it can do beyond text, in the order of their numbers; empty: unknown."""
+
+    @property
+    def pool(self) -> str:
+        """The effective pool: the declared one, or its own name."""
+        return self.pool_name or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentManifest:
+    """A named persona over a model or a pool."""
+
+    name: str
+    target: str
+    """The model or the pool that answers, by name."""
+    targets_pool: bool
+    description: str
+    system_prompt: str
+    default_params: str
+    """`common.v1.SamplingParams` in proto JSON with sorted keys: carried, never looked into."""
+    behaviour: AgentBehaviour = NO_BEHAVIOUR
+    """What the mesh does around its chats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteManifest:
+    """A ladder of models for one kind of task."""
+
+    name: str
+    description: str
+    candidates: tuple[str, ...]
+    """Models or pools, by name, best first; the first is the primary."""
+    budget_seconds: float | None
+    """Who would take longer from arrival to end is refused, who has begun is not; None: the request's own deadline."""
+    keep_alive_seconds: float | None
+    """How long the model stays loaded after a request; negative: until it is unloaded; None: as it is configured."""
+    pin_primary: bool
+    """Whether the primary is waited for as long as it is there at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredModel:
+    """A public model: what an operator declared."""
+
+    manifest: Manifest
+    runner: str
+    """The one runner that may serve it; empty: the first live one that publishes this name."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredAgent:
+    """A public agent: what an operator declared."""
+
+    manifest: AgentManifest
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredRoute:
+    """A route: what an operator declared."""
+
+    manifest: RouteManifest
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """What operators set for the whole mesh while it runs."""
+
+    allow_cloud_fallback: bool
+    """Whether a route may fall back to a model that sends bytes off the premises."""
+    revision: int
+    """Counts up with every change, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinToken:
+    """A token with which dial-out runners join. The secret itself is never kept."""
+
+    id: str
+    description: str
+    secret_sha256: str = field(repr=False)
+    """Lower-case hex."""
+    created_at: datetime
+    expires_at: datetime | None
+    """None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceMemory:
+    """The accelerator memory of one model on one runner."""
+
+    leased_bytes: int = 0
+    """What its lease says; 0: it holds none."""
+    measured_bytes: int | None = None
+    """What its processes were seen to hold; None: unknown."""
+    estimated_bytes: int = 0
+    """What loading it takes or would take; 0: unknown."""
+    estimate_source: str = ""
+    device_indexes: tuple[int, ...] = ()
+    """The devices of its lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFault:
+    """One end of a backend that was not asked for."""
+
+    reason: Reason
+    """UNSPECIFIED: of a runner that is newer than this registry."""
+    detail: str
+    """The signal or the exit code, and the likely cause where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One model on one runner right now."""
+
+    model: str
+    phase: Phase
+    slots_total: int
+    slots_used: int
+    load_progress: float | None
+    """Share of loading done, 0 to 1; None: unknown."""
+    context_tokens: int
+    """0: unknown."""
+    detail: str
+    memory: InstanceMemory | None = None
+    """None: its runner says nothing of it."""
+    unload_at: datetime | None = None
+    """When it goes to sleep if nothing is asked of it; None: not by itself."""
+    pinned: bool = False
+    """Whether it is never evicted for another model."""
+    load_eta_seconds: float | None = None
+    """None: unknown, or it does not load."""
+    usual_load_seconds: float | None = None
+    """How long a load from nothing takes; None: unknown."""
+    fault_count: int = 0
+    """How often its backend ended because of a fault since its runner started."""
+    last_fault: InstanceFault | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """What a runner can take on right now."""
+
+    instances: tuple[Instance, ...] = ()
+    draining: bool = False
+    max_requests: int = 0
+    """Requests it works on at once over all its models; 0: as many as its slots."""
+    tool_names: tuple[str, ...] = ()
+    """Tools of the mesh that it has."""
+    clock_offset_seconds: float = 0.0
+    """How far its clock is ahead of this registry's; negative: behind; 0: not notably, or not measured."""
+    clock_refused: bool = False
+    """Whether that is more than is allowed, so that it takes no requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerProfile:
+    """What stays the same for one incarnation of a runner."""
+
+    name: str
+    incarnation: str
+    address: str
+    """A gRPC target."""
+    host: str
+    runtime: str
+    version: str
+    dial_out: bool = False
+    """Whether it is reached over a link that it opened itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A runner's hold on its rows."""
+
+    id: str = field(repr=False)
+    """Whoever knows it owns the rows."""
+    request_id: str
+    """Of the OpenSession that made this incarnation; a repeat of that call gets the same session."""
+    runner: str
+    incarnation: str
+    ticket_key: bytes = field(repr=False)
+    """Key of this incarnation's tickets: told to the runner and to routers, to nobody else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """A model as its runner published it."""
+
+    manifest: Manifest
+    runner: str
+    created_at: datetime
+    """When the name was first published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPublication:
+    """An agent as its runner published it."""
+
+    manifest: AgentManifest
+    runner: str
+    created_at: datetime
+    """When the name was first published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """A runner as the mesh sees it."""
+
+    profile: RunnerProfile
+    active: bool
+    capability: Capability
+    last_heartbeat_at: datetime
+    inactive_since: datetime | None
+    """None while it is active."""
+    ticket_key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as the mesh sees it: what was declared over what is published."""
+
+    manifest: Manifest
+    public: bool
+    """Whether an operator declared it; otherwise it lives and decays with its runner."""
+    runner: str
+    """The runner that serves it; empty: none yet."""
+    status: Status
+    created_at: datetime
+    last_heartbeat_at: datetime | None
+    """Of its runner; None while it has none."""
+    inactive_since: datetime | None
+    """Since when its runner is gone; None while it is there."""
+    declared_runner: str
+    """The one runner that a public model is pinned to; empty: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """An agent as the mesh sees it."""
+
+    manifest: AgentManifest
+    public: bool
+    """Whether an operator declared it; otherwise it lives and decays with its runner."""
+    runner: str
+    """The runner that published it; empty for a public one."""
+    status: Status
+    created_at: datetime
+    last_heartbeat_at: datetime | None
+    """Of its runner; None for a public one."""
+    inactive_since: datetime | None
+    """Since when its runner is gone; None while it is there, and for a public one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A route as the mesh sees it."""
+
+    manifest: RouteManifest
+    status: Status
+    """The best that one of its candidates has."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The models that answer for one name."""
+
+    name: str
+    explicit: bool
+    """Whether a member names it; otherwise it is the pool of one model."""
+    members: tuple[Model, ...]
+    """By name."""
+
+    @property
+    def active_count(self) -> int:
+        """How many members are active."""
+        return sum(model.status is Status.ACTIVE for model in self.members)
+
+
+class EventReason(IntEnum):
+    """What happened to a resource; numbers as in `registry.v1.EventReason`."""
+
+    REGISTERED = 1
+    REVIVED = 2
+    SILENT = 3
+    CLOSED = 4
+    HIBERNATED = 5
+    WOKE = 6
+    EXPIRED = 7
+    DELETED = 8
+    CREATED = 9
+    CONFIGURED = 10
+    WITHDRAWN = 11
+    FAILED = 12
+    READY = 13
+    DIED = 14
+    RESTARTED = 15
+    UNOWNED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """What happened to one resource, or to the mesh itself, not yet told."""
+
+    kind: Kind | None
+    """None: the mesh itself; then `name` is what of it, such as "settings"."""
+    name: str
+    reason: EventReason
+    message: str
+    """The same in words, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What happened to one resource, and when."""
+
+    sequence: int
+    at: datetime
+    happening: Happening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A validated OpenSession."""
+
+    request_id: str
+    session_id: str
+    """Empty: a new session."""
+    profile: RunnerProfile
+    capability: Capability
+    models: tuple[Manifest, ...]
+    agents: tuple[AgentManifest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A validated Heartbeat."""
+
+    session_id: str
+    incarnation: str
+    sequence: int
+    capability: Capability | None
+    """None: a bare sign of life, the last report stands."""

@@ -1,0 +1,393 @@
+"""The mesh in memory: sessions, declarations, pools, and what each step changes for those who watch.
+
+Plain bookkeeping: no awaiting, no clock, no storage. Roster and declarations decide, this remembers.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from registry_svc.mesh.changes import (
+    AgentChanged,
+    AgentDeleted,
+    Change,
+    ModelChanged,
+    ModelDeleted,
+    RouteChanged,
+    RouteDeleted,
+    RunnerChanged,
+    RunnerDeleted,
+)
+from registry_svc.mesh.domain import (
+    Agent,
+    AgentManifest,
+    AgentPublication,
+    Capability,
+    DeclaredAgent,
+    DeclaredModel,
+    DeclaredRoute,
+    Kind,
+    Model,
+    Pool,
+    Publication,
+    Route,
+)
+from registry_svc.mesh.ladders import RouteIndex
+from registry_svc.mesh.policy.namespace import Claim, Owner
+from registry_svc.mesh.policy.overlay import (
+    may_serve,
+    public_agent,
+    public_model,
+    virtual_agent,
+    virtual_model,
+)
+from registry_svc.mesh.policy.targets import Target
+from registry_svc.mesh.pools import PoolIndex
+from registry_svc.mesh.session_state import Member
+from registry_svc.mesh.sizes import ManifestSizes
+from registry_svc.mesh.targets import TargetIndex
+
+
+class Mesh:
+    """Members by session, runner, model and agent, under what operators declared."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[str, Member] = {}
+        self._by_runner: dict[str, Member] = {}
+        self._by_model: dict[str, Member] = {}
+        self._by_agent: dict[str, Member] = {}
+        self._declared_models: dict[str, DeclaredModel] = {}
+        self._declared_agents: dict[str, DeclaredAgent] = {}
+        self.pools = PoolIndex()
+        self.targets = TargetIndex(self.pools)
+        self.routes = RouteIndex(self.pools)
+        self.sizes = ManifestSizes()
+        self.detail_bytes = 0
+        """How much the words of all reports take."""
+
+    def __len__(self) -> int:
+        return len(self._by_runner)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_runner.values())
+
+    def of_session(self, session_id: str) -> Member | None:
+        """The member with this session."""
+        return self._by_session.get(session_id)
+
+    def of_runner(self, name: str) -> Member | None:
+        """The member whose runner is called so."""
+        return self._by_runner.get(name)
+
+    def runner_names(self) -> Iterable[str]:
+        """The names of all runners."""
+        return self._by_runner.keys()
+
+    def model_names(self) -> Iterable[str]:
+        """The names of all models, declared and published."""
+        return self._by_model.keys() | self._declared_models.keys()
+
+    def agent_names(self) -> Iterable[str]:
+        """The names of all agents, declared and published."""
+        return self._by_agent.keys() | self._declared_agents.keys()
+
+    def declared_model(self, name: str) -> DeclaredModel | None:
+        """What an operator declared of a model."""
+        return self._declared_models.get(name)
+
+    def declared_agent(self, name: str) -> DeclaredAgent | None:
+        """What an operator declared of an agent."""
+        return self._declared_agents.get(name)
+
+    def is_declared(self, kind: Kind, name: str) -> bool:
+        """Whether an operator declared a resource of this kind and name."""
+        return (kind is Kind.MODEL and name in self._declared_models) or (
+            kind is Kind.AGENT and name in self._declared_agents
+        )
+
+    def published_model(self, name: str) -> tuple[Publication, Member] | None:
+        """What a runner published of a model, whether or not it lies under a declaration."""
+        member = self._by_model.get(name)
+        return None if member is None else (member.publications[name], member)
+
+    def published_agent(self, name: str) -> tuple[AgentPublication, Member] | None:
+        """What a runner published of an agent, whether or not it lies under a declaration."""
+        member = self._by_agent.get(name)
+        return None if member is None else (member.agents[name], member)
+
+    def model(self, name: str) -> Model | None:
+        """The model of this name."""
+        declared, member = self._declared_models.get(name), self._by_model.get(name)
+        if declared is None:
+            return None if member is None else virtual_model(member.publications[name], member.publisher())
+        if member is None or not may_serve(declared, member.profile.name):
+            return public_model(declared, None, None)
+        return public_model(declared, member.publications[name], member.publisher())
+
+    def unowned_on(self, model: str) -> str | None:
+        """The runner that has a model loaded which it does not publish any more; None: no active one has."""
+        holding = (member for member in self if member.pulse.active and model in member.unowned)
+        return next((member.profile.name for member in holding), None)
+
+    def agent(self, name: str) -> Agent | None:
+        """The agent of this name."""
+        declared, member = self._declared_agents.get(name), self._by_agent.get(name)
+        if declared is not None:
+            return public_agent(declared, self.targets.status(declared.manifest))
+        if member is None:
+            return None
+        publication = member.agents[name]
+        return virtual_agent(publication, member.publisher(), self.targets.status(publication.manifest))
+
+    def pool(self, name: str) -> Pool | None:
+        """The pool of this name."""
+        members = self.pools.members(name)
+        if not members:
+            return None
+        models = (self.model(model) for model in sorted(members))
+        return Pool(
+            name=name,
+            explicit=self.pools.is_explicit(name),
+            members=tuple(model for model in models if model is not None),
+        )
+
+    def target(self, agent: AgentManifest) -> Target:
+        """What is known of that which an agent points to."""
+        members = self.pools.members(agent.target) if agent.targets_pool else ()
+        return Target(agent=agent, model_known=self.pools.pool_of(agent.target) is not None, pool_members=members)
+
+    def claim(self, kind: Kind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
+        """A name that somebody wants, with its holders; models in `besides` do not keep a pool's name."""
+        owners: list[Owner] = []
+        if name in self._by_runner:
+            owners.append(_owner(Kind.RUNNER, name, self._by_runner[name]))
+        if kind is not Kind.POOL and (name in self._declared_models or name in self._by_model):
+            owners += self._model_owners(name)
+        if name in self._declared_agents:
+            owners.append(Owner(kind=Kind.AGENT, name=name))
+        if name in self._by_agent:
+            owners.append(_owner(Kind.AGENT, name, self._by_agent[name]))
+        if name in self.routes:
+            owners.append(Owner(kind=Kind.ROUTE, name=name))
+        if kind in {Kind.AGENT, Kind.RUNNER, Kind.ROUTE}:
+            owners += self._pool_owners(name, besides)
+        return Claim(kind=kind, name=name, owners=tuple(owners))
+
+    def _model_owners(self, name: str) -> Iterator[Owner]:
+        declared, member = self._declared_models.get(name), self._by_model.get(name)
+        if declared is not None:
+            yield Owner(kind=Kind.MODEL, name=name, runner=declared.runner)
+        if member is not None:
+            yield _owner(Kind.MODEL, name, member, live=may_serve(declared, member.profile.name))
+
+    def _pool_owners(self, name: str, besides: frozenset[str]) -> Iterator[Owner]:
+        for model in self.pools.naming(name):
+            if model in besides:
+                continue
+            if model in self._declared_models:
+                yield Owner(kind=Kind.POOL, name=name)
+            else:
+                yield _owner(Kind.POOL, name, self._by_model[model])
+
+    def install(self, member: Member, evicted: Iterable[str] = ()) -> list[Change]:
+        """Put `member` in place of the earlier life of its session and of the sessions `evicted` (by id).
+
+        Its models and agents leave whoever published them. Returns what changed, deletions first.
+        """
+        gone_runners: dict[str, None] = {}
+        models, agents = dict.fromkeys(member.publications), dict.fromkeys(member.agents)
+        for session_id in (member.session.id, *evicted):
+            earlier = self._by_session.get(session_id)
+            if earlier is not None:
+                self._remove(earlier)
+                gone_runners[earlier.profile.name] = None
+                models |= dict.fromkeys(earlier.publications)
+                agents |= dict.fromkeys(earlier.agents)
+        self._withdraw(member.publications, member.agents)
+        self._add(member)
+        gone_runners.pop(member.profile.name, None)
+        return self._retold([member], models, agents, gone_runners)
+
+    def forget(self, members: Sequence[Member]) -> list[Change]:
+        """Remove `members`; returns what changed: all agents before all models before all runners."""
+        models: dict[str, None] = {}
+        agents: dict[str, None] = {}
+        for member in members:
+            self._remove(member)
+            models |= dict.fromkeys(member.publications)
+            agents |= dict.fromkeys(member.agents)
+        return self._retold([], models, agents, [member.profile.name for member in members])
+
+    def report(self, member: Member, capability: Capability) -> None:
+        """Take in what the runner of `member` says of itself."""
+        self.detail_bytes -= member.detail_bytes
+        member.report(capability)
+        self.detail_bytes += member.detail_bytes
+
+    def retell(self, members: Sequence[Member]) -> list[Change]:
+        """What changed now that the runners of `members` came or went."""
+        models = dict.fromkeys(name for member in members for name in member.publications)
+        agents = dict.fromkeys(name for member in members for name in member.agents)
+        return self._retold(members, models, agents, ())
+
+    def retell_report(self, member: Member, crossed: Iterable[str]) -> list[Change]:
+        """What changed now that `member` reported anew and the models `crossed` fell asleep or woke up."""
+        return self._retold([member], dict.fromkeys(crossed), {}, ())
+
+    def declare(
+        self,
+        models: Iterable[DeclaredModel] = (),
+        agents: Iterable[DeclaredAgent] = (),
+        routes: Iterable[DeclaredRoute] = (),
+    ) -> list[Change]:
+        """Put declarations in place of earlier ones of their names; returns what changed."""
+        new_routes = {declared.manifest.name: declared for declared in routes}
+        for route in new_routes.values():
+            self.routes.put(route)
+        new_models = {declared.manifest.name: declared for declared in models}
+        new_agents = {declared.manifest.name: declared for declared in agents}
+        self._declared_models |= new_models
+        self._declared_agents |= new_agents
+        return self._retold([], dict.fromkeys(new_models), dict.fromkeys(new_agents), (), new_routes)
+
+    def drop(self, models: Sequence[str] = (), agents: Sequence[str] = (), routes: Sequence[str] = ()) -> list[Change]:
+        """Remove models and agents, declared and published, and routes; returns what changed."""
+        for name in routes:
+            self.routes.drop(name)
+        for name in models:
+            self._declared_models.pop(name, None)
+        for name in agents:
+            self._declared_agents.pop(name, None)
+        self._withdraw(models, agents)
+        return self._retold([], dict.fromkeys(models), dict.fromkeys(agents), (), routes)
+
+    def _withdraw(self, models: Iterable[str], agents: Iterable[str]) -> None:
+        for name in models:
+            if (holder := self._by_model.pop(name, None)) is not None:
+                holder.withdraw(name)
+        for name in agents:
+            if (holder := self._by_agent.pop(name, None)) is not None:
+                del holder.agents[name]
+
+    def _add(self, member: Member) -> None:
+        self.detail_bytes += member.detail_bytes
+        self._by_session[member.session.id] = member
+        self._by_runner[member.profile.name] = member
+        self._by_model |= dict.fromkeys(member.publications, member)
+        self._by_agent |= dict.fromkeys(member.agents, member)
+
+    def _remove(self, member: Member) -> None:
+        self.detail_bytes -= member.detail_bytes
+        del self._by_session[member.session.id]
+        del self._by_runner[member.profile.name]
+        for name in member.publications:
+            del self._by_model[name]
+        for name in member.agents:
+            del self._by_agent[name]
+
+    def _retold(
+        self,
+        members: Sequence[Member],
+        models: Mapping[str, None],
+        agents: Mapping[str, None],
+        gone_runners: Iterable[str],
+        routes: Iterable[str] = (),
+    ) -> list[Change]:
+        """All changes of one step: agents and routes go before models before runners, and come after both."""
+        concerned = self._routes_over(models)
+        gone_models, new_models, touched_pools = self._replaced_models(models)
+        gone_agents, new_agents = self._replaced_agents(agents)
+        stirred = self.targets.stirred(models, touched_pools)
+        new_agents += [agent for name in stirred - agents.keys() if (agent := self._turned(name)) is not None]
+        gone_routes, new_routes = self._replaced_routes(routes, concerned | self._routes_over(models))
+        return [
+            *(RouteDeleted(name) for name in gone_routes),
+            *(AgentDeleted(name) for name in gone_agents),
+            *(ModelDeleted(name) for name in gone_models),
+            *(RunnerDeleted(name) for name in gone_runners),
+            *_with_their_models(members, new_models),
+            *(AgentChanged(agent) for agent in new_agents),
+            *(RouteChanged(route) for route in new_routes),
+        ]
+
+    def _replaced_models(self, names: Iterable[str]) -> tuple[list[str], dict[str, Model], set[str]]:
+        gone: list[str] = []
+        new: dict[str, Model] = {}
+        touched_pools: set[str] = set()
+        for name in names:
+            model = self.model(name)
+            if model is None:
+                gone.append(name)
+                touched_pools |= self.pools.drop(name)
+                self.sizes.drop(Kind.MODEL, name)
+            else:
+                new[name] = model
+                touched_pools |= self.pools.put(model.manifest, model.status)
+                self.sizes.put(model.manifest)
+        return gone, new, touched_pools
+
+    def _replaced_agents(self, names: Iterable[str]) -> tuple[list[str], list[Agent]]:
+        gone: list[str] = []
+        new: list[Agent] = []
+        for name in names:
+            agent = self.agent(name)
+            if agent is None:
+                gone.append(name)
+                self.targets.drop(name)
+                self.sizes.drop(Kind.AGENT, name)
+            else:
+                new.append(agent)
+                self.targets.put(agent.manifest, agent.status)
+                self.sizes.put(agent.manifest)
+        return gone, new
+
+    def _routes_over(self, models: Iterable[str]) -> set[str]:
+        """The routes that name one of these models, or the pool that one is in."""
+        if not self.routes:
+            return set()
+        pools = (pool for model in models if (pool := self.pools.pool_of(model)) is not None)
+        return self.routes.naming([*models, *pools])
+
+    def _replaced_routes(self, names: Iterable[str], stirred: Iterable[str]) -> tuple[list[str], list[Route]]:
+        """The routes `names` as they are now, and those of `stirred` that have another status than was told last."""
+        gone: list[str] = []
+        new: dict[str, Route] = {}
+        for name in names:
+            route = self.routes.get(name)
+            if route is None:
+                gone.append(name)
+                self.sizes.drop(Kind.ROUTE, name)
+            else:
+                new[name] = route
+                self.routes.note_told(route)
+                self.sizes.put(route.manifest)
+        for name in stirred:
+            route = self.routes.get(name)
+            if route is not None and self.routes.note_told(route):
+                new[name] = route
+        return gone, list(new.values())
+
+    def _turned(self, name: str) -> Agent | None:
+        """An agent, if its status is another one than was told last."""
+        agent = self.agent(name)
+        if agent is None or not self.targets.put(agent.manifest, agent.status):
+            return None
+        return agent
+
+
+def _with_their_models(members: Sequence[Member], models: dict[str, Model]) -> Iterator[Change]:
+    """Each runner before its models, because they refer to it; then the models of nobody."""
+    rest = dict(models)
+    for member in members:
+        yield RunnerChanged(member.runner())
+        own = [name for name in member.publications if name in rest] if rest else []
+        yield from (ModelChanged(rest.pop(name)) for name in own)
+    yield from (ModelChanged(model) for model in rest.values())
+
+
+def _owner(kind: Kind, name: str, member: Member, *, live: bool = True) -> Owner:
+    return Owner(
+        kind=kind,
+        name=name,
+        session_id=member.session.id,
+        runner=member.profile.name,
+        live=live and member.pulse.active,
+    )

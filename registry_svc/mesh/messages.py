@@ -1,0 +1,309 @@
+"""From the domain to the wire."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from google.protobuf import duration_pb2, json_format, timestamp_pb2
+
+from registry_svc.config import RegistryConfig
+from registry_svc.mesh.behaviour_messages import behaviour_message
+from registry_svc.mesh.changes import (
+    AgentChanged,
+    AgentDeleted,
+    ModelChanged,
+    ModelDeleted,
+    Revised,
+    RouteChanged,
+    RouteDeleted,
+    RunnerChanged,
+    RunnerDeleted,
+    SettingsChanged,
+    Snapshot,
+)
+from registry_svc.mesh.domain import (
+    Agent,
+    AgentManifest,
+    Event,
+    Kind,
+    Manifest,
+    MeshSettings,
+    Model,
+    Pool,
+    Route,
+    RouteManifest,
+    Runner,
+    Session,
+    Status,
+)
+from registry_svc.mesh.instances import instance_message
+from weft.api.registry.v1 import (
+    agent_pb2,
+    event_pb2,
+    model_pb2,
+    pool_pb2,
+    registry_service_pb2,
+    resource_kind_pb2,
+    route_pb2,
+    runner_pb2,
+    runner_session_service_pb2,
+    settings_pb2,
+)
+from weft.wake.messages import plan_message
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+# After so many messages the event loop gets a turn: a snapshot of a large mesh takes long to make.
+CONVERTED_PER_TURN = 200
+
+_KINDS = {
+    Kind.MODEL: resource_kind_pb2.RESOURCE_KIND_MODEL,
+    Kind.AGENT: resource_kind_pb2.RESOURCE_KIND_AGENT,
+    Kind.RUNNER: resource_kind_pb2.RESOURCE_KIND_RUNNER,
+    Kind.POOL: resource_kind_pb2.RESOURCE_KIND_POOL,
+    Kind.ROUTE: resource_kind_pb2.RESOURCE_KIND_ROUTE,
+}
+_MODEL_STATUSES = {
+    Status.ACTIVE: model_pb2.Model.STATUS_ACTIVE,
+    Status.INACTIVE: model_pb2.Model.STATUS_INACTIVE,
+    Status.HIBERNATING: model_pb2.Model.STATUS_HIBERNATING,
+}
+_AGENT_STATUSES = {
+    Status.ACTIVE: agent_pb2.Agent.STATUS_ACTIVE,
+    Status.INACTIVE: agent_pb2.Agent.STATUS_INACTIVE,
+    Status.HIBERNATING: agent_pb2.Agent.STATUS_HIBERNATING,
+}
+_ROUTE_STATUSES = {
+    Status.ACTIVE: route_pb2.Route.STATUS_ACTIVE,
+    Status.INACTIVE: route_pb2.Route.STATUS_INACTIVE,
+    Status.HIBERNATING: route_pb2.Route.STATUS_HIBERNATING,
+}
+
+
+def opened(
+    session: Session, config: RegistryConfig, *, mesh_time: datetime, registry_time: datetime, dial_out: bool
+) -> runner_session_service_pb2.OpenSessionResponse:
+    """The answer to OpenSession. A runner behind a link may have any clock: it is a machine of somebody's own."""
+    return runner_session_service_pb2.OpenSessionResponse(
+        session_id=session.id,
+        ticket_key=session.ticket_key,
+        heartbeat_interval=_duration(config.heartbeat_interval_seconds),
+        report_interval=_duration(config.report_interval_seconds),
+        mesh_time=timestamp(mesh_time),
+        registry_time=timestamp(registry_time),
+        max_clock_offset=None if dial_out else _duration(config.max_clock_offset_seconds),
+    )
+
+
+def runner_message(runner: Runner) -> runner_pb2.Runner:
+    """A runner, without its key."""
+    profile, capability = runner.profile, runner.capability
+    return runner_pb2.Runner(
+        name=profile.name,
+        incarnation=profile.incarnation,
+        address=profile.address,
+        host=profile.host,
+        runtime=profile.runtime,
+        version=profile.version,
+        status=runner_pb2.Runner.STATUS_ACTIVE if runner.active else runner_pb2.Runner.STATUS_INACTIVE,
+        capability=runner_pb2.Capability(
+            instances=[instance_message(instance) for instance in capability.instances],
+            draining=capability.draining,
+            max_requests=capability.max_requests,
+            tool_names=capability.tool_names,
+            clock_offset=_duration(capability.clock_offset_seconds) if capability.clock_offset_seconds else None,
+            clock_refused=capability.clock_refused,
+        ),
+        last_heartbeat_time=timestamp(runner.last_heartbeat_at),
+        inactive_time=timestamp(runner.inactive_since),
+        dial_out=profile.dial_out,
+    )
+
+
+def model_message(model: Model) -> model_pb2.Model:
+    """A model."""
+    return model_pb2.Model(
+        manifest=manifest_message(model.manifest),
+        runner=model.runner,
+        status=_MODEL_STATUSES[model.status],
+        create_time=timestamp(model.created_at),
+        kind=model_pb2.Model.KIND_PUBLIC if model.public else model_pb2.Model.KIND_VIRTUAL,
+        last_heartbeat_time=timestamp(model.last_heartbeat_at),
+        inactive_time=timestamp(model.inactive_since),
+        declared_runner=model.declared_runner,
+    )
+
+
+def agent_message(agent: Agent) -> agent_pb2.Agent:
+    """An agent."""
+    return agent_pb2.Agent(
+        manifest=agent_manifest_message(agent.manifest),
+        kind=agent_pb2.Agent.KIND_PUBLIC if agent.public else agent_pb2.Agent.KIND_VIRTUAL,
+        runner=agent.runner,
+        status=_AGENT_STATUSES[agent.status],
+        create_time=timestamp(agent.created_at),
+        last_heartbeat_time=timestamp(agent.last_heartbeat_at),
+        inactive_time=timestamp(agent.inactive_since),
+    )
+
+
+def route_message(route: Route) -> route_pb2.Route:
+    """A route."""
+    return route_pb2.Route(
+        manifest=route_manifest_message(route.manifest),
+        status=_ROUTE_STATUSES[route.status],
+        create_time=timestamp(route.created_at),
+    )
+
+
+def settings_message(settings: MeshSettings) -> settings_pb2.MeshSettings:
+    """What is set for the mesh."""
+    return settings_pb2.MeshSettings(allow_cloud_fallback=settings.allow_cloud_fallback, revision=settings.revision)
+
+
+def pool_message(pool: Pool) -> pool_pb2.Pool:
+    """A pool with its members."""
+    return pool_pb2.Pool(
+        name=pool.name,
+        explicit=pool.explicit,
+        members=[model_message(model) for model in pool.members],
+        size=len(pool.members),
+        active_count=pool.active_count,
+    )
+
+
+def event_message(event: Event) -> event_pb2.Event:
+    """An event."""
+    happening = event.happening
+    return event_pb2.Event(
+        sequence=event.sequence,
+        time=timestamp(event.at),
+        kind=resource_kind_pb2.RESOURCE_KIND_UNSPECIFIED if happening.kind is None else _KINDS[happening.kind],
+        name=happening.name,
+        reason=event_pb2.EventReason.ValueType(happening.reason.value),
+        message=happening.message,
+    )
+
+
+async def snapshot_message(snapshot: Snapshot, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
+    """The first response of a watch. A large one takes long; the event loop turns meanwhile."""
+
+    def watched(runner: Runner) -> registry_service_pb2.WatchedRunner:
+        return _watched(runner, with_keys=with_keys)
+
+    return registry_service_pb2.WatchResponse(
+        revision=snapshot.revision,
+        snapshot=registry_service_pb2.Snapshot(
+            runners=await converted(snapshot.runners, watched),
+            models=await converted(snapshot.models, model_message),
+            agents=await converted(snapshot.agents, agent_message),
+            routes=await converted(snapshot.routes, route_message),
+            settings=settings_message(snapshot.settings),
+        ),
+    )
+
+
+def change_message(revised: Revised, *, with_keys: bool) -> registry_service_pb2.WatchResponse:
+    """Every later response of a watch."""
+    match revised.change:
+        case RunnerChanged(runner):
+            change = registry_service_pb2.Change(runner=_watched(runner, with_keys=with_keys))
+        case ModelChanged(model):
+            change = registry_service_pb2.Change(model=model_message(model))
+        case AgentChanged(agent):
+            change = registry_service_pb2.Change(agent=agent_message(agent))
+        case RouteChanged(route):
+            change = registry_service_pb2.Change(route=route_message(route))
+        case SettingsChanged(settings):
+            change = registry_service_pb2.Change(settings=settings_message(settings))
+        case RunnerDeleted(name):
+            change = registry_service_pb2.Change(deleted_runner=name)
+        case ModelDeleted(name):
+            change = registry_service_pb2.Change(deleted_model=name)
+        case AgentDeleted(name):
+            change = registry_service_pb2.Change(deleted_agent=name)
+        case RouteDeleted(name):
+            change = registry_service_pb2.Change(deleted_route=name)
+    return registry_service_pb2.WatchResponse(revision=revised.revision, change=change)
+
+
+def kind_message(kind: Kind) -> resource_kind_pb2.ResourceKind.ValueType:
+    """A kind of resource."""
+    return _KINDS[kind]
+
+
+async def converted(items: Iterable[T], convert: Callable[[T], M]) -> Sequence[M]:
+    """Many messages; the event loop turns meanwhile."""
+    messages: list[M] = []
+    for item in items:
+        messages.append(convert(item))
+        if len(messages) % CONVERTED_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return messages
+
+
+def _watched(runner: Runner, *, with_keys: bool) -> registry_service_pb2.WatchedRunner:
+    key = runner.ticket_key if with_keys else b""
+    return registry_service_pb2.WatchedRunner(runner=runner_message(runner), ticket_key=key)
+
+
+def manifest_message(manifest: Manifest) -> model_pb2.ModelManifest:
+    """What is said of a model."""
+    return model_pb2.ModelManifest(
+        name=manifest.name,
+        pool_name=manifest.pool_name,
+        operations=[model_pb2.ModelOperation.ValueType(operation.value) for operation in manifest.operations],
+        context_tokens=manifest.context_tokens,
+        digest=manifest.digest,
+        remote=manifest.remote,
+        wake=None if manifest.wake is None else plan_message(manifest.wake),
+        skills=[model_pb2.ModelSkill.ValueType(skill.value) for skill in manifest.skills],
+    )
+
+
+def agent_manifest_message(manifest: AgentManifest) -> agent_pb2.AgentManifest:
+    """What is said of an agent."""
+    message = agent_pb2.AgentManifest(
+        name=manifest.name,
+        description=manifest.description,
+        system_prompt=manifest.system_prompt,
+        behaviour=behaviour_message(manifest.behaviour),
+    )
+    if manifest.targets_pool:
+        message.pool = manifest.target
+    else:
+        message.model = manifest.target
+    params = json.loads(manifest.default_params or "{}")
+    if params:
+        json_format.ParseDict(params, message.default_params, ignore_unknown_fields=True)
+    return message
+
+
+def route_manifest_message(manifest: RouteManifest) -> route_pb2.RouteManifest:
+    """What is said of a route."""
+    return route_pb2.RouteManifest(
+        name=manifest.name,
+        description=manifest.description,
+        candidates=manifest.candidates,
+        budget=None if manifest.budget_seconds is None else _duration(manifest.budget_seconds),
+        keep_alive=None if manifest.keep_alive_seconds is None else _duration(manifest.keep_alive_seconds),
+        pin_primary=manifest.pin_primary,
+    )
+
+
+def timestamp(moment: datetime | None) -> timestamp_pb2.Timestamp | None:
+    """A moment; None stays None."""
+    if moment is None:
+        return None
+    message = timestamp_pb2.Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,1 @@
+"""Decisions about sessions, names, declarations and liveness, pure: values and `now` in, decisions out."""

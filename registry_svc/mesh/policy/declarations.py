@@ -1,0 +1,114 @@
+"""What becomes of a declaration, given what is there."""
+
+from collections.abc import Collection, Sequence
+
+from registry_svc.mesh.domain import (
+    AgentManifest,
+    AgentPublication,
+    DeclaredAgent,
+    DeclaredModel,
+    Kind,
+    Model,
+    Publication,
+    RouteManifest,
+)
+from registry_svc.mesh.wanted import ModelDeclaration, Outcome
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+MAX_LISTED_NAMES = 10
+
+
+def decide_model(
+    given: ModelDeclaration,
+    *,
+    view: Model | None,
+    declared: DeclaredModel | None,
+    publication: Publication | None,
+    publisher_live: bool,
+    adopt: bool,
+) -> Outcome:
+    """What becomes of a declared model; raises ALREADY_EXISTS when a live runner publishes it otherwise.
+
+    What can be read of a public model may hold facts of its publication, and declaring just that changes nothing.
+    """
+    if declared is not None:
+        pinned_alike = given.runner == declared.runner
+        same = given.manifest == declared.manifest or (view is not None and given.manifest == view.manifest)
+        return Outcome.UNCHANGED if pinned_alike and same else Outcome.CONFIGURED
+    if publication is None:
+        return Outcome.CREATED
+    same = given.manifest == publication.manifest and given.runner in {"", publication.runner}
+    return _of_virtual(Kind.MODEL, given.manifest.name, publication.runner, same, publisher_live, adopt)
+
+
+def decide_agent(
+    given: AgentManifest,
+    *,
+    declared: DeclaredAgent | None,
+    publication: AgentPublication | None,
+    publisher_live: bool,
+    adopt: bool,
+) -> Outcome:
+    """What becomes of a declared agent; raises ALREADY_EXISTS when a live runner publishes it otherwise."""
+    if declared is not None:
+        return Outcome.UNCHANGED if given == declared.manifest else Outcome.CONFIGURED
+    if publication is None:
+        return Outcome.CREATED
+    same = given == publication.manifest
+    return _of_virtual(Kind.AGENT, given.name, publication.runner, same, publisher_live, adopt)
+
+
+def decide_route(given: RouteManifest, declared: RouteManifest | None) -> Outcome:
+    """What becomes of a declared route; no runner publishes any."""
+    if declared is None:
+        return Outcome.CREATED
+    return Outcome.UNCHANGED if given == declared else Outcome.CONFIGURED
+
+
+def in_use(kind: Kind, name: str, agents: Collection[str], routes: Collection[str] = ()) -> WeftError:
+    """The refusal to delete what `agents` point to and `routes` name; some of both is not empty."""
+    users = {Kind.AGENT: sorted(agents), Kind.ROUTE: sorted(routes)}
+    words = [f"{user.value}s: {_listed(names)}" for user, names in users.items() if names]
+    told = {f"{user.value}s": ",".join(names[:MAX_LISTED_NAMES]) for user, names in users.items() if names}
+    return WeftError(
+        Reason.RESOURCE_IN_USE,
+        f"the {kind.value} {name!r} is in use by {'; by '.join(words)}; delete them or point them elsewhere",
+        metadata={kind.value: name, **told},
+    )
+
+
+def still_loaded(kind: Kind, name: str, runner: str, models: Sequence[str]) -> WeftError:
+    """The refusal to delete what a live runner has loaded: its engines would hold memory that nothing owns."""
+    if kind is Kind.RUNNER:
+        what = f"the runner {name!r} is live and has {_listed(sorted(models))} loaded; stop it or unload them first"
+    else:
+        what = (
+            f"the model {name!r} is published by the live runner {runner!r} and loaded there; unload it "
+            f"(`weft unload {name}`), or remove it from that runner's weft.yaml"
+        )
+    return WeftError(
+        Reason.RESOURCE_IN_USE,
+        f"{what}, or delete with force (`--force`, or `?force=true` over HTTP), which unloads first",
+        metadata={kind.value: name, "runner": runner, "loaded": ",".join(sorted(models)[:MAX_LISTED_NAMES])},
+    )
+
+
+def _listed(names: list[str]) -> str:
+    some = ", ".join(names[:MAX_LISTED_NAMES])
+    return f"{some} and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else some
+
+
+def _of_virtual(kind: Kind, name: str, runner: str, same: bool, publisher_live: bool, adopt: bool) -> Outcome:
+    if adopt:
+        return Outcome.CONFIGURED
+    if same:
+        return Outcome.UNCHANGED
+    if publisher_live:
+        raise WeftError(
+            Reason.ALREADY_EXISTS,
+            f"the {kind.value} {name!r} is published by the runner {runner!r} and differs from this declaration; "
+            "adopt it (`weft apply --adopt`, or `adopt: true` over HTTP) to take it over",
+            metadata={"owner_kind": kind.value, kind.value: name, "runner": runner},
+        )
+    return Outcome.CONFIGURED

@@ -1,0 +1,105 @@
+"""When a runner counts as alive, when as inactive, and when it is forgotten.
+
+    OpenSession ──▶ ACTIVE ──silent for inactive_after──▶ SILENT ──inactive for delete_after──▶ (gone)
+                     ▲  │                                  │                                      ▲
+                     │  └──CloseSession──▶ CLOSED ─────────┼──inactive for delete_after───────────┘
+                     └──────────Heartbeat──────────────────┘
+
+OpenSession leads from everywhere to ACTIVE. All times are seconds of one monotonic clock.
+"""
+
+import zlib
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from registry_svc.mesh.domain import Standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivenessLimits:
+    """How long silence is put up with."""
+
+    inactive_after_seconds: float
+    delete_after_seconds: float
+    back_since_monotonic: float
+    """When the registry came back from being away."""
+    grace_seconds: float
+    """Nobody expires for this long after it: runners could not reach a registry that was away."""
+    spread_seconds: float
+    """Whoever falls due by the end of that grace expires at a moment of its own within this long after it."""
+    keep_seconds: float
+    """Takes the place of `delete_after_seconds` for a runner whose host the mesh can wake, if it is longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """The last that is known of a runner's life."""
+
+    standing: Standing
+    heard_monotonic: float
+    """When it was last heard of."""
+    lost_monotonic: float | None
+    """When it became inactive; None while it is active."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it counts as alive."""
+        return self.standing is Standing.ACTIVE
+
+
+class Verdict(Enum):
+    """What is to be done about a runner now."""
+
+    KEEP = auto()
+    SILENCE = auto()
+    FORGET = auto()
+
+
+def judge(pulse: Pulse, limits: LivenessLimits, now: float, *, share: float = 0.0, wakeable: bool = False) -> Verdict:
+    """What `pulse` calls for at `now`.
+
+    `share` is the runner's place in the spread, from 0 to 1; `wakeable` is whether the mesh can wake its host.
+    """
+    if pulse.lost_monotonic is None:
+        deadline = _deadline(pulse.heard_monotonic, limits.inactive_after_seconds, limits, share)
+        return Verdict.SILENCE if now >= deadline else Verdict.KEEP
+    patience = limits.delete_after_seconds
+    if wakeable:
+        patience = max(patience, limits.keep_seconds)
+    return Verdict.FORGET if now >= _deadline(pulse.lost_monotonic, patience, limits, share) else Verdict.KEEP
+
+
+def share_of(name: str) -> float:
+    """A runner's place in a spread, from 0 to just below 1: always the same for a name, even over many names."""
+    return zlib.crc32(name.encode()) / 2**32
+
+
+def _deadline(since: float, patience_seconds: float, limits: LivenessLimits, share: float) -> float:
+    grace_until = limits.back_since_monotonic + limits.grace_seconds
+    # Who was heard since the registry is back falls due by itself at a moment of its own.
+    if since < limits.back_since_monotonic:
+        grace_until += share * limits.spread_seconds
+    return max(since + patience_seconds, grace_until)
+
+
+def heard(now: float) -> Pulse:
+    """The pulse of a runner that has just been heard: alive, whatever it was before."""
+    return Pulse(standing=Standing.ACTIVE, heard_monotonic=now, lost_monotonic=None)
+
+
+def lost(pulse: Pulse, standing: Standing, now: float) -> Pulse:
+    """The pulse of a runner that is inactive from `now` on; one that already was keeps its older moment."""
+    since = now if pulse.lost_monotonic is None else pulse.lost_monotonic
+    return Pulse(standing=standing, heard_monotonic=pulse.heard_monotonic, lost_monotonic=since)
+
+
+def resumed(standing: Standing, heard_ago_seconds: float, lost_ago_seconds: float | None, now: float) -> Pulse:
+    """The pulse of a runner read back after a restart.
+
+    Ages come from the wall clock of two lives and may be negative after it was set back; then they count as zero.
+    """
+    return Pulse(
+        standing=standing,
+        heard_monotonic=now - max(0.0, heard_ago_seconds),
+        lost_monotonic=None if lost_ago_seconds is None else now - max(0.0, lost_ago_seconds),
+    )

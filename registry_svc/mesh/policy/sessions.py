@@ -1,0 +1,100 @@
+"""Who may open a session under which names, and which heartbeats count."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from registry_svc.mesh.domain import Heartbeat, Kind, Opening, Session, Standing
+from registry_svc.mesh.policy.namespace import Claim, concede
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """The session that a row belongs to, and whether its runner is alive."""
+
+    session: Session
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The call was answered before; answer the same."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The names are free for this session."""
+
+    adopted: Session | None
+    """The earlier life whose id and rows it keeps; None: a new session."""
+    evicted: tuple[str, ...]
+    """Dead sessions, by id, that held a name it gets and end now, with all their rows."""
+
+
+def decide_opening(
+    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[Claim]
+) -> Repeated | Admitted:
+    """Whether `opening` may have its names; raises ALREADY_EXISTS when one belongs to somebody else.
+
+    `own` is the session it names as its earlier life, if that is known; `runner_holder` is the session that holds the
+    name of its runner; `claims` are all names it asks for. A dead session loses a model's or an agent's name alone, but
+    with the runner's name everything: a runner is one session.
+    """
+    if runner_holder is not None and is_repeat(opening, runner_holder.session):
+        return Repeated(runner_holder.session)
+    adopted = None if own is None else own.session
+    if adopted is not None and own is not None and own.live and adopted.runner != opening.profile.name:
+        raise WeftError(
+            Reason.ALREADY_EXISTS,
+            f"this session is open for the live runner {adopted.runner!r}; close it before the runner changes its name",
+            metadata={"owner_kind": Kind.RUNNER.value, Kind.RUNNER.value: adopted.runner},
+        )
+    ended = concede(claims, own_session="" if adopted is None else adopted.id, runner=opening.profile.name)
+    return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))
+
+
+def is_repeat(opening: Opening, session: Session) -> bool:
+    """Whether `opening` is a call that `session` has answered already."""
+    return session.request_id == opening.request_id and session.incarnation == opening.profile.incarnation
+
+
+class Hearing(Enum):
+    """What a heartbeat is worth."""
+
+    FRESH = auto()
+    """Newer than all before: its report counts."""
+    REPEATED = auto()
+    """The newest one again: a sign of life, its report is known."""
+
+
+def decide_hearing(beat: Heartbeat, session: Session, standing: Standing, last_sequence: int | None) -> Hearing:
+    """What `beat` is worth to its session; raises STALE_HEARTBEAT or SESSION_UNKNOWN when nothing.
+
+    `last_sequence` is the newest one seen of this incarnation; None: none yet, or the registry restarted since.
+    """
+    if beat.incarnation != session.incarnation:
+        raise WeftError(
+            Reason.STALE_HEARTBEAT,
+            "another incarnation of this runner has opened the session since",
+            metadata={"runner": session.runner},
+        )
+    if standing is Standing.CLOSED:
+        raise unknown_session()
+    if last_sequence is None or beat.sequence > last_sequence:
+        return Hearing.FRESH
+    if beat.sequence == last_sequence:
+        return Hearing.REPEATED
+    raise WeftError(
+        Reason.STALE_HEARTBEAT,
+        f"heartbeat {beat.sequence} is older than {last_sequence}, which was seen before",
+        metadata={"runner": session.runner},
+    )
+
+
+def unknown_session() -> WeftError:
+    """The error for a session that is not, or no longer, open."""
+    return WeftError(Reason.SESSION_UNKNOWN, "this session is not open; open a new one")

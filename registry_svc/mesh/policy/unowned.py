@@ -1,0 +1,55 @@
+"""Memory without an owner: engines that a runner has loaded for a model that it does not publish any more."""
+
+from collections.abc import Container
+from dataclasses import dataclass, replace
+
+from registry_svc.mesh.domain import Capability, Instance, Phase
+
+UNLOAD_GRACE_SECONDS = 10.0
+"""How long an unowned model stays loaded before its runner is asked to unload it: a forced delete unloads by itself."""
+UNLOAD_RETRY_SECONDS = 60.0
+"""How long after one request to unload it the next one follows, while it is still loaded."""
+LOADED_PHASES = frozenset({Phase.LOADING, Phase.READY, Phase.DRAINING})
+"""Phases in which an instance has, or is about to have, an engine and its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnownedModel:
+    """A model that is loaded on a runner which does not publish it."""
+
+    runner: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnownedSince:
+    """How long a model is unowned, and what was done about it. Times are monotonic seconds."""
+
+    seen_at: float
+    asked_at: float | None = None
+    """When its runner was last asked to unload it; None: not yet."""
+    can_be_unloaded: bool = True
+    """False: its runner answered that it did not start that engine."""
+
+    def asked(self, now: float) -> "UnownedSince":
+        """The same after its runner was asked to unload it."""
+        return replace(self, asked_at=now)
+
+
+def is_loaded(instance: Instance | None) -> bool:
+    """Whether an instance has, or is about to have, an engine."""
+    return instance is not None and instance.phase in LOADED_PHASES
+
+
+def unowned_in(report: Capability, published: Container[str]) -> frozenset[str]:
+    """The models that a report shows as loaded and that its runner does not publish."""
+    return frozenset(each.model for each in report.instances if is_loaded(each) and each.model not in published)
+
+
+def is_to_be_unloaded(since: UnownedSince, now: float) -> bool:
+    """Whether the runner is to be asked to unload it now."""
+    if not since.can_be_unloaded:
+        return False
+    if since.asked_at is None:
+        return now >= since.seen_at + UNLOAD_GRACE_SECONDS
+    return now >= since.asked_at + UNLOAD_RETRY_SECONDS

@@ -1,0 +1,263 @@
+"""Rows to and from the registry's nouns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from sqlalchemy import Row
+
+from registry_svc.mesh.behaviour import NO_BEHAVIOUR, AgentBehaviour
+from registry_svc.mesh.behaviour_json import behaviour_from_json, behaviour_to_json
+from registry_svc.mesh.domain import (
+    AgentManifest,
+    AgentPublication,
+    DeclaredAgent,
+    DeclaredModel,
+    DeclaredRoute,
+    JoinToken,
+    Manifest,
+    MeshSettings,
+    Publication,
+    RouteManifest,
+    RunnerProfile,
+    Session,
+    Standing,
+)
+from registry_svc.mesh.store import StoredPulse, StoredSession
+from registry_svc.mesh.wake_json import plan_from_json, plan_to_json
+from weft.kernel.request import Operation, Skill
+from weft.wake.recipes import WakePlan
+
+log = structlog.get_logger("weft.registry.store")
+
+SETTINGS_ID = 1
+"""Of the only row of `mesh_settings`."""
+
+Values = dict[str, Any]
+"""What is written into one row, by column."""
+
+
+def session_row(session: Session) -> Values:
+    """A row of `sessions`."""
+    return {"id": session.id, "request_id": session.request_id, "ticket_key": session.ticket_key}
+
+
+def runner_row(stored: StoredSession) -> Values:
+    """A row of `runners`."""
+    profile = stored.profile
+    return {
+        "name": profile.name,
+        "session_id": stored.session.id,
+        "incarnation": profile.incarnation,
+        "address": profile.address,
+        "host": profile.host,
+        "runtime": profile.runtime,
+        "version": profile.version,
+        "dial_out": profile.dial_out,
+        **pulse_row(stored.pulse),
+    }
+
+
+def pulse_row(pulse: StoredPulse) -> Values:
+    """The columns of `runners` that a pulse changes."""
+    return {
+        "standing": pulse.standing.value,
+        "last_heartbeat_at": pulse.last_heartbeat_at,
+        "inactive_since": pulse.inactive_since,
+    }
+
+
+def model_row(model: Publication | DeclaredModel) -> Values:
+    """A row of `models` or of `declared_models`."""
+    manifest = model.manifest
+    return {
+        "name": manifest.name,
+        "runner": model.runner,
+        "pool_name": manifest.pool_name,
+        "operations": ",".join(operation.name.lower() for operation in manifest.operations),
+        "context_tokens": manifest.context_tokens,
+        "digest": manifest.digest,
+        "remote": manifest.remote,
+        "wake": None if manifest.wake is None else plan_to_json(manifest.wake),
+        "skills": ",".join(skill.name.lower() for skill in manifest.skills) or None,
+        "created_at": model.created_at,
+    }
+
+
+def declared_agent_row(agent: DeclaredAgent | AgentPublication) -> Values:
+    """A row of `declared_agents`."""
+    manifest = agent.manifest
+    return {
+        "name": manifest.name,
+        "target": manifest.target,
+        "targets_pool": manifest.targets_pool,
+        "description": manifest.description,
+        "system_prompt": manifest.system_prompt,
+        "default_params": manifest.default_params,
+        "behaviour": behaviour_to_json(manifest.behaviour),
+        "created_at": agent.created_at,
+    }
+
+
+def agent_row(agent: AgentPublication) -> Values:
+    """A row of `agents`."""
+    return {"runner": agent.runner, **declared_agent_row(agent)}
+
+
+def declared_route_row(route: DeclaredRoute) -> Values:
+    """A row of `declared_routes`."""
+    manifest = route.manifest
+    return {
+        "name": manifest.name,
+        "description": manifest.description,
+        # No name has a comma.
+        "candidates": ",".join(manifest.candidates),
+        "budget_seconds": manifest.budget_seconds,
+        "keep_alive_seconds": manifest.keep_alive_seconds,
+        "pin_primary": manifest.pin_primary,
+        "created_at": route.created_at,
+    }
+
+
+def settings_row(settings: MeshSettings) -> Values:
+    """The row of `mesh_settings`."""
+    return {
+        "id": SETTINGS_ID,
+        "allow_cloud_fallback": settings.allow_cloud_fallback,
+        "revision": settings.revision,
+    }
+
+
+def join_token_row(token: JoinToken) -> Values:
+    """A row of `join_tokens`."""
+    return {
+        "id": token.id,
+        "description": token.description,
+        "secret_sha256": token.secret_sha256,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+    }
+
+
+def publication_of(row: Row[Any]) -> Publication:
+    """What a row of `models` says."""
+    return Publication(manifest=_manifest(row), runner=row.runner, created_at=row.created_at)
+
+
+def declared_model_of(row: Row[Any]) -> DeclaredModel:
+    """What a row of `declared_models` says."""
+    return DeclaredModel(manifest=_manifest(row), runner=row.runner, created_at=row.created_at)
+
+
+def agent_publication_of(row: Row[Any]) -> AgentPublication:
+    """What a row of `agents` says."""
+    return AgentPublication(manifest=_agent_manifest(row), runner=row.runner, created_at=row.created_at)
+
+
+def declared_agent_of(row: Row[Any]) -> DeclaredAgent:
+    """What a row of `declared_agents` says."""
+    return DeclaredAgent(manifest=_agent_manifest(row), created_at=row.created_at)
+
+
+def declared_route_of(row: Row[Any]) -> DeclaredRoute:
+    """What a row of `declared_routes` says."""
+    manifest = RouteManifest(
+        name=row.name,
+        description=row.description,
+        candidates=tuple(row.candidates.split(",")),
+        budget_seconds=row.budget_seconds,
+        keep_alive_seconds=row.keep_alive_seconds,
+        pin_primary=row.pin_primary,
+    )
+    return DeclaredRoute(manifest=manifest, created_at=row.created_at)
+
+
+def settings_of(row: Row[Any]) -> MeshSettings:
+    """What the row of `mesh_settings` says."""
+    return MeshSettings(allow_cloud_fallback=row.allow_cloud_fallback, revision=row.revision)
+
+
+def join_token_of(row: Row[Any]) -> JoinToken:
+    """What a row of `join_tokens` says."""
+    return JoinToken(
+        id=row.id,
+        description=row.description,
+        secret_sha256=row.secret_sha256,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )
+
+
+def stored_session_of(
+    row: Row[Any], publications: Sequence[Publication], agents: Sequence[AgentPublication]
+) -> StoredSession:
+    """What a row of `runners`, joined with its row of `sessions`, says."""
+    return StoredSession(
+        session=Session(
+            id=row.session_id,
+            request_id=row.request_id,
+            runner=row.name,
+            incarnation=row.incarnation,
+            ticket_key=row.ticket_key,
+        ),
+        profile=RunnerProfile(
+            name=row.name,
+            incarnation=row.incarnation,
+            address=row.address,
+            host=row.host,
+            runtime=row.runtime,
+            version=row.version,
+            dial_out=row.dial_out,
+        ),
+        pulse=StoredPulse(
+            runner=row.name,
+            standing=Standing(row.standing),
+            last_heartbeat_at=row.last_heartbeat_at,
+            inactive_since=row.inactive_since,
+        ),
+        publications=tuple(publications),
+        agents=tuple(agents),
+    )
+
+
+def _manifest(row: Row[Any]) -> Manifest:
+    return Manifest(
+        name=row.name,
+        pool_name=row.pool_name,
+        operations=tuple(Operation[name.upper()] for name in row.operations.split(",") if name),
+        context_tokens=row.context_tokens,
+        digest=row.digest,
+        remote=row.remote,
+        wake=None if row.wake is None else _wake_plan(row),
+        skills=tuple(Skill[name.upper()] for name in (row.skills or "").split(",") if name),
+    )
+
+
+def _wake_plan(row: Row[Any]) -> WakePlan | None:
+    try:
+        return plan_from_json(row.wake)
+    except ValueError:
+        # One damaged row must not keep the whole mesh from starting. Without its plan the model counts as never asleep.
+        log.warning("wake plan cannot be read, apply or publish the model again", model=row.name)
+        return None
+
+
+def _agent_manifest(row: Row[Any]) -> AgentManifest:
+    return AgentManifest(
+        name=row.name,
+        target=row.target,
+        targets_pool=row.targets_pool,
+        description=row.description,
+        system_prompt=row.system_prompt,
+        default_params=row.default_params,
+        behaviour=_behaviour(row),
+    )
+
+
+def _behaviour(row: Row[Any]) -> AgentBehaviour:
+    try:
+        return behaviour_from_json(row.behaviour)
+    except ValueError:
+        # As with wake plans. Without its behaviour the agent gets no tools and no signals, and answers still.
+        log.warning("agent's behaviour cannot be read, apply or publish the agent again", agent=row.name)
+        return NO_BEHAVIOUR

@@ -1,0 +1,134 @@
+"""One session with all that it published, in memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from registry_svc.mesh.domain import (
+    AgentPublication,
+    Capability,
+    Kind,
+    Phase,
+    Publication,
+    Runner,
+    RunnerProfile,
+    Session,
+    Standing,
+)
+from registry_svc.mesh.policy.liveness import Pulse, heard, lost, share_of
+from registry_svc.mesh.policy.overlay import Publisher
+from registry_svc.mesh.policy.reports import detail_bytes
+from registry_svc.mesh.policy.sessions import Holder
+from registry_svc.mesh.policy.unowned import is_loaded
+from registry_svc.mesh.store import StoredPulse, StoredSession
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One session with its runner, models and agents. Changed only by the mesh and, under its turn, the roster."""
+
+    session: Session
+    profile: RunnerProfile
+    pulse: Pulse
+    last_heartbeat_at: datetime
+    inactive_since: datetime | None = None
+    capability: Capability = field(default_factory=Capability)
+    reported: bool = False
+    """Whether `capability` is a report of this incarnation; otherwise nothing is known yet."""
+    sequence: int | None = None
+    """Newest heartbeat of this incarnation; None before the first one."""
+    publications: dict[str, Publication] = field(default_factory=dict)
+    agents: dict[str, AgentPublication] = field(default_factory=dict)
+    unowned: frozenset[str] = frozenset()
+    """Models that it has loaded and does not publish any more."""
+    saved_pulse: Pulse | None = None
+    """What the store knows; None: nothing worth keeping."""
+    share: float = field(init=False)
+    """Its place in a spread of expiries."""
+    sleeping: frozenset[str] = field(init=False)
+    """Its models that hibernate, by name."""
+    detail_bytes: int = field(init=False)
+    """How much the words of its last report take."""
+
+    def __post_init__(self) -> None:
+        self.share = share_of(self.profile.name)
+        self.sleeping = _sleeping(self.capability)
+        self.detail_bytes = detail_bytes(self.capability)
+
+    def withdraw(self, model: str) -> None:
+        """It does not publish this model any more, which may still be loaded."""
+        del self.publications[model]
+        loaded = any(each.model == model and is_loaded(each) for each in self.capability.instances)
+        self.unowned |= {model} if loaded else frozenset()
+
+    def report(self, capability: Capability) -> None:
+        """Take in what the runner says of itself. Called by the mesh, which counts."""
+        self.capability = capability
+        self.sleeping = _sleeping(capability)
+        self.detail_bytes = detail_bytes(capability)
+        self.reported = True
+
+    def revive(self, now: float, now_utc: datetime) -> None:
+        """It was heard."""
+        self.pulse = heard(now)
+        self.last_heartbeat_at = now_utc
+        self.inactive_since = None
+
+    def lose(self, standing: Standing, now: float, now_utc: datetime) -> None:
+        """It is gone from now on; one that already was keeps its older moment."""
+        self.pulse = lost(self.pulse, standing, now)
+        self.inactive_since = self.inactive_since or now_utc
+
+    def runner(self) -> Runner:
+        """The runner as the mesh sees it."""
+        return Runner(
+            profile=self.profile,
+            active=self.pulse.active,
+            capability=self.capability,
+            last_heartbeat_at=self.last_heartbeat_at,
+            inactive_since=self.inactive_since,
+            ticket_key=self.session.ticket_key,
+        )
+
+    def publisher(self) -> Publisher:
+        """The runner, as far as its models and agents depend on it."""
+        return Publisher(
+            name=self.profile.name,
+            active=self.pulse.active,
+            sleeping=self.sleeping,
+            last_heartbeat_at=self.last_heartbeat_at,
+            inactive_since=self.inactive_since,
+        )
+
+    def as_holder(self) -> Holder:
+        """Itself, as the session policy sees it."""
+        return Holder(session=self.session, live=self.pulse.active)
+
+    def rows(self) -> Iterator[tuple[Kind, str]]:
+        """All it published, agents before the models they may point to, the runner last."""
+        yield from ((Kind.AGENT, name) for name in self.agents)
+        yield from ((Kind.MODEL, name) for name in self.publications)
+        yield Kind.RUNNER, self.profile.name
+
+    def stored(self) -> StoredSession:
+        """The session and all its rows, for the disk."""
+        return StoredSession(
+            session=self.session,
+            profile=self.profile,
+            pulse=self.stored_pulse(),
+            publications=tuple(self.publications.values()),
+            agents=tuple(self.agents.values()),
+        )
+
+    def stored_pulse(self) -> StoredPulse:
+        """Its liveness, for the disk."""
+        return StoredPulse(
+            runner=self.profile.name,
+            standing=self.pulse.standing,
+            last_heartbeat_at=self.last_heartbeat_at,
+            inactive_since=self.inactive_since,
+        )
+
+
+def _sleeping(capability: Capability) -> frozenset[str]:
+    return frozenset(instance.model for instance in capability.instances if instance.phase is Phase.HIBERNATING)

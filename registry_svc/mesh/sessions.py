@@ -1,0 +1,244 @@
+"""Who is in the mesh: sessions and heartbeats. What time does to them is in `expiry`."""
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from datetime import datetime
+
+import structlog
+
+from registry_svc.mesh.changes import RunnerChanged
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import (
+    AgentManifest,
+    AgentPublication,
+    Capability,
+    EventReason,
+    Happening,
+    Heartbeat,
+    Kind,
+    Manifest,
+    Opening,
+    Publication,
+    Session,
+    Standing,
+)
+from registry_svc.mesh.policy.events import of_opening, of_report, of_rows
+from registry_svc.mesh.policy.limits import require_room
+from registry_svc.mesh.policy.liveness import heard
+from registry_svc.mesh.policy.namespace import Claim
+from registry_svc.mesh.policy.reports import kept
+from registry_svc.mesh.policy.sessions import (
+    Admitted,
+    Hearing,
+    Repeated,
+    decide_hearing,
+    decide_opening,
+    is_repeat,
+    unknown_session,
+)
+from registry_svc.mesh.policy.targets import require_target
+from registry_svc.mesh.policy.unowned import unowned_in
+from registry_svc.mesh.session_state import Member
+from weft.kernel.names import new_id, new_key
+
+log = structlog.get_logger("weft.registry")
+
+IncarnationAt = Callable[[str], Awaitable[str]]
+"""The incarnation of the runner that answers at an address; empty when none does."""
+
+
+class Roster:
+    """Takes in what runners say of themselves; writes pass one by one.
+
+    What is acknowledged is on disk, except heartbeats: their times are written by Expiry, now and then.
+    """
+
+    def __init__(self, core: RegistryCore, incarnation_at: IncarnationAt | None = None) -> None:
+        """`incarnation_at` tells whether a runner's earlier process is gone; None: only its silence tells."""
+        self._core = core
+        self._incarnation_at = incarnation_at
+        self._clock = core.clock
+        self._config = core.config
+
+    async def open_session(self, opening: Opening) -> Session:
+        """Publish a runner, its models and its agents; see RunnerSessionService.OpenSession."""
+        replaced = await self._replaced_session(opening)
+        return await self._core.write(lambda: self._open(opening, replaced))
+
+    async def hear(self, beat: Heartbeat) -> None:
+        """Take in a heartbeat; raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
+        async with self._core.writer.turn():
+            self._core.require_open()
+            member = self._core.mesh.of_session(beat.session_id)
+            if member is None:
+                raise unknown_session()
+            hearing = decide_hearing(beat, member.session, member.pulse.standing, member.sequence)
+            self._revive(member, beat, hearing)
+
+    async def close_session(self, session_id: str, incarnation: str) -> None:
+        """Make a runner inactive at its own wish; a session or incarnation that is gone already is passed over."""
+        await self._core.write(lambda: self._close(session_id, incarnation))
+
+    async def _replaced_session(self, opening: Opening) -> str:
+        """The id of the live session that `opening` replaces without knowing it; empty: there is none.
+
+        A runner that lost its session id is a stranger to its own rows for as long as its earlier process counts as
+        live. That process is gone if the new one answers at its very address.
+        """
+        holder = self._core.mesh.of_runner(opening.profile.name)
+        if holder is None or not holder.pulse.active or self._incarnation_at is None or opening.profile.dial_out:
+            return ""
+        is_known = holder.session.id == opening.session_id or is_repeat(opening, holder.session)
+        if is_known or holder.profile.address != opening.profile.address or not opening.profile.address:
+            return ""
+        answering = await self._incarnation_at(holder.profile.address)
+        return holder.session.id if answering == opening.profile.incarnation else ""
+
+    async def _open(self, opening: Opening, replaced: str) -> Session:
+        mesh = self._core.mesh
+        if replaced and (earlier := mesh.of_session(replaced)) is not None and earlier.pulse.active:
+            log.warning("a runner without its session id answers at its own address", runner=opening.profile.name)
+            earlier.lose(Standing.SILENT, self._clock.monotonic(), self._clock.utc_now())
+        own, named = mesh.of_session(opening.session_id), mesh.of_runner(opening.profile.name)
+        decision = decide_opening(
+            opening,
+            own=None if own is None else own.as_holder(),
+            runner_holder=None if named is None else named.as_holder(),
+            claims=self._claims(opening),
+        )
+        if isinstance(decision, Repeated):
+            return decision.session
+        leaving = self._leaving(decision)
+        if own is None and named is None:
+            require_room("runners", len(mesh), 1, self._config.max_runners)
+        self._require_room(opening)
+        self._require_targets(opening, leaving)
+        member = self._new_member(opening, decision)
+        await self._core.store.save_session(member.stored(), evicted=decision.evicted)
+        member.saved_pulse = member.pulse
+        happenings = self._opening_events(member, leaving)
+        self._core.publish(mesh.install(member, decision.evicted), happenings)
+        log.info("session opened", runner=opening.profile.name, models=len(opening.models), adopted=own is not None)
+        return member.session
+
+    def _claims(self, opening: Opening) -> list[Claim]:
+        mesh = self._core.mesh
+        # The pool of a model that is declared too is the declared one.
+        pools = {each.pool_name for each in opening.models if each.pool_name and not mesh.declared_model(each.name)}
+        return [
+            mesh.claim(Kind.RUNNER, opening.profile.name),
+            *(mesh.claim(Kind.MODEL, each.name) for each in opening.models),
+            *(mesh.claim(Kind.AGENT, each.name) for each in opening.agents),
+            *(mesh.claim(Kind.POOL, name) for name in sorted(pools)),
+        ]
+
+    def _leaving(self, decision: Admitted) -> list[Member]:
+        """The earlier lives that this session replaces: its own, and those of dead sessions that end."""
+        ids = [*decision.evicted] if decision.adopted is None else [decision.adopted.id, *decision.evicted]
+        found = (self._core.mesh.of_session(session_id) for session_id in ids)
+        return [member for member in found if member is not None]
+
+    def _require_room(self, opening: Opening) -> None:
+        mesh, config = self._core.mesh, self._config
+        new_models = sum(mesh.model(each.name) is None for each in opening.models)
+        new_agents = sum(mesh.agent(each.name) is None for each in opening.agents)
+        require_room("models", len(mesh.pools), new_models, config.max_models)
+        require_room("agents", len(mesh.targets), new_agents, config.max_agents)
+        growth = mesh.sizes.growth_bytes([*opening.models, *opening.agents])
+        require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
+
+    def _require_targets(self, opening: Opening, leaving: list[Member]) -> None:
+        mesh = self._core.mesh
+        gone = {name for member in leaving for name in member.publications if not mesh.declared_model(name)}
+        arriving: dict[str, str] = {}
+        for manifest in opening.models:
+            declared = mesh.declared_model(manifest.name)
+            arriving[manifest.name] = manifest.pool if declared is None else declared.manifest.pool
+        for agent in opening.agents:
+            require_target(mesh.target(agent), arriving=arriving, leaving=gone)
+
+    def _opening_events(self, member: Member, leaving: list[Member]) -> list[Happening]:
+        mesh, name = self._core.mesh, member.profile.name
+        rows = list(member.rows())
+        earlier = {(Kind.MODEL, each) for each in member.publications if mesh.published_model(each)}
+        earlier |= {(Kind.AGENT, each) for each in member.agents if mesh.published_agent(each)}
+        earlier |= {(Kind.RUNNER, name)} if mesh.of_runner(name) else set()
+        gone = [row for each in leaving for row in each.rows() if row not in rows]
+        return list(of_opening(rows, earlier, gone, name))
+
+    def _new_member(self, opening: Opening, decision: Admitted) -> Member:
+        now, earlier = self._clock.utc_now(), self._core.mesh.of_session(opening.session_id)
+        return Member(
+            session=_session(opening, decision),
+            profile=opening.profile,
+            pulse=heard(self._clock.monotonic()),
+            last_heartbeat_at=now,
+            capability=self._kept(opening.capability, {each.name for each in opening.models}, earlier),
+            reported=True,
+            unowned=unowned_in(opening.capability, {each.name for each in opening.models}),
+            publications={each.name: self._publication(each, opening.profile.name, now) for each in opening.models},
+            agents={each.name: self._agent_publication(each, opening.profile.name, now) for each in opening.agents},
+        )
+
+    def _kept(self, report: Capability, models: Collection[str], earlier: Member | None) -> Capability:
+        taken = self._core.mesh.detail_bytes - (0 if earlier is None else earlier.detail_bytes)
+        return kept(report, models, self._config.max_detail_bytes - taken)
+
+    def _publication(self, manifest: Manifest, runner: str, now: datetime) -> Publication:
+        earlier = self._core.mesh.published_model(manifest.name)
+        created_at = now if earlier is None else earlier[0].created_at
+        return Publication(manifest=manifest, runner=runner, created_at=created_at)
+
+    def _agent_publication(self, manifest: AgentManifest, runner: str, now: datetime) -> AgentPublication:
+        earlier = self._core.mesh.published_agent(manifest.name)
+        created_at = now if earlier is None else earlier[0].created_at
+        return AgentPublication(manifest=manifest, runner=runner, created_at=created_at)
+
+    def _revive(self, member: Member, beat: Heartbeat, hearing: Hearing) -> None:
+        was_active, earlier, was_asleep = member.pulse.active, member.capability, member.sleeping
+        reported_before = member.reported
+        member.revive(self._clock.monotonic(), self._clock.utc_now())
+        if hearing is Hearing.FRESH:
+            member.sequence = beat.sequence
+            if beat.capability is not None:
+                self._core.mesh.report(member, self._kept(beat.capability, member.publications, member))
+                member.unowned = unowned_in(beat.capability, member.publications)
+        happenings = list[Happening]()
+        if member.capability != earlier:
+            happenings = of_report(earlier, member.capability, member.publications, reported_before=reported_before)
+        if not was_active:
+            log.info("runner is back", runner=member.profile.name)
+            back = of_rows(member.rows(), EventReason.REVIVED, f"the runner {member.profile.name} was heard again")
+            self._core.publish(self._core.mesh.retell([member]), [*back, *happenings])
+        elif member.sleeping != was_asleep:
+            crossed = sorted((member.sleeping ^ was_asleep) & member.publications.keys())
+            self._core.publish(self._core.mesh.retell_report(member, crossed), happenings)
+        elif member.capability != earlier:
+            self._core.publish([RunnerChanged(member.runner())], happenings)
+
+    async def _close(self, session_id: str, incarnation: str) -> None:
+        member = self._core.mesh.of_session(session_id)
+        if member is None or member.session.incarnation != incarnation or member.pulse.standing is Standing.CLOSED:
+            return
+        was_active = member.pulse.active
+        now, now_utc = self._clock.monotonic(), self._clock.utc_now()
+        closed = replace(
+            member.stored_pulse(), standing=Standing.CLOSED, inactive_since=member.inactive_since or now_utc
+        )
+        await self._core.store.save_pulses([closed])
+        member.lose(Standing.CLOSED, now, now_utc)
+        member.saved_pulse = member.pulse
+        log.info("session closed", runner=member.profile.name)
+        if was_active:
+            said = of_rows(member.rows(), EventReason.CLOSED, f"the runner {member.profile.name} said good-bye")
+            self._core.publish(self._core.mesh.retell([member]), said)
+
+
+def _session(opening: Opening, decision: Admitted) -> Session:
+    return Session(
+        id=new_id("ses") if decision.adopted is None else decision.adopted.id,
+        request_id=opening.request_id,
+        runner=opening.profile.name,
+        incarnation=opening.profile.incarnation,
+        ticket_key=new_key(),
+    )

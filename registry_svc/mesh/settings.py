@@ -1,0 +1,48 @@
+"""What operators set for the whole mesh while it runs."""
+
+from dataclasses import replace
+
+import structlog
+
+from registry_svc.mesh.changes import SettingsChanged
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import EventReason, Happening, MeshSettings
+
+log = structlog.get_logger("weft.registry")
+
+
+class SettingsDesk:
+    """Tells and changes the settings; writes pass one by one with those of declarations and the roster."""
+
+    def __init__(self, core: RegistryCore) -> None:
+        self._core = core
+
+    def current(self) -> MeshSettings:
+        """What is set now; raises SHUTTING_DOWN while the registry does not run."""
+        self._core.require_open()
+        return self._core.settings
+
+    async def update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
+        """Set what is not None; it is on disk, and told, when this returns. What is set already changes nothing."""
+        return await self._core.write(lambda: self._update(allow_cloud_fallback))
+
+    async def _update(self, allow_cloud_fallback: bool | None) -> MeshSettings:
+        core = self._core
+        if allow_cloud_fallback is None or allow_cloud_fallback == core.settings.allow_cloud_fallback:
+            return core.settings
+        changed = replace(core.settings, allow_cloud_fallback=allow_cloud_fallback, revision=core.settings.revision + 1)
+        await core.store.save_settings(changed)
+        core.settings = changed
+        core.publish([SettingsChanged(changed)], [_happening(changed)])
+        log.info("settings changed", allow_cloud_fallback=changed.allow_cloud_fallback, revision=changed.revision)
+        return changed
+
+
+def _happening(settings: MeshSettings) -> Happening:
+    may = "may" if settings.allow_cloud_fallback else "may not"
+    return Happening(
+        kind=None,
+        name="settings",
+        reason=EventReason.CONFIGURED,
+        message=f"set by an operator: routes {may} fall back to models off the premises",
+    )

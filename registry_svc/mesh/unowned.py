@@ -1,0 +1,101 @@
+"""Unloads what runners have loaded of models that they do not publish any more, and records it as events.
+
+Such memory serves no request, and no eviction of the router counts on it: without this it stays until its runner ends.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.domain import EventReason, Happening, Kind
+from registry_svc.mesh.policy.unowned import (
+    UNLOAD_GRACE_SECONDS,
+    UnownedModel,
+    UnownedSince,
+    is_to_be_unloaded,
+)
+from registry_svc.mesh.runner_calls import RunnerCalls
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+from weft.kernel.service import start_task, stop_tasks
+
+if TYPE_CHECKING:
+    import asyncio
+
+log = structlog.get_logger("weft.registry")
+
+MAX_UNLOADS = 16
+"""Requests to unload that are under way at once; the other models' turn comes with a later sweep."""
+
+
+class UnownedModels:
+    """Follows unowned models from sweep to sweep. `leased`: those that hold a lease of accelerator memory."""
+
+    def __init__(self, core: RegistryCore, calls: RunnerCalls, leased: Callable[[], Iterable[UnownedModel]]) -> None:
+        self._core = core
+        self._calls = calls
+        self._leased = leased
+        self._since: dict[UnownedModel, UnownedSince] = {}
+        self._unloads: dict[UnownedModel, asyncio.Task[None]] = {}
+
+    async def sweep(self) -> None:
+        """Record the models that became unowned, and have those unloaded whose time has come."""
+        now, present = self._core.clock.monotonic(), set(self._present())
+        for gone in self._since.keys() - present:
+            del self._since[gone]
+            log.info("unowned model is gone", runner=gone.runner, model=gone.model)
+        for each in present - self._since.keys():
+            self._since[each] = UnownedSince(seen_at=now)
+        for each, since in tuple(self._since.items()):
+            if is_to_be_unloaded(since, now) and each not in self._unloads and len(self._unloads) < MAX_UNLOADS:
+                self._begin(each, since, now)
+
+    def _begin(self, unowned: UnownedModel, since: UnownedSince, now: float) -> None:
+        if since.asked_at is None:
+            log.warning("model is loaded and not published", runner=unowned.runner, model=unowned.model)
+            self._core.publish((), [_event_of(unowned)])
+        self._since[unowned] = since.asked(now)
+        self._unloads[unowned] = start_task(self._unload(unowned), name="unload-unowned")
+
+    async def stop(self) -> None:
+        """End the calls that are under way. Safe to call twice."""
+        tasks, self._unloads = list(self._unloads.values()), {}
+        await stop_tasks(tasks)
+
+    def _present(self) -> Iterable[UnownedModel]:
+        mesh = self._core.mesh
+        active = [member for member in mesh if member.pulse.active]
+        yield from (UnownedModel(member.profile.name, model) for member in active for model in member.unowned)
+        for each in self._leased():
+            member = mesh.of_runner(each.runner)
+            if member is not None and member.pulse.active:
+                yield each
+
+    async def _unload(self, unowned: UnownedModel) -> None:
+        try:
+            await self._calls.unload(unowned.runner, unowned.model, operation_id="")
+            log.info("unowned model unloaded", runner=unowned.runner, model=unowned.model)
+        except WeftError as error:
+            log.warning(
+                "unowned model not unloaded", runner=unowned.runner, model=unowned.model, reason=error.reason.name
+            )
+            since = self._since.get(unowned)
+            if since is not None and error.reason is Reason.UNSUPPORTED_OPERATION:
+                self._since[unowned] = replace(since, can_be_unloaded=False)
+        finally:
+            self._unloads.pop(unowned, None)
+
+
+def _event_of(unowned: UnownedModel) -> Happening:
+    return Happening(
+        kind=Kind.RUNNER,
+        name=unowned.runner,
+        reason=EventReason.UNOWNED,
+        message=(
+            f"{unowned.model} was loaded there for {UNLOAD_GRACE_SECONDS:.0f} s and is not published any more: its "
+            "memory has no owner, and it is unloaded"
+        ),
+    )

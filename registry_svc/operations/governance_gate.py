@@ -1,0 +1,160 @@
+"""The gate that new operations pass where governance is on."""
+
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from registry_svc.config import GovernanceConfig, GovernanceMode
+from registry_svc.operations.governance import (
+    Admission,
+    Gatekeeper,
+    GovernanceMarks,
+    GovernanceRules,
+    OpenGate,
+    Refused,
+)
+from registry_svc.operations.policy.governance import Roll, TimeLimits, agreed, fault_in_agreement, fault_in_time
+from registry_svc.operations.policy.governance_marks import Marks, fault_in_age, marks_at_start, nonce_kept_until
+from registry_svc.operations.verified import Verified, Verifier
+from registry_svc.operations.witness import NoWitness, Witness, WitnessFile
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.clock import Clock
+from weft.kernel.errors import invalid_field
+from weft.signing.strict_json import MalformedToken
+
+log = structlog.get_logger("weft.registry")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+MISSING = "there is no authorization"
+
+
+class StrictGate:
+    """See Gatekeeper. `clock` is asked for the time of the start alone."""
+
+    def __init__(self, config: GovernanceConfig, verifier: Verifier, witness: Witness, clock: Clock) -> None:
+        self._config = config
+        self._verifier = verifier
+        self._witness = witness
+        self._clock = clock
+        self._roll = _roll(config)
+        self._limits = TimeLimits(lifetime=config.token_lifetime_seconds, skew=config.clock_skew_seconds)
+        self._audience = config.audience
+        self._marks: Marks | None = None
+
+    def recall(self, marks: GovernanceMarks) -> None:
+        """See Gatekeeper.recall. Raises INVALID_ARGUMENT when the witness cannot be written."""
+        self._audience = self._config.audience or marks.audience
+        stored = None if marks.newest_issued_at is None else _microseconds(marks.newest_issued_at)
+        witnessed = self._witness.read()
+        started_at = self._clock.utc_now().timestamp()
+        self._marks = marks_at_start(stored, witnessed, started_at=started_at, skew=self._limits.skew)
+        try:
+            self._witness.write(self._marks)
+        except OSError as error:
+            raise invalid_field(
+                "registry.governance", f"needs to write the witness of issue times: {error.strerror}"
+            ) from error
+        is_new = stored is None and witnessed is None
+        if not is_new and self._marks.floor > (0.0 if witnessed is None else witnessed.floor):
+            log.warning(
+                "the database may not know every token that was used; older ones are refused, sign again",
+                witness="lost" if witnessed is None else "knows more",
+                refused_before=_utc(self._marks.floor).isoformat(),
+            )
+
+    def admit(
+        self, action_bytes: bytes, action: operation_pb2.OperationAction, authorization: str, now_utc: datetime
+    ) -> Admission:
+        """See Gatekeeper.admit."""
+        del action_bytes  # messages are compared
+        if self._marks is None or not self._audience:
+            raise Refused("the gate has not been told of earlier lives")
+        if not authorization.strip():
+            raise Refused(MISSING)
+        try:
+            verified = self._verifier.verify(action, authorization, self._audience)
+        except MalformedToken as error:
+            raise Refused(f"the authorization {error}") from error
+        signers = agreed(verified.signers, self._roll)
+        # Of a shared key nobody's agreement is proven.
+        proven = signers if self._config.mode is GovernanceMode.SIGNATURES else ()
+        fault = self._fault(verified, self._marks, now_utc.timestamp())
+        if fault is not None:
+            raise Refused(fault, actors=proven)
+        mark = self._raised_mark(self._marks, verified.validity.issued_at, proven)
+        return Admission(
+            signers=signers,
+            nonce=verified.nonce,
+            nonce_kept_until=_utc(nonce_kept_until(verified.validity.expires_at, self._limits.skew)),
+            issued_at=_utc(verified.validity.issued_at),
+            mark=mark,
+        )
+
+    def describe(self) -> GovernanceRules:
+        """See Gatekeeper.describe."""
+        return GovernanceRules(
+            mode=self._config.mode,
+            required_signers=self._roll.required,
+            signers=tuple(sorted(self._roll.counted)),
+            audience=self._audience,
+            token_lifetime_seconds=self._limits.lifetime,
+            policy_version=self._config.policy_version,
+        )
+
+    def _fault(self, verified: Verified, marks: Marks, now: float) -> str | None:
+        limits, validity = self._limits, verified.validity
+        return (
+            fault_in_agreement(verified.signers, self._roll)
+            or fault_in_time(validity, now, limits)
+            or fault_in_age(validity.issued_at, marks, lifetime=limits.lifetime, skew=limits.skew)
+        )
+
+    def _raised_mark(self, marks: Marks, issued_at: float, proven: tuple[str, ...]) -> datetime:
+        """The witness knows a token before the database does: after a crash between the two, old ones are refused."""
+        raised = marks.raised_to(issued_at)
+        try:
+            self._witness.write(raised)
+        except OSError as error:
+            raise Refused(f"the witness of issue times cannot be written: {error.strerror}", actors=proven) from error
+        self._marks = raised
+        return _EPOCH + raised.newest_microseconds * _MICROSECOND
+
+
+def build_gate(config: GovernanceConfig, clock: Clock) -> Gatekeeper:
+    """The gate for a configuration. Raises INVALID_ARGUMENT for one that no token could meet."""
+    if config.mode is GovernanceMode.OFF:
+        return OpenGate()
+    roll = _roll(config)
+    if not 1 <= roll.required <= len(roll.counted):
+        raise invalid_field("required_signers", f"must be 1 to {len(roll.counted)}, as there are signers not revoked")
+    witness = NoWitness() if config.witness_file is None else WitnessFile(config.witness_file)
+    return StrictGate(config, _verifier(config), witness, clock)
+
+
+def _verifier(config: GovernanceConfig) -> Verifier:
+    # joserfc and its cryptography are loaded where governance is on alone.
+    if config.mode is GovernanceMode.SHARED_KEY:
+        from registry_svc.operations.shared_key import SharedKeyVerifier  # noqa: PLC0415 - see above
+
+        return SharedKeyVerifier(config.shared_key, lifetime_seconds=config.token_lifetime_seconds)
+    from registry_svc.operations.token_verifiers import SignatureVerifier  # noqa: PLC0415 - see above
+
+    return SignatureVerifier(config.signers, policy_version=config.policy_version)
+
+
+def _roll(config: GovernanceConfig) -> Roll:
+    return Roll(
+        counted=frozenset(signer.id for signer in config.signers if not signer.revoked),
+        revoked=frozenset(signer.id for signer in config.signers if signer.revoked),
+        required=config.required_signers,
+    )
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND

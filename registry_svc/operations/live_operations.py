@@ -1,0 +1,150 @@
+"""Operations that have not ended, in memory, and those who follow them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from registry_svc.operations.policy.lifecycle import NO_PROGRESS, GovernedOperation, OperationProgress
+from weft.api.operations.v1 import operation_pb2
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
+
+WATCH_BUFFER = 16
+"""Changes that wait for one watcher; of more, the newest are kept, in their order."""
+MAX_WATCHERS = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationView:
+    """An operation at one moment."""
+
+    operation: GovernedOperation
+    progress: OperationProgress = NO_PROGRESS
+
+
+class OperationWatcher:
+    """One who follows an operation. Iterate over it inside `with`; it ends with the operation."""
+
+    def __init__(self, watchers: "set[OperationWatcher]", now: OperationView) -> None:
+        self._watchers = watchers
+        self._waiting: deque[OperationView] = deque([now], maxlen=WATCH_BUFFER)
+        self._news = asyncio.Event()
+        self._error: WeftError | None = None
+        self._told_end = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watchers.discard(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OperationView:
+        """The next change; raises SHUTTING_DOWN when there will be none any more."""
+        if self._told_end:
+            raise StopAsyncIteration
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        view = self._waiting.popleft()
+        self._told_end = view.operation.ended
+        return view
+
+    def offer(self, view: OperationView) -> None:
+        """Queue a change; the oldest one gives way when there are too many."""
+        self._waiting.append(view)
+        self._news.set()
+
+    def end(self, error: WeftError) -> None:
+        """Raise `error` once what waits has been read."""
+        self._error = error
+        self._news.set()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveOperation:
+    """An operation that has not ended."""
+
+    operation: GovernedOperation
+    """As it is on disk."""
+    action: operation_pb2.OperationAction
+    subjects: frozenset[str]
+    progress: OperationProgress = NO_PROGRESS
+    resumed: bool = False
+    """Whether it was accepted in an earlier life of the registry."""
+    cancel_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    """What carries it out; None: it waits."""
+    watchers: set[OperationWatcher] = field(default_factory=set)
+
+    @property
+    def view(self) -> OperationView:
+        """As it is now."""
+        return OperationView(operation=self.operation, progress=self.progress)
+
+    def tell(self) -> None:
+        """Let everyone who follows it know how it is now."""
+        view = self.view
+        for watcher in self.watchers:
+            watcher.offer(view)
+
+
+class Book:
+    """Operations that have not ended, in order of acceptance."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, LiveOperation] = {}
+        self._by_request: dict[str, LiveOperation] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[LiveOperation]:
+        return iter(list(self._live.values()))
+
+    def get(self, operation_id: str) -> LiveOperation | None:
+        """The operation of this id."""
+        return self._live.get(operation_id)
+
+    def of_request(self, request_id: str) -> LiveOperation | None:
+        """The operation that a request created."""
+        return self._by_request.get(request_id)
+
+    def add(self, live: LiveOperation) -> None:
+        """Take up an operation that was accepted after all others."""
+        self._live[live.operation.id] = live
+        self._by_request[live.operation.request_id] = live
+
+    def remove(self, live: LiveOperation) -> None:
+        """It has ended."""
+        self._live.pop(live.operation.id, None)
+        self._by_request.pop(live.operation.request_id, None)
+
+    def watch(self, live: LiveOperation) -> OperationWatcher:
+        """Follow an operation, from how it is now. Raises TOO_MANY_RESOURCES."""
+        if sum(len(each.watchers) for each in self._live.values()) >= MAX_WATCHERS:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"{MAX_WATCHERS} callers follow operations already; ask for the operation's state instead",
+                metadata={"limit": str(MAX_WATCHERS)},
+            )
+        watcher = OperationWatcher(live.watchers, live.view)
+        live.watchers.add(watcher)
+        return watcher
+
+    def clear(self) -> None:
+        """Forget everything; those who follow hear SHUTTING_DOWN."""
+        for live in self._live.values():
+            for watcher in live.watchers:
+                watcher.end(WeftError(Reason.SHUTTING_DOWN, "the registry is shutting down; watch again"))
+        self._live.clear()
+        self._by_request.clear()

@@ -1,1 +1,0 @@
-"""The registry's decisions, pure: values and `now` in, decisions out."""

@@ -1,1 +1,0 @@
-"""gRPC in front of the registry: translation only, one module per service of the contract."""
